@@ -48,6 +48,8 @@ _LAST_LINES = 12
 _NO_HELP = (
     "Set the environment variable HYDRA", "Config search path", "provider=", "full_key:", "object_type=", "See https",
 )  # fmt: skip
+_ERROR = re.compile(r'^  File "[^\n]*\n(?: [^\n]*\n)*', re.MULTILINE)
+_OF_HYDRA = re.compile(r"\A\s*(?:hydra|omegaconf)\.[\w.]+: ")
 _UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 _OF_THE_APP = re.compile(r"[+~]*(params|train\.(command|command_dir|main))\b")
 _NOT_OF_A_POINT = ("-m", "--multirun", "--run", "-r")
@@ -153,9 +155,9 @@ def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) 
     """What is wrong with an app that told no points: Hydra's own words, and the nearest key to one that is unknown."""
     if not said:
         return "is no Hydra app: it ended without a look at its words. Use --command for any program."
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.strip().startswith(_NO_HELP)]
-    if any(line.startswith("Traceback ") for line in lines):
-        lines = lines[-1:]
+    # Of a traceback (an app's own, or with HYDRA_FULL_ERROR) the error alone, which may have several lines.
+    error = _OF_HYDRA.sub("", _ERROR.split(said)[-1])
+    lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith(_NO_HELP)]
     told = "\n".join(lines[-_LAST_LINES:])
     unknown = _UNKNOWN_KEY.search(said)
     plain_app = _ask(app, flags, []) if unknown else ""

@@ -10,7 +10,16 @@ import pytest
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import Grid
-from hpc_trainer.launch.hydra_app import NUMBER, OUTPUT, AppPoint, HydraApp, freeze_app, split_flags, start_of
+from hpc_trainer.launch.hydra_app import (
+    NUMBER,
+    OUTPUT,
+    AppPoint,
+    HydraApp,
+    _explained,
+    freeze_app,
+    split_flags,
+    start_of,
+)
 from hpc_trainer.worker.program_start import words_of
 
 
@@ -75,3 +84,28 @@ def test_our_axes_and_the_apps_make_one_grid(frozen: Any) -> None:
 def test_what_is_the_apps_to_say_is_refused_among_ours(frozen: Any, word: str) -> None:
     with pytest.raises(ConfigError, match="is the app's to say"):
         frozen(_app("lr=0.1"), word)
+
+
+FULL = """Traceback (most recent call last):
+  File "train.py", line 37, in <module>
+    main()
+  File "/env/hydra/_internal/defaults_list.py", line 799, in config_not_found_error
+    raise MissingConfigException(
+    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+hydra.errors.MissingConfigException: In 'config': Could not find 'model/lime'
+
+Available options in 'model':
+\tcubic
+\tline
+Config search path:
+\tprovider=main, path=file:///home/me/conf
+"""
+
+
+def test_the_error_of_a_traceback_is_told_with_all_its_lines() -> None:
+    """As with HYDRA_FULL_ERROR=1; the last line alone would be `line`."""
+    told = _explained("train.py", [], ["model=lime"], FULL)
+    assert told == (
+        "does not compose: In 'config': Could not find 'model/lime'\n"
+        "Available options in 'model':\ncubic\nline\nTry it: python train.py model=lime --cfg job"
+    )
