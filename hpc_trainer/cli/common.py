@@ -170,7 +170,7 @@ def _room(out: Console) -> int:
     """How wide a line may be: as the terminal; in a pipe as it likes."""
     if not out.file.isatty():
         return sys.maxsize
-    if os.environ.get("COLUMNS", "").isdecimal():
+    if os.environ.get("COLUMNS", "").isdecimal() and out.width > 0:
         return out.width
     try:  # rich asks standard input first, which may be another terminal
         return os.get_terminal_size(out.file.fileno()).columns or out.width

@@ -63,11 +63,13 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
     folder = resolve_runs_dir(runs_dir)
     runs = [find_run(folder, name, sweep) for name in names]
     rows = difference(runs)
+    ids = [run.spec.run_id for run in runs]
+    headings = ids if len({*ids}) == len(ids) else [f"{run.sweep.name}/{run.spec.run_id}" for run in runs]
     if as_json:
         print_json([{"key": key, **dict(zip(names, found, strict=True))} for key, found in rows])
     elif rows:
         print_table(
-            ["KEY", *(run.spec.run_id for run in runs)],
+            ["KEY", *headings],
             [[key, *(_cut(as_text(value)) for value in found)] for key, found in rows],
         )
     else:

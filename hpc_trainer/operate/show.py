@@ -62,13 +62,18 @@ class Value:
     """The words of the command line."""
 
 
+class NoRunError(RunStateError):
+    """No run has this name."""
+
+
 def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
     """The one run that `name` is the id of, or the beginning or the end of its id; in the newest sweep that has it.
 
     SWEEP/RUN says in which.
 
     Raises:
-        RunStateError: there is none, or there are several.
+        NoRunError: there is none.
+        RunStateError: there are several, or it is the name of a sweep.
     """
     asked, ((name,), sweep) = name, in_one_sweep(runs_dir, [name], sweep)
     sweeps = [find_sweep(runs_dir, sweep)] if sweep is not None else list_sweeps(runs_dir.absolute())
@@ -86,7 +91,7 @@ def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
             named, read_ledger(named, may_fail=True), list_folder(named.folder, Faults()) or (), Faults()
         )
         raise RunStateError(f"{named.name} is a sweep: name one of its runs, as {next(iter(runs), 'RUN')}.")
-    raise RunStateError(f"no run is named {asked!r} in {runs_dir}. `hpc-trainer sweeps` lists the sweeps.")
+    raise NoRunError(f"no run is named {asked!r} in {runs_dir}. `hpc-trainer sweeps` lists the sweeps.")
 
 
 def _code(ledger: Ledger, run_id: str) -> str | None:

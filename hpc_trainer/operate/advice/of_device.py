@@ -154,7 +154,7 @@ RULES = (
     Rule(
         name="recompute",
         when="train.recompute, and without it ≤ 85 % of the GPU's memory would be used",
-        why="full keeps 40 % of the activations and takes a third more time (docs/memory.md)",
+        why="full keeps 40 % of the activations and takes a third more time",
         find=_recompute,
     ),
     Rule(

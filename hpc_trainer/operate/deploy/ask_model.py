@@ -22,9 +22,10 @@ from hpc_trainer.operate.deploy.checkpoint import (
     notes_of,
     step_of,
 )
-from hpc_trainer.operate.show import find_run
+from hpc_trainer.operate.show import NoRunError, find_run
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, check_packages, read_card
+from hpc_trainer.runs.layout import RunPaths
 
 PREDICTIONS = (".jsonl", ".npz")
 
@@ -80,11 +81,12 @@ def _with_notes(told: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
 def _asked(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
     """(What the answer says of the target, what the process with torch is told.)"""
     folder = Path(target.name)
-    if (folder / CARD).exists() or (os.sep in target.name and folder.is_dir()):
+    is_folder = os.sep in target.name and folder.is_dir() and not RunPaths(folder).attempts.exists()
+    if is_folder or (folder / CARD).exists():
         return _export(target, folder)
     try:
         run = find_run(target.runs_dir, target.name, target.sweep)
-    except RunStateError as error:
+    except NoRunError as error:
         raise RunStateError(f"{error} No export stands in {folder.absolute()} either.") from error
     check_trained_here(run)
     config = run.spec.typed()

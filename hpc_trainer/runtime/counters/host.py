@@ -113,7 +113,7 @@ class HostCounters:
         return limit, max(0, min(int(node.available), limit - self._group.used()))
 
     def _cpus_allowed(self) -> float:
-        allowed = float(len(os.sched_getaffinity(0)))
+        allowed = float(len(os.sched_getaffinity(os.getpid())))  # 0: of this thread, which nobody pins
         quota = _cpu_quota(self._root)
         return allowed if quota is None else min(allowed, quota)
 
