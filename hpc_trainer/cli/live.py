@@ -116,8 +116,11 @@ class _Screen:
         now = time.monotonic()
         if now - self.read_at >= _GPU_EVERY_S:
             self.read_at = now
-            at_work = [run for run in self.runs.values() if run.state is RunState.RUNNING][:_MOST_GPUS]
-            found = ((run, gpu_now(self.sweep.run(run.run_id), run.attempts[-1].attempt)) for run in at_work)
+            # Slurm says RUNNING before the worker has told of its attempt: it imports torch.
+            at_work = [run for run in self.runs.values() if run.state is RunState.RUNNING and run.attempts]
+            found = (
+                (run, gpu_now(self.sweep.run(run.run_id), run.attempts[-1].attempt)) for run in at_work[:_MOST_GPUS]
+            )
             self.gpus = {run.run_id: gpu for run, gpu in found if gpu is not None}
         size = self.live.console.size
         drawn = table_of(list(self.runs.values()), self.gpus, width=size.width, height=size.height)

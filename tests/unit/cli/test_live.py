@@ -148,6 +148,24 @@ def test_remarks_and_ends_are_shown(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -
     assert "ValueError: a\\x1b[2J" in failed
 
 
+def test_a_run_whose_worker_has_told_nothing_yet_is_watched(
+    sweep: SweepOnDisk, on_terminal: Callable[[int], Callable[[], str]], monkeypatch: pytest.MonkeyPatch,
+    fake_slurm: FakeSlurm,
+) -> None:  # fmt: skip
+    """For Slurm it runs while it imports torch: right after every submit."""
+    fake_slurm.answer("squeue", "".join(f"500_{index}|RUNNING|n1|None|x\n" for index in range(3)))
+
+    def sleep(_: object) -> None:
+        for index in range(3):
+            sweep.start(index) if index == 2 else None
+            sweep.done(index, eval_accuracy=0.5)
+
+    monkeypatch.setattr(waits, "_sleep", sleep)
+    close = on_terminal(100)
+    live.watch(sweep.paths, {spec.run_id for spec in sweep.specs})
+    assert close().count("RUNNING") >= 3
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_a_terminal_shows_the_newest_state_in_place(
     width: int, sweep: SweepOnDisk, on_terminal: Callable[[int], Callable[[], str]], monkeypatch: pytest.MonkeyPatch,
