@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
+from typing import IO
 
 import pytest
 
@@ -44,11 +45,10 @@ class Screen:
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Callable[[], str]]]:
     """Puts standard output on a pseudo-terminal of some width; what is returned gives what it got, and closes it."""
-    opened: list[int] = []
+    opened: list[tuple[int, IO[str]]] = []
 
     def open_one(width: int) -> Callable[[], str]:
         ours, theirs = pty.openpty()
-        opened.append(ours)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             monkeypatch.delenv(name, raising=False)
@@ -64,7 +64,8 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Cal
 
         reader = threading.Thread(target=read)
         reader.start()
-        monkeypatch.setattr(sys, "stdout", os.fdopen(theirs, "w"))
+        opened.append((ours, os.fdopen(theirs, "w")))
+        monkeypatch.setattr(sys, "stdout", opened[-1][1])
 
         def close() -> str:
             sys.stdout.close()
@@ -75,5 +76,6 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Cal
         return close
 
     yield open_one
-    for each in opened:
-        os.close(each)
+    for ours, terminal in opened:
+        terminal.close()  # of a test that failed: its reader would wait for ever
+        os.close(ours)
