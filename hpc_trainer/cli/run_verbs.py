@@ -26,7 +26,7 @@ from hpc_trainer.cli.given import resolve_runs_dir, tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.find import elsewhere_too, find_sweep, select
+from hpc_trainer.operate.find import check_one_each, elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import metrics_now, outcome_metrics, result_rows, sort_rows
 from hpc_trainer.runs.modes import set_umask
@@ -219,6 +219,7 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
     if not names and sweep is None:
         raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
     status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep)
+    check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
     set_umask(status.sweep.is_group_readable)

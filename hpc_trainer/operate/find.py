@@ -160,6 +160,23 @@ def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[s
     return f"{taken}; {', '.join(others)} has it too: --sweep, or SWEEP/RUN, names one."
 
 
+def check_one_each(status: SweepStatus, names: Sequence[str], sweep: str | None) -> None:
+    """For what nothing undoes: each of the names that `select` was given is the sweep's, or fits one run.
+
+    Raises:
+        RunStateError: one fits several.
+    """
+    names, sweep = in_one_sweep(status.sweep.folder.parent, names, sweep)
+    if sweep is None and len(names) == 1 and _is_sweep(status.sweep.folder.parent / names[0]):
+        return
+    for name in names:
+        found = find_runs(status, [name])
+        if len(found) > 1:
+            listed = ", ".join(found[:5]) + (" .." if len(found) > 5 else "")
+            of = f"{len(found)} runs of {status.sweep.name}: {listed}"
+            raise RunStateError(f"{name} fits {of}. Write more of the id, or name the sweep.")
+
+
 def _is_sweep(folder: Path) -> bool:
     """False of one that is not to be seen just now: what a person names is mostly a run."""
     return bool(exists(folder, Faults())) and SweepPaths(folder).exists

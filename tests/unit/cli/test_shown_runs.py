@@ -179,6 +179,9 @@ def test_cancel_says_what_it_cancelled_and_what_goes_on(
     assert told("sweep")[-1:] == ["Cancelled the sweep sweep: 2 run(s); 2 had ended before."]
     with pytest.raises(RunStateError, match="no run of sweep is named 'nope'"):
         told("sweep", "nope")
+    for names in (["mlp"], ["sweep", "mlp"], [ids[0], "mlp-"]):  # no sweep's name, and the beginning of all
+        with pytest.raises(RunStateError, match=rf"mlp-? fits 4 runs of sweep: {ids[0]}, .*or name the sweep\."):
+            told(*names)
 
 
 @pytest.mark.usefixtures("no_slurm")
