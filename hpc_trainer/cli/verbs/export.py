@@ -45,7 +45,9 @@ def run_export(
         print(as_typed(line))
     for note in done.notes:
         print(as_typed(f"Note: {note}"))
-    print(as_typed(f"To load it: python {Path(done.folder) / 'load.py'}"))
+    trust = run.spec.typed().trust  # Python looks for it beside load.py, not where one stands
+    where = f", where {' and '.join(trust)} can be imported: PYTHONPATH=. " if trust else ": "
+    print(as_typed(f"To load it{where}python {Path(done.folder) / 'load.py'}"))
 
 
 def _run_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Path | None, *, as_json: bool) -> None:

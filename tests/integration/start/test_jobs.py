@@ -159,7 +159,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of runs in which a page's earlier command has trained digits; here for a few steps."""
     folder = tmp_path_factory.mktemp("digits")
     env = {**os.environ, "HPC_TRAINER_RUNS": str(folder / "runs"), "XDG_CONFIG_HOME": str(folder / "config")}
-    words = ("train", "experiment=digits", "train.num_steps=12")
+    words = ("train", "experiment=digits", "train.num_steps=12", "sweep_name=base")
     done = warm.run([sys.executable, "-m", "hpc_trainer", *words], cwd=folder, env=env, text=True, timeout=200)
     assert "COMPLETED at step 12/12" in done.stdout, (done.stdout, done.stderr)
     return folder / "runs"
@@ -182,7 +182,7 @@ def test_documented_commands_compose(
     request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    begins_with_digits = "init_from=cnn-digits" in command.words
+    begins_with_digits = "init_from=base/cnn" in command.words
     runs = request.getfixturevalue("digits") if begins_with_digits else tmp_path / "runs"
     monkeypatch.setenv("HPC_TRAINER_RUNS", str(runs))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
