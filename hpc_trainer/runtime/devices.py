@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.errors import ConfigError, HpcTrainerError
 
 
 class DeviceKind:
@@ -35,7 +35,7 @@ class DeviceKind:
     def device(self, local_rank: int) -> torch.device:
         """The device of a node's `local_rank`-th rank. Where Slurm binds one to each task, every rank sees one alone.
 
-        Raises HpcTrainerError: there is none.
+        Raises HpcTrainerError: there is none; ConfigError: this build of torch has none on any node.
         """
         del local_rank
         return torch.device(self.type)
@@ -101,7 +101,10 @@ class CudaKind(DeviceKind):
         count = self.count()
         if not count:
             seen = {key: os.environ[key] for key in _VISIBLE if key in os.environ}
-            raise HpcTrainerError(f"torch {torch.__version__} sees no GPU here ({seen or 'no device is hidden'}).")
+            told = f"torch {torch.__version__} sees no GPU here ({seen or 'no device is hidden'})."
+            if torch.version.cuda is None and torch.version.hip is None:
+                raise ConfigError(f"{told} It is a build for CPUs. Install one for CUDA: https://pytorch.org/get-started")
+            raise HpcTrainerError(told)
         return torch.device(self.type, local_rank % count)
 
     def select(self, device: torch.device) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpc_trainer.config.schema.hardware import Device
-from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.runtime.devices import kind_of, kinds_in_use
 
 
@@ -35,6 +35,12 @@ def test_the_cpu() -> None:
 def test_no_gpu_names_what_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(HpcTrainerError, match=r"sees no GPU here \(\{'CUDA_VISIBLE_DEVICES': '3'\}\)"):
+        kind_of("cuda").device(0)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a build for GPUs")
+def test_a_build_for_cpus_is_no_matter_of_the_node() -> None:
+    with pytest.raises(ConfigError, match=r"It is a build for CPUs\. Install one for CUDA"):
         kind_of("cuda").device(0)
 
 
