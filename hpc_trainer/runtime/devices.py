@@ -103,7 +103,9 @@ class CudaKind(DeviceKind):
             seen = {key: os.environ[key] for key in _VISIBLE if key in os.environ}
             told = f"torch {torch.__version__} sees no GPU here ({seen or 'no device is hidden'})."
             if torch.version.cuda is None and torch.version.hip is None:
-                raise ConfigError(f"{told} It is a build for CPUs. Install one for CUDA: https://pytorch.org/get-started")
+                raise ConfigError(
+                    f"{told} It is a build for CPUs. Install one for CUDA (https://pytorch.org/get-started)."
+                )
             raise HpcTrainerError(told)
         return torch.device(self.type, local_rank % count)
 

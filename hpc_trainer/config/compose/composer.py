@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from hpc_trainer.config.compose.hydra_parts import share_schemas
 from hpc_trainer.config.compose.own_files import check_config_dir
 from hpc_trainer.config.compose.project import own_defaults
 from hpc_trainer.config.compose.unreadable import unreadable
-from hpc_trainer.config.compose.user import read_user_config
+from hpc_trainer.config.compose.user import read_user_config, user_config_path
 from hpc_trainer.config.compose.words import choices_in, conf_dir
 from hpc_trainer.config.compose.wrong_value import wrong_value
 from hpc_trainer.config.keys import DECLARED, declared_at
@@ -40,6 +41,10 @@ _ONE_OF = {name for name, is_section in ROOT_KEYS.items() if is_section} - {"swe
 # What Hydra says of an override that it could not apply.
 _MERGING = re.compile(r"Error merging override (.*)", re.DOTALL)
 
+_IN_FILE = re.compile(r"In '([^']+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S+)")
+_IN_NO_PACKAGE = re.compile(r"In '([^']+)': Could not override '[^'@]+@([^']+)'")
+_MOST_MEANT = 3
+_NEARLY = 0.75  # `sed` is seed (0.86); `steps` is not sweep (0.6)
 _NO_KEY = re.compile(r"Key '.*' not in |Key '.*' is not in struct")
 _ENDLESS = (
     "a configuration file names itself in its `defaults:` list (through others, perhaps), or is nested too deep. "
@@ -152,19 +157,21 @@ class Composer:
     def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
         if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
             group, _, name = error.missing_cfg_file.rpartition("/")
-            return ConfigError(f"{group}={name}: no such choice. {valid(name, self.choices(group))}")
+            own = "" if self._config_dirs else " Your own stand in conf/ of a --config-dir."
+            return ConfigError(f"{group}={name}: no such choice. {valid(name, self.choices(group))}{own}")
         parsed = self.parse(overrides)
         for override in parsed:
             problem = self._problem_of_key(override, overrides)
             if problem:
-                return ConfigError(problem)
+                is_default = override.key_or_group in read_user_config()
+                return ConfigError(f"{user_config_path()}: {problem}" if is_default else problem)
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OmegaConfBaseException):
             cause = cause.__cause__
         merged = _MERGING.match(str(error))
         culprit = next((each for each in parsed if merged and each.input_line == merged[1]), None)
         if cause is None:
-            return ConfigError(_of_hydra(error, parsed))
+            return ConfigError(self._in_a_file(str(error), overrides) or _of_hydra(error, parsed))
         # OmegaConf's own message, less its trailing debug lines.
         text = str(cause.msg or cause).strip().splitlines()[0]
         key = cause.full_key or ""
@@ -180,6 +187,21 @@ class Composer:
             given = [each.input_line for each in parsed if declared_at(each.key_or_group) is declared_at(key)]
             told = wrong_value(key, text, given[-1] if given else None)
         return ConfigError(told or f"{key or 'configuration'}: {text}")
+
+    def _in_a_file(self, said: str, overrides: Sequence[str]) -> str | None:
+        """What is wrong with a file of a group, by what Hydra says; None: it is something else."""
+        package = _IN_NO_PACKAGE.match(said)
+        if package and package[2].startswith(f"{package[1].rpartition('/')[0]}."):
+            return (
+                f"{package[1]}.yaml overrides a choice below {package[2].partition('.')[0]}, where there is none. "
+                "Begin the file with the line `# @package _global_`."
+            )
+        wrong = _IN_FILE.match(said)
+        if wrong is None:
+            return None
+        file, text, key = wrong.groups()
+        told = self._problem_of_key(self.parse([f"{key}=1"])[0], overrides) if _NO_KEY.match(text) else None
+        return f"{file}.yaml: {told or wrong_value(key, text, None)}"
 
     def _problem_of_key(self, override: Override, overrides: Sequence[str]) -> str | None:
         return self.problem_of_key(override, lambda: self._groups_only(overrides, self.choices_of_root()))
@@ -219,7 +241,9 @@ class Composer:
         if OmegaConf.get_type(section) is dict:  # free keys, as model.kwargs and cluster.env have
             return None if override.is_add() else f"{key}: a new key of {parent} is added with +{key}=VALUE."
         where = f"in {parent} ({parent}={section.get('name')})" if parent in groups else f"in {parent or 'the root'}"
-        return f"{key}: no such key {where}. {valid(name, sorted(known))}"
+        if parent:
+            return f"{key}: no such key {where}. {valid(name, sorted(known))}"
+        return f"{key}: no such key {where}. {_in_a_section(name, known)}Valid: {', '.join(sorted(known))}."
 
     def choices_of_root(self) -> list[str]:
         """The groups of `conf/`, sorted."""
@@ -232,6 +256,19 @@ class Composer:
             return self._hydra_compose(chosen)
         except (HydraException, OmegaConfBaseException):
             return self._hydra_compose([])
+
+
+def _in_a_section(name: str, known: Iterable[str]) -> str:
+    """`Did you mean optim.lr? `: the key of a section that is called so, or what is most like it."""
+    inner: dict[str, list[str]] = {}
+    for key in DECLARED:
+        inner.setdefault(key.rpartition(".")[2], []).append(key)
+    own = difflib.get_close_matches(name, known, n=1, cutoff=_NEARLY)
+    if own and name not in inner:
+        return f"Did you mean {own[0]}? "
+    close = [name] if name in inner else difflib.get_close_matches(name, inner, n=_MOST_MEANT)
+    meant = [key for each in close for key in inner[each]][:_MOST_MEANT]
+    return f"Did you mean {' or '.join(meant)}? " if meant else ""
 
 
 def _of_hydra(error: Exception, parsed: Sequence[Override]) -> str:

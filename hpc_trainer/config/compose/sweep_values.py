@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep, Sweep
 
 from hpc_trainer.config.checks import figure
+from hpc_trainer.config.keys import declared_at
 from hpc_trainer.errors import ConfigError
 
 # 10,000 points take 2 s and 50 MiB; a slip of the pen (two axes of 1,000) is caught before it takes minutes.
@@ -41,7 +42,9 @@ def sweep_values(override: Override, choices: Callable[[str], list[str]]) -> lis
 def _check(override: Override, pattern: object, choices: Callable[[str], list[str]]) -> None:
     line, key = override.input_line, override.get_key_element()
     if isinstance(pattern, IntervalSweep):
-        tried = choices(override.key_or_group) or _between(pattern)
+        declared = declared_at(override.key_or_group)
+        is_whole = declared is not None and isinstance(declared.default, int)
+        tried = choices(override.key_or_group) or _between(pattern, is_whole=is_whole)
         raise ConfigError(
             f"{line}: interval() is for programs that draw values from it, and a grid has values of its own. "
             f"Use values, as {key}={','.join(tried)}."
@@ -70,7 +73,7 @@ def _check_range(line: str, pattern: RangeSweep) -> None:
         )
 
 
-def _between(interval: IntervalSweep) -> Iterable[str]:
+def _between(interval: IntervalSweep, *, is_whole: bool) -> Iterable[str]:
     """A few values from one end of the interval to the other: of positive ones at equal ratios."""
     low, high = float(interval.start or 0), float(interval.end or 0)
     steps = [index / (_TRIED - 1) for index in range(_TRIED)]
@@ -78,4 +81,5 @@ def _between(interval: IntervalSweep) -> Iterable[str]:
         values = [low * (high / low) ** step for step in steps]
     else:
         values = [low + (high - low) * step for step in steps]
-    return (text for text, _ in itertools.groupby(f"{value:.3g}" for value in values))
+    texts = (str(round(value)) if is_whole else f"{value:.3g}" for value in values)
+    return (text for text, _ in itertools.groupby(texts))

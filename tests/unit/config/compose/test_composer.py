@@ -91,6 +91,9 @@ MISTAKES = [
     (["nope=1"], ["nope: no such key in the root", "hardware", "seed"]),
     (["sed=1"], ["sed: no such key", "Did you mean seed?"]),
     (["modl=cnn"], ["modl: no such key", "Did you mean model?"]),
+    (["lr=0.1"], ["lr: no such key in the root. Did you mean optim.lr?", "Valid: augment, "]),
+    (["steps=100"], ["steps: no such key in the root. Did you mean ", "or train.num_steps? Valid"]),
+    (["cluster=my_site"], ["Valid: local, slurm, testbed. Your own stand in conf/ of a --config-dir."]),
     (
         ["optim.lrr=1"],
         ["optim.lrr: no such key in optim (optim=adamw)", "Did you mean lr?", "in_backward, layer_decay, lr"],

@@ -41,6 +41,24 @@ def test_a_wrong_choice_lists_those_of_ones_own_folder_too(tmp_path: Path) -> No
         assert "own_node" in composer.choices("hardware")
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# @package _global_\ntrain:\n  nun_steps: 5\n",
+         r"^experiment/mine\.yaml: train\.nun_steps: no such key in train\. Did you mean num_steps\? Valid: "),
+        ("# @package _global_\ntrain:\n  num_steps: many\n",
+         r"^experiment/mine\.yaml: train\.num_steps.* must be a whole number"),
+        ("defaults:\n  - override /model: mlp\n",
+         r"^experiment/mine\.yaml .*Begin the file with the line `# @package _global_`\."),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_of_ones_own_is_said_with_its_name(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    with GridComposer([tmp_path]) as composer, pytest.raises(ConfigError, match=told):
+        composer.compose(["experiment=mine"])
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config-dir .*nowhere must be a folder"):
         GridComposer([tmp_path / "nowhere"])

@@ -23,6 +23,7 @@ def _message(*words: str) -> str:
     [
         ("optim.lr=interval(1e-4,1e-1)", "Use values, as optim.lr=0.0001,0.001,0.01,0.1."),
         ("optim.lr=interval(-1,2)", "Use values, as optim.lr=-1,0,1,2."),
+        ("seed=interval(0,5)", "Use values, as seed=0,2,3,5."),
         ("optim.lr=tag(interval(0,0))", "Use values, as optim.lr=0."),
         ("tracker=interval(1,2)", "Use values, as tracker=mlflow,none,tensorboard,wandb."),
         ("optim.lr=interval(1,2),3", "Write all values out, as optim.lr=1,2,3."),
