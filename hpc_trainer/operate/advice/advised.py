@@ -17,6 +17,9 @@ MOST_RUNS = 200
 """Of a sweep: each has files to read, and a grid's runs are alike."""
 
 
+_RETRIED = (RunState.CANCELLED, RunState.FAILED, RunState.OUT_OF_MEMORY)
+
+
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """One run that has begun."""
@@ -72,8 +75,13 @@ def sweep_lines(tuned: Sequence[Tuned]) -> list[str]:
 
 
 def next_words(tuned: Tuned, sweep: str) -> str | None:
-    """`plan ..`, the run's own command with the first advice that a key can follow; None where there is none."""
+    """The run's own command with the first advice that a key can follow; None where there is none.
+
+    `plan ..`, or `retry RUN ..` where that alone brings the run back.
+    """
     advice = next((each for each in tuned.advice if each.set), None)
+    if advice is not None and advice.is_same_run and tuned.state in _RETRIED:
+        return f"retry {shlex.join([tuned.run_id, *advice.set])}"
     if advice is None or not tuned.words:
         return None
     words = [*advice.set]

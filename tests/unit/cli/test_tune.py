@@ -155,3 +155,14 @@ def test_a_complete_run_is_tuned_in_another_sweep(cli: Cli, tmp_path: Path, fake
     assert line.endswith(" hardware.cpus_per_task=4 data.num_workers=4 sweep_name=s-tuned")
     assert line.count("sweep_name=") == 1
     assert "1 NEW. To submit: 1" in cli(*line.removeprefix("Next: hpc-trainer ").split(), "cluster=local")[1]
+
+
+def test_a_cancelled_run_is_tuned_by_retry(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    """`plan` of the same run would say that there is nothing to submit."""
+    sweep = _sweep(tmp_path, [0.75], overrides=("experiment=digits", "model=mlp", "sweep_name=s"))
+    sweep.run().marker("DONE").unlink()
+    sweep.end(state=RunState.CANCELLED, cause="cancelled", saved_step=100)
+    run_id = sweep.specs[0].run_id
+    _, out = cli("tune", run_id)
+    (line,) = (line for line in out.splitlines() if line.startswith("Next: hpc-trainer "))
+    assert line == f"Next: hpc-trainer retry {run_id} data.num_workers=4"
