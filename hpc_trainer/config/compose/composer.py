@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 import shutil
@@ -260,6 +259,8 @@ class Composer:
 
 def _in_a_section(name: str, known: Iterable[str]) -> str:
     """`Did you mean optim.lr? `: the key of a section that is called so, or what is most like it."""
+    import difflib  # late, as in errors.py: few make a mistake
+
     inner: dict[str, list[str]] = {}
     for key in DECLARED:
         inner.setdefault(key.rpartition(".")[2], []).append(key)
