@@ -93,9 +93,6 @@ def select(
     Raises:
         RunStateError: a name fits nothing.
     """
-    if sweep is None and len(names) == 1 and _is_sweep(runs_dir / names[0]):
-        status = read_status(find_sweep(runs_dir, names[0]), is_look=is_look)
-        return status, [*status.specs]
     names, sweep = in_one_sweep(runs_dir, names, sweep)
     if sweep is not None or not names:
         status = read_status(find_sweep(runs_dir, sweep), is_look=is_look)
@@ -124,14 +121,16 @@ _SEVERAL = "{names} are runs of several sweeps: name those of one at a time."
 
 
 def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Sequence[str], str | None]:
-    """Names and sweep, where names are SWEEP RUN.. or each is SWEEP/RUN, of a sweep that is there; else as they are.
+    """Names and sweep, where names are SWEEP, SWEEP RUN.. or each SWEEP/RUN, of a sweep that is there; else unchanged.
+
+    No name is left of SWEEP alone: it stands for all its runs.
 
     Raises:
         RunStateError: they are two sweeps, the second one's name may fit runs of the first; or runs of several.
     """
     if sweep is not None or not names:
         return names, sweep
-    if len(names) > 1 and _is_sweep(runs_dir / names[0]):
+    if _is_sweep(runs_dir / names[0]):
         also = next((name for name in names[1:] if name and _is_sweep(runs_dir / name)), None)
         if also is not None:
             raise RunStateError(f"{names[0]} and {also} are sweeps: name one at a time.")
@@ -148,7 +147,7 @@ def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tup
 def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[str], sweep: str | None) -> str | None:
     """In words: other sweeps have runs of these ids, and nobody said which is meant. None: it is clear."""
     names, sweep = in_one_sweep(status.sweep.folder.parent, names, sweep)
-    if sweep is not None or not names or list(names) == [status.sweep.name]:
+    if sweep is not None or not names:
         return None
     folder, wanted = status.sweep.folder, set(run_ids)
     others = [
@@ -166,10 +165,7 @@ def check_one_each(status: SweepStatus, names: Sequence[str], sweep: str | None)
     Raises:
         RunStateError: one fits several.
     """
-    names, sweep = in_one_sweep(status.sweep.folder.parent, names, sweep)
-    if sweep is None and len(names) == 1 and _is_sweep(status.sweep.folder.parent / names[0]):
-        return
-    for name in names:
+    for name in in_one_sweep(status.sweep.folder.parent, names, sweep)[0]:
         found = find_runs(status, [name])
         if len(found) > 1:
             listed = ", ".join(found[:5]) + (" .." if len(found) > 5 else "")

@@ -75,22 +75,24 @@ def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
         NoRunError: there is none.
         RunStateError: there are several, or it is the name of a sweep.
     """
-    asked, ((name,), sweep) = name, in_one_sweep(runs_dir, [name], sweep)
+    asked = name
+    names, within = in_one_sweep(runs_dir, [name], sweep)
+    if names:
+        (name,), sweep = names, within
+    of_that_name = None
     sweeps = [find_sweep(runs_dir, sweep)] if sweep is not None else list_sweeps(runs_dir.absolute())
     for paths in sweeps:
         ledger = read_ledger(paths, may_fail=True)
         specs = known_specs(paths, ledger, list_folder(paths.folder, Faults()) or (), Faults())
+        of_that_name = specs if paths.name == name.rstrip("/") else of_that_name
         found = [name] if name in specs else [run_id for run_id in specs if fits(run_id, name)]
         if len(found) > 1:
             raise RunStateError(f"{name} may be {', '.join(found[:5])}. Write more of the id.")
         if found:
             return Known(sweep=paths, spec=specs[found[0]], code=_code(ledger, found[0]))
-    named = next((paths for paths in sweeps if paths.name == name.rstrip("/")), None)
-    if named is not None:
-        runs = known_specs(
-            named, read_ledger(named, may_fail=True), list_folder(named.folder, Faults()) or (), Faults()
-        )
-        raise RunStateError(f"{named.name} is a sweep: name one of its runs, as {next(iter(runs), 'RUN')}.")
+    if of_that_name is not None:
+        first = next(iter(of_that_name), "RUN")
+        raise RunStateError(f"{name.rstrip('/')} is a sweep: name one of its runs, as {first}.")
     raise NoRunError(f"no run is named {asked!r} in {runs_dir}. `hpc-trainer sweeps` lists the sweeps.")
 
 
