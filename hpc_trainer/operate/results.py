@@ -63,20 +63,25 @@ def newest_metrics(
     """
     if run.state is RunState.COMPLETED or not run.attempts:
         return outcome_metrics(run), run.step if run.state is RunState.COMPLETED else None
-    found: dict[str, Any] = {}
-    newest = None
-    passing = _passing(run)
     if records is None:
         records = read_metrics(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
+    known, _ = _up_to(run.step, records)
+    found = outcome_metrics(run, {key: value for key, (value, _) in known.items()})
+    return (found, max(known[key][1] for key in found)) if found else (outcome_metrics(run), None)
+
+
+def _up_to(last: int, records: Iterable[Mapping[str, Any]]) -> tuple[dict[str, tuple[Any, int]], frozenset[str]]:
+    """Metric -> its newest value up to a step, and the step that it is of; and the metrics that came after it."""
+    newest: dict[str, tuple[Any, int]] = {}
+    later = set[str]()
     for record in records:
         step = record["step"]
-        if step > run.step:
-            continue
-        values = {key: value for key, value in record.items() if key not in (*passing, "step", "time")}
-        if values:
-            found |= values
-            newest = step
-    return (found, newest) if found else (outcome_metrics(run), None)
+        values = {key: value for key, value in record.items() if key not in ("step", "time")}
+        if step > last:
+            later |= values.keys()
+        else:
+            newest |= {key: (value, step) for key, value in values.items()}
+    return newest, frozenset(later)
 
 
 def outcome_metrics(run: RunStatus, metrics: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -101,15 +106,8 @@ def metrics_now(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, tup
 
 
 def _where_it_stopped(status: SweepStatus, run: RunStatus) -> tuple[dict[str, Any], int | None]:
-    newest: dict[str, tuple[Any, int]] = {}
-    later = set[str]()
-    for record in newest_metrics_in(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id)):
-        step = record["step"]
-        values = {key: value for key, value in record.items() if key not in ("step", "time")}
-        if step > run.step:
-            later |= values.keys()
-        else:
-            newest |= {key: (value, step) for key, value in values.items()}
+    records = newest_metrics_in(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
+    newest, later = _up_to(run.step, records)
     of_heartbeat = {key: value for key, value in run.metrics.items() if key in newest or key not in later}
     metrics = of_heartbeat | {key: value for key, (value, _) in newest.items()}
     telling = outcome_metrics(run, metrics) or metrics.keys() & {"loss"}
