@@ -36,6 +36,17 @@ def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
     return sweep
 
 
+@pytest.fixture
+def one_run(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    """It has begun, and Slurm knows nothing of it."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    sweep.start(resumed=0)
+    return sweep
+
+
 def _shown(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> str:
     run_status("sweep", sweep.paths.folder.parent, watch=False, as_json=False)
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(sweep.specs[0].run_id))
@@ -87,33 +98,24 @@ def test_an_evaluation_long_before_the_end_is_found(sweep: SweepOnDisk, capsys: 
 
 
 def test_a_run_without_evaluations_shows_the_newest_loss(
-    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    one_run: SweepOnDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
-    sweep.submit()
-    fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "")
-    sweep.start(resumed=0)
-    sweep.beat(step=100, loss=2.0)
-    sweep.end(state=RunState.PREEMPTED, cause="preempted", saved_step=128)
+    one_run.beat(step=100, loss=2.0)
+    one_run.end(state=RunState.PREEMPTED, cause="preempted", saved_step=128)
     append_lines(
-        sweep.run().metrics, [{"step": 100, "loss": 2.0}, {"step": 110, "loss": 1.5}, {"step": 130, "loss": 1.0}]
+        one_run.run().metrics, [{"step": 100, "loss": 2.0}, {"step": 110, "loss": 1.5}, {"step": 130, "loss": 1.0}]
     )
-    assert "loss=1.5 (of step 110)" in _shown(sweep, capsys)
+    assert "loss=1.5 (of step 110)" in _shown(one_run, capsys)
 
 
 def test_a_run_at_work_that_is_silent_shows_for_how_long(
-    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    one_run: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
-    sweep.submit()
     fake_slurm.answer("squeue", "500_0|RUNNING|n1|None|x\n")
-    fake_slurm.answer("sacct", "")
-    sweep.start(resumed=0)
-    sweep.beat(step=100, age_s=5)
-    assert "ago" not in _shown(sweep, capsys)
-    sweep.beat(step=100, age_s=150)
-    assert _shown(sweep, capsys).endswith("last sign of life 2m30s ago")
+    one_run.beat(step=100, age_s=5)
+    assert "ago" not in _shown(one_run, capsys)
+    one_run.beat(step=100, age_s=150)
+    assert _shown(one_run, capsys).endswith("last sign of life 2m30s ago")
 
 
 @pytest.mark.usefixtures("no_slurm")
