@@ -93,15 +93,19 @@ slurm-down:  ## Stops what slurm-up started
 clean:  ## Removes the virtual environment and caches, never runs/
 	rm -rf $(VENV) $(VENV)-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
+# Of all that is installed a tenth is ever imported, and Python compiles that then: a minute of CPU less (--no-compile).
+# An old pip takes half a minute more for the same packages (23.2 and 26.3).
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "On Debian and Ubuntu: sudo apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(INSTALL) --editable .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 # Apart from ours: Hydra looks for plugins in every environment that it starts in.
