@@ -157,14 +157,14 @@ def _flag(run: RunStatus) -> str:
 
 
 def _frame(run: RunStatus) -> str | None:
-    is_told = run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and run.cause not in REFUSALS
+    is_told = run.state.has_failed and run.cause not in REFUSALS
     frame = run.error.get("frame") if is_told else None
     return None if frame is None else str(frame).partition("\n")[0]
 
 
 def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Sequence[Straggler]) -> Iterator[str]:
     error = run.error
-    if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and error:
+    if run.state.has_failed and error:
         where = f"rank {error['rank']} on {error.get('node')}: {error.get('type')}" if "rank" in error else run.cause
         yield f"{where}: {str(error.get('message', '')).strip()}"
         frames = [

@@ -128,7 +128,7 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
     if code == ExitCode.STORAGE and failures_of_storage(paths) <= max_failures:
         return None  # a lost node looks like this, and Slurm has started the job elsewhere
     # srun may have ended rank 0 before it could journal another rank's error.
-    is_final = newest.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) or code not in (None, ExitCode.STORAGE)
+    is_final = (newest.state is not None and newest.state.has_failed) or code not in (None, ExitCode.STORAGE)
     return f"attempt {newest.attempt} has failed for good" if is_final else None
 
 
