@@ -17,11 +17,11 @@ from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.monitoring.device_evidence import device_evidence, moves_of
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
-from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.first_weights import read_first_weights
 from hpc_trainer.runs.monitoring.environment import changes_of
 from hpc_trainer.runs.monitoring.moves import Move
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, straggler_lines
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption

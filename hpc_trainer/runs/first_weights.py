@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 from hpc_trainer.config.name_patterns import listed
-from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.reading import Faults, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, is_storage_error, to_json, write_atomic
-from hpc_trainer.runs.reading import Faults, parse_record, read_ends, records, tell
+from hpc_trainer.runs.files import append_lines, to_json, write_atomic
+from hpc_trainer.runs.reading import Faults, is_storage_error, parse_record, read_ends, records, tell
 from hpc_trainer.runs.record_values import as_count, metric_values
 
 _LOG = logging.getLogger(__name__)

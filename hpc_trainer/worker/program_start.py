@@ -21,8 +21,9 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.program import fill, is_one_a_node, script_files, split_words, values_of
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RankEnvError
-from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.told_metrics import VARIABLE
 from hpc_trainer.runtime.rank_env import RankEnv
 

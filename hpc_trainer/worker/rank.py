@@ -13,9 +13,10 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error
+from hpc_trainer.runs.files import check_place, check_trusted
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.modes import make_folder, set_umask
+from hpc_trainer.runs.reading import is_storage_error
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env

@@ -20,9 +20,9 @@ from hpc_trainer.operate.certify.compare import (
 )
 from hpc_trainer.operate.end_local import end_local
 from hpc_trainer.operate.one_run import await_end, raise_failure
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import Interruption
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
 
