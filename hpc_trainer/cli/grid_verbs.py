@@ -110,12 +110,13 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, chosen, names, sweep)) else ())
-    again = {RunState.FAILED, RunState.OUT_OF_MEMORY}
     take_back = bool(names) and list(names) != [status.sweep.name]  # a sweep's name alone takes no cancel back
-    if take_back:
-        again.add(RunState.CANCELLED)
     states = {run_id: status.states[run_id] for run_id in chosen}
-    wanted = [run_id for run_id, state in states.items() if state in again or state.needs_submit]
+    wanted = [
+        run_id
+        for run_id, state in states.items()
+        if state.has_failed or state.needs_submit or (take_back and state is RunState.CANCELLED)
+    ]
     unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
     if not wanted and unknown is not None:
         told = explain(status, status.run(unknown), asks_slurm=False)

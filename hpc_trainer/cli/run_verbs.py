@@ -35,7 +35,6 @@ from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
-_FAILED = (RunState.FAILED, RunState.OUT_OF_MEMORY)
 _MUCH_WAIT = 0.05  # of a step
 _MOST_REMARKS = 5
 _MOST_OF_CAUSE = 120
@@ -168,7 +167,7 @@ def _cause(run: RunStatus) -> str:
 
 def _next_command(status: SweepStatus) -> str:
     runs = status.open_runs.values()
-    failed = next((run for run in runs if run.state in _FAILED), None)
+    failed = next((run for run in runs if run.state.has_failed), None)
     stopped = next((run for run in runs if run.state.needs_submit), None)
     if failed is None and status.has_active:
         return f"status --watch {status.sweep.name}"
@@ -267,7 +266,7 @@ def run_results(
 
 def print_next_of_failed(status: SweepStatus) -> None:
     """`why`, if a run has failed: a table of figures does not say so."""
-    failed = next((run for run in status.open_runs.values() if run.state in _FAILED), None)
+    failed = next((run for run in status.open_runs.values() if run.state.has_failed), None)
     if failed is not None:
         print_next(f"why {failed.run_id}")
 

@@ -197,8 +197,8 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         say(f"{grid.compose_counts['hydra']} point(s) took Hydra's own compose, 0.1 s each (docs/grids.md).")
     if plan.no_longer_in_grid:
         say(f"{len(plan.no_longer_in_grid)} run(s) of this sweep are not in this grid; they are left alone.")
-    failed = sum(state in (RunState.FAILED, RunState.OUT_OF_MEMORY) for state in plan.states.values())
-    if failed and not any(plan.states[spec.run_id] is RunState.FAILED for spec in plan.specs):
+    failed = sum(state.has_failed for state in plan.states.values())
+    if failed and not any(plan.states[spec.run_id].has_failed for spec in plan.specs):
         say(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
     cancelled = sum(state is RunState.CANCELLED for state in plan.states.values())
     if cancelled:

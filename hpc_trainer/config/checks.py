@@ -40,9 +40,12 @@ def within(key: str, value: float, limits: str, usual: Any = None) -> Iterator[s
     """A problem unless `value` is within `limits`, as a key declares them.
 
     Args:
-        limits: `≥ 1`, `> 0`, `0 to 7`, `18, 34 or 50`, `[0, 1)`.
+        limits: `≥ 1`, `> 0`, `0 to 7`, `18, 34 or 50`, `[0, 1)`; `0 or ≥ 10`.
         usual: a legal value, or None for null, which is named where none is the nearest.
     """
+    if limits.startswith("0 or ") and value == 0:
+        return
+    limits = limits.removeprefix("0 or ")
     interval = _INTERVAL.fullmatch(limits)
     if limits.startswith("≥ "):
         yield from at_least(key, value, float(limits[2:]))

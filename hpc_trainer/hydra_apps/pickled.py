@@ -25,7 +25,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.hydra_apps.returns import tell_return
 from hpc_trainer.launch.hydra_app import NUMBER, OUTPUT, PICKLE
-from hpc_trainer.runs.files import check_trusted, fsync_folder
+from hpc_trainer.runs.files import check_trusted, whole_file
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.modes import make_folder
 
@@ -49,15 +49,9 @@ def store(sweep: SweepPaths, name: str, content: bytes) -> None:
     make_folder(sweep.folder)
     sweep.pickles.mkdir(mode=0o700, exist_ok=True)
     check_trusted(sweep.pickles)
-    path = sweep.pickles / name
-    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
+    with whole_file(sweep.pickles / name) as file:
+        os.fchmod(file.fileno(), 0o600)  # also in a sweep that the group may read
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_folder(sweep.pickles)
 
 
 def main() -> None:

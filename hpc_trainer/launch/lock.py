@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import SubmitError
-from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, process_name
 from hpc_trainer.runs.modes import make_folder, set_file_mode
-from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.reading import Faults, read_json
 
 # Renewed before each sbatch, which gives up after 90 s. On another host we cannot look, so we wait for this long.
 _EXPIRY_S = 300.0

@@ -13,8 +13,8 @@ from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.rules.memory_ways import ways
-from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runtime.start import start_words

@@ -164,9 +164,12 @@ def build_plan(
 
 def specs_to_submit(grid: Grid, known: Known, *, retry_failed: bool = False) -> list[RunSpec]:
     """The runs of a grid that are new, interrupted or wait; with `retry_failed` those that failed, too."""
-    failed = (RunState.FAILED, RunState.OUT_OF_MEMORY) if retry_failed else ()
     states = ((spec, _state_of(spec, known)) for spec in grid.specs)
-    return [spec for spec, state in states if state.needs_submit or state in failed or spec.run_id in known.waiting]
+    return [
+        spec
+        for spec, state in states
+        if state.needs_submit or (retry_failed and state.has_failed) or spec.run_id in known.waiting
+    ]
 
 
 def _state_of(spec: RunSpec, known: Known) -> RunState:

@@ -89,7 +89,7 @@ def _mark(status: SweepStatus, run: RunStatus) -> None:
 
 def _is_over(run: RunStatus) -> bool:
     newest = run.attempts[-1] if run.attempts else None
-    if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY):
+    if run.state.has_failed:
         return newest is not None and newest.has_ended and newest.state is run.state
     return run.state is RunState.COMPLETED or (run.state is RunState.NEW and run.submission is None)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_trainer.operate.verdicts import REFUSALS
-from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.last_words import sign_of
 from hpc_trainer.state.status import RunStatus
 
@@ -22,7 +21,7 @@ class Meaning:
 def meaning_of(run: RunStatus) -> Meaning | None:
     """Of what it said or printed last; None where that tells nothing, or is told in words of its own."""
     error = run.error
-    if run.state not in (RunState.FAILED, RunState.OUT_OF_MEMORY) or run.cause in REFUSALS:
+    if not run.state.has_failed or run.cause in REFUSALS:
         return None
     found = sign_of([*last_lines(run), f"{error.get('type', '')}: {error.get('message', '')}"])
     if found is None:

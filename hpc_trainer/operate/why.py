@@ -17,11 +17,11 @@ from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.monitoring.device_evidence import device_evidence, moves_of
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
-from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.first_weights import read_first_weights
 from hpc_trainer.runs.monitoring.environment import changes_of
 from hpc_trainer.runs.monitoring.moves import Move
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, straggler_lines
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption
@@ -157,14 +157,14 @@ def _flag(run: RunStatus) -> str:
 
 
 def _frame(run: RunStatus) -> str | None:
-    is_told = run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and run.cause not in REFUSALS
+    is_told = run.state.has_failed and run.cause not in REFUSALS
     frame = run.error.get("frame") if is_told else None
     return None if frame is None else str(frame).partition("\n")[0]
 
 
 def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Sequence[Straggler]) -> Iterator[str]:
     error = run.error
-    if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and error:
+    if run.state.has_failed and error:
         where = f"rank {error['rank']} on {error.get('node')}: {error.get('type')}" if "rank" in error else run.cause
         yield f"{where}: {str(error.get('message', '')).strip()}"
         frames = [

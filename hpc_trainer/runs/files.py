@@ -1,6 +1,6 @@
 """Writing small files whole, appending whole lines, and refusing files that others could have changed.
 
-Reading is in `runs/reading.py`; `read_json` and `read_lines` are to be had here too.
+Reading is in `runs/reading.py`.
 """
 
 from __future__ import annotations
@@ -19,46 +19,38 @@ from typing import IO, Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.modes import has_default_acl, set_file_mode
-from hpc_trainer.runs.reading import TORN, Faults, Place, exists, is_storage_error, read_json, read_lines, seal
+from hpc_trainer.runs.reading import TORN, Faults, Place, exists, seal
 
-__all__ = [
-    "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_ours", "is_storage_error",
-    "read_json", "read_lines", "sha256_of", "whole_file", "write_atomic", "write_json", "write_marker",
-]  # fmt: skip
 _PIECE = 1 << 22
 
 
-def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
-    """Writes a small file so that a reader sees the old text or the new one, whole, also after a power cut.
+@contextlib.contextmanager
+def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
+    """A file of any size that a reader sees as it was or whole, also after a power cut; else nothing of it stays.
 
     A temporary name in the same folder (another file system cannot rename), fsync, replace, fsync of the folder.
     With `sync` false without the fsyncs: for what is written often and worth little after a power cut.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        set_file_mode(file.fileno())
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            set_file_mode(file.fileno())
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     if sync:
         fsync_folder(path.parent)
 
 
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file of any size that has its name once it is whole and on the disk; else nothing of it stays."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
+    """Writes a small text file by `whole_file`."""
+    with whole_file(path, sync=sync) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from hpc_trainer.config.name_patterns import listed
-from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.reading import Faults, parsed_file
+from hpc_trainer.runs.record_values import as_table, as_text, tuple_of, typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +18,13 @@ class FirstWeights:
 
     path: str
     digest: str
-    loaded: dict[str, str] = field(default_factory=dict)
+    loaded: Mapping[str, str] = field(default_factory=dict)
     """Name in the model -> name there."""
-    converted: list[str] = field(default_factory=list)
+    converted: Sequence[str] = ()
     """Those of `loaded` that have another number format there."""
-    begin_anew: list[str] = field(default_factory=list)
+    begin_anew: Sequence[str] = ()
     """That `init_from.include` and `exclude` leave out."""
-    unused: list[str] = field(default_factory=list)
+    unused: Sequence[str] = ()
     """Names there that the model has not, or that were left out."""
 
     def line(self) -> str:
@@ -44,8 +46,14 @@ def write_first_weights(paths: RunPaths, found: FirstWeights) -> None:
 
 def read_first_weights(paths: RunPaths, faults: Faults | None = None) -> FirstWeights | None:
     """None: the run has begun without, or not yet, or the file cannot be read."""
-    found = read_json(paths.first_weights, faults if faults is not None else Faults())
-    try:
-        return None if not found else FirstWeights(**found)
-    except TypeError:  # of another version
-        return None
+    told = Faults() if faults is None else faults
+    return parsed_file(paths.first_weights, lambda record: FirstWeights(**typed(record, _NEEDED, _OTHERS)), told)
+
+
+def _as_names(value: object) -> dict[str, str]:
+    return {name: as_text(there) for name, there in as_table(value).items()}
+
+
+_as_list = tuple_of(as_text)
+_NEEDED = {"path": as_text, "digest": as_text}
+_OTHERS = {"loaded": _as_names, "converted": _as_list, "begin_anew": _as_list, "unused": _as_list}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, is_storage_error, to_json, write_atomic
-from hpc_trainer.runs.reading import Faults, parse_record, read_ends, records, tell
+from hpc_trainer.runs.files import append_lines, to_json, write_atomic
+from hpc_trainer.runs.reading import Faults, is_storage_error, parse_record, parsed_lines, read_ends
 from hpc_trainer.runs.record_values import as_count, metric_values
 
 _LOG = logging.getLogger(__name__)
@@ -29,15 +30,7 @@ WORK = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s":
 
 def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl: each has a `step`, the other values are numbers or None."""
-    found = []
-    for number, record in records(path, faults):
-        if record is not None:
-            try:
-                as_count(record.get("step"))
-                found.append(metric_values(record))
-            except ValueError as error:
-                tell(faults, path, f"its step: {error}", number)
-    return found
+    return list(parsed_lines(path, _values, faults))
 
 
 def newest_metrics_in(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
@@ -45,10 +38,16 @@ def newest_metrics_in(path: Path, faults: Faults | None = None) -> list[dict[str
     found = []
     for line in read_ends(path, faults, last=_NEWEST_BYTES)[1].splitlines():
         with contextlib.suppress(ValueError):  # the first one may be cut, the last one torn
-            record = parse_record(line)
-            as_count(record.get("step"))
-            found.append(metric_values(record))
+            found.append(_values(parse_record(line)))
     return found
+
+
+def _values(record: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        as_count(record.get("step"))
+    except ValueError as error:
+        raise ValueError(f"its step: {error}") from error
+    return metric_values(record)
 
 
 def scores_in(path: Path, metric: str) -> dict[int, float]:

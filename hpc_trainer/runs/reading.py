@@ -13,10 +13,11 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+T = TypeVar("T")
 Place = str | Path
 """A path: as text where there are 10,000 of them."""
 
@@ -234,11 +235,11 @@ def list_folder(path: Place, faults: Faults) -> list[str] | None:
 
 
 def tell(faults: list[str] | None, path: Place, why: object, line: int | None = None) -> None:
-    """Adds a fault: `specs.jsonl line 17 cannot be read: it is not UTF-8`."""
+    """Adds a fault: `specs.jsonl line 17 cannot be read: it is not UTF-8`. `why` may be an error, of a key too."""
     if faults is not None:
         name = Path(path).name
         place = name if line is None else f"{name} line {line}"
-        faults.append(f"{place} cannot be read: {why}")
+        faults.append(f"{place} cannot be read: {f'it has no {why}' if isinstance(why, KeyError) else why}")
 
 
 def read_bytes(path: Place, faults: Faults | None = None, limit: int = MAX_FILE) -> bytes | None:
@@ -331,6 +332,26 @@ def records(path: Place, faults: Faults | None = None) -> Iterator[tuple[int, di
 def read_lines(path: Place, faults: Faults | None = None) -> Iterator[dict[str, Any]]:
     """The JSON objects of a JSONL file; damaged lines are set aside. Nothing if there is no file."""
     return (record for _, record in records(path, faults) if record is not None)
+
+
+def parsed_lines(path: Place, parse: Callable[[dict[str, Any]], T], faults: Faults | None = None) -> Iterator[T]:
+    """What `parse` makes of each JSON object of a JSONL file. One that it refuses (KeyError, ValueError) is a fault."""
+    for number, record in records(path, faults):
+        if record is not None:
+            try:
+                yield parse(record)
+            except (KeyError, ValueError) as error:
+                tell(faults, path, error, number)
+
+
+def parsed_file(path: Place, parse: Callable[[dict[str, Any]], T], faults: Faults | None = None) -> T | None:
+    """The same of the JSON object in a small file; None if there is none that `parse` takes."""
+    record = read_json(path, faults)
+    try:
+        return None if record is None else parse(record)
+    except (KeyError, ValueError) as error:
+        tell(faults, path, error)
+        return None
 
 
 def read_json(path: Place, faults: Faults | None = None) -> dict[str, Any] | None:

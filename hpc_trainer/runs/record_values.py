@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def as_text(value: object) -> str:
@@ -27,6 +29,38 @@ def as_time(value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**36:
         return float(value)
     raise ValueError(f"{_shown(value)} is no time")
+
+
+def as_amount(value: object) -> float:
+    """A finite number ≥ 0. Raises ValueError for anything else."""
+    if isinstance(value, (int, float)) and is_number(value) and 0 <= value < math.inf:
+        return float(value)
+    raise ValueError(f"{_shown(value)} is no number from 0")
+
+
+def as_bool(value: object) -> bool:
+    """True or false. Raises ValueError for anything else."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"{_shown(value)} is neither true nor false")
+
+
+def as_table(value: object) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for anything else."""
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{_shown(value)} is no JSON object")
+
+
+def tuple_of(convert: Callable[[Any], T]) -> Callable[[object], tuple[T, ...]]:
+    """What makes a tuple of a list, each item by `convert`, or raises ValueError."""
+
+    def as_tuple(value: object) -> tuple[T, ...]:
+        if isinstance(value, list):
+            return tuple(map(convert, value))
+        raise ValueError(f"{_shown(value)} is no list")
+
+    return as_tuple
 
 
 Kinds = Mapping[str, Callable[[Any], Any]]

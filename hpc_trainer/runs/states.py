@@ -28,9 +28,19 @@ class RunState(str, enum.Enum):
         return self in _ACTIVE
 
     @property
+    def has_failed(self) -> bool:
+        """Ended by an error of its own: `submit` leaves it as it is, `retry` brings it back."""
+        return self in (RunState.FAILED, RunState.OUT_OF_MEMORY)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Ended by somebody or something else, with nobody to bring it back."""
+        return self in (RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL)
+
+    @property
     def needs_submit(self) -> bool:
-        """`submit` submits it: new, or interrupted with nobody to bring it back."""
-        return self in (RunState.NEW, RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL)
+        """`submit` submits it: new, or interrupted."""
+        return self is RunState.NEW or self.is_interrupted
 
 
 _ACTIVE = (RunState.PENDING, RunState.RUNNING, RunState.REQUEUED, RunState.HELD, RunState.UNKNOWN)

@@ -99,11 +99,7 @@ class Decision:
 # sbatch(1): the signal may come up to 60 s before the time that was asked for.
 SIGNAL_SLACK_S = 60
 # Words by which Slurm says itself why it takes the nodes back.
-_SAID_PLAINLY = {
-    word: state
-    for word, state in states.ENDS.items()
-    if state in (RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL)
-}
+_SAID_PLAINLY = {word: state for word, state in states.ENDS.items() if state.is_interrupted}
 UNEXPLAINED = "unexplained"
 """The cause of an end of which Slurm has not said yet whether somebody cancelled the job: its accounting will."""
 BATCH_SHELL = "batch_shell"

@@ -80,7 +80,7 @@ class Journal:
                     # A start is newer than any line before it; the newest attempt's end is what counts of it.
                     is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
             except (KeyError, ValueError) as error:
-                tell(faults, path, f"{type(error).__name__}: {error}", number)
+                tell(faults, path, error, number)
                 is_whole = False
         is_whole = is_whole and len(faults or ()) == num_faults  # else it cannot be opened, or read to its end
         return Story([attempts[number] for number in sorted(attempts)], is_whole)

@@ -16,7 +16,7 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, records, tell
+from hpc_trainer.runs.reading import Faults, parsed_lines
 from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.run_folder import RunFolder, journal_settles
@@ -37,14 +37,9 @@ def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tup
     except HpcTrainerError as error:
         faults.append(f"{sweep.ends.name} is not read: {error}")
         return ends
-    for number, record in records(sweep.ends, faults):
-        if record is not None:
-            try:
-                told = typed(record, _END, {"node": as_text})
-                end = told["state"], told["cause"], told.get("node")
-                ends[told["uuid"], told["job_id"]] = end, told["time"]
-            except (KeyError, ValueError) as error:
-                tell(faults, sweep.ends, f"{type(error).__name__}: {error}", number)
+    for told in parsed_lines(sweep.ends, lambda record: typed(record, _END, {"node": as_text}), faults):
+        end = told["state"], told["cause"], told.get("node")
+        ends[told["uuid"], told["job_id"]] = end, told["time"]
     return ends
 
 

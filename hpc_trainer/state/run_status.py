@@ -112,7 +112,7 @@ class RunStatus:
     @property
     def _failure_text(self) -> str | None:
         kind, message = self.error.get("type"), str(self.error.get("message", "")).strip()
-        if self.state not in (RunState.FAILED, RunState.OUT_OF_MEMORY) or not message:
+        if not self.state.has_failed or not message:
             return None
         return f"{kind}: {message}" if kind else f"{self.cause}: {message}"
 
@@ -132,7 +132,7 @@ def status_of(
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could tell.
         failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
-    if not failure and state in _DIED and folder.is_on_slurm and newest is not None and not newest.has_ended:
+    if not failure and state.has_failed and folder.is_on_slurm and newest is not None and not newest.has_ended:
         failure = words_of_death(folder, FaultsOf(spec.run_id, faults))
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
@@ -180,9 +180,6 @@ def _device_warning(folder: RunFolder, newest: Attempt | None, state: RunState, 
     found = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
     more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""
     return f"{found[0].text}{more}" if found else None
-
-
-_DIED = (RunState.FAILED, RunState.OUT_OF_MEMORY)
 
 
 def _setup_of(spec: RunSpec) -> Sequence[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpc_trainer.runs.layout import is_run_id
-from hpc_trainer.runs.record_values import as_count, as_text, as_time
+from hpc_trainer.runs.record_values import as_count, as_text, as_time, tuple_of
 
 
 def as_run_ids(value: object) -> tuple[str, ...]:
@@ -29,23 +29,11 @@ def as_digest(value: object) -> str:
     raise ValueError("code is no digest")
 
 
-def _as_counts(value: object) -> tuple[int, ...]:
-    if isinstance(value, list):
-        return tuple(map(as_count, value))
-    raise ValueError("num_attempts is no list of numbers")
-
-
-def _as_words(value: object) -> tuple[str, ...]:
-    if isinstance(value, list):
-        return tuple(map(as_text, value))
-    raise ValueError("changes is no list of words")
-
-
-CHANGE = {"run_ids": as_run_ids, "changes": _as_words, "user": as_text, "time": as_time}
+CHANGE = {"run_ids": as_run_ids, "changes": tuple_of(as_text), "user": as_text, "time": as_time}
 INTENT = {
     "uuid": as_text, "executor": as_text, "hardware": as_text, "run_ids": as_run_ids, "time": as_time, "kind": as_text,
 }  # fmt: skip
 MAY_INTENT = {
-    "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": _as_counts, "cluster": as_text,
-    "job_id": as_job_id, "doubt_time": as_time,
+    "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": tuple_of(as_count),
+    "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time,
 }  # fmt: skip

@@ -228,7 +228,7 @@ def _read(paths: Book, told: _Told, faults: Faults) -> _Reader:
             try:
                 book.take(record)
             except (KeyError, ValueError) as error:
-                tell(faults, paths.submissions, f"{type(error).__name__}: {error}", number)
+                tell(faults, paths.submissions, error, number)
     return book
 
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, MissingCommandError, RefusedError, SlurmError
-from hpc_trainer.runs.files import is_storage_error, read_json, write_atomic, write_json
+from hpc_trainer.runs.files import write_atomic, write_json
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.monitoring.ledger import append_spent
 from hpc_trainer.runs.monitoring.moves import CAUSES, Move, read_move
+from hpc_trainer.runs.reading import is_storage_error, read_json
 from hpc_trainer.runs.shape import shape_of
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.decide import (

@@ -18,8 +18,9 @@ from hpc_trainer.errors import (
     StuckError,
 )
 from hpc_trainer.runs.failure import own_frame, read_failure
-from hpc_trainer.runs.files import is_storage_error, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import is_storage_error
 from hpc_trainer.state.journal import log_header
 from hpc_trainer.worker.conclude import Stop, conclude_failure
 

@@ -13,9 +13,10 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error
+from hpc_trainer.runs.files import check_place, check_trusted
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.modes import make_folder, set_umask
+from hpc_trainer.runs.reading import is_storage_error
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
@@ -128,7 +129,7 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
     if code == ExitCode.STORAGE and failures_of_storage(paths) <= max_failures:
         return None  # a lost node looks like this, and Slurm has started the job elsewhere
     # srun may have ended rank 0 before it could journal another rank's error.
-    is_final = newest.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) or code not in (None, ExitCode.STORAGE)
+    is_final = (newest.state is not None and newest.state.has_failed) or code not in (None, ExitCode.STORAGE)
     return f"attempt {newest.attempt} has failed for good" if is_final else None
 
 

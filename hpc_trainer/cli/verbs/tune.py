@@ -14,10 +14,8 @@ from hpc_trainer.cli.common import print_json, print_next, say, state_markup, wa
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.operate.advice.advised import Tuned, alike, next_words, tune
 from hpc_trainer.operate.find import select
-from hpc_trainer.runs.states import RunState
 
 _SHOWN_RUNS = 3
-_UNDONE = (RunState.FAILED, RunState.OUT_OF_MEMORY)
 
 
 def run_tune(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
@@ -51,7 +49,7 @@ def _print_one(tuned: Tuned, sweep: str) -> None:
         say(each.line)
     if not tuned.advice:
         say("Nothing stands out.")
-        if tuned.state in _UNDONE:
+        if tuned.state.has_failed:
             print_next(f"why {tuned.run_id}")
     elif (words := next_words(tuned, sweep)) is not None:
         print_next(words)

@@ -6,7 +6,7 @@ By Hydra's grammar and the schemas, as on the command line of a submit; no file 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,7 @@ def with_changes(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
         ConfigError: a change is of another section, is no single value, or does not fit the schema.
     """
     with Composer() as composer:
-        overrides = composer.parse(changes)
-        sections = OmegaConf.create({name: OmegaConf.structured(getattr(config, name)) for name in CHANGEABLE})
-        OmegaConf.set_struct(sections, True)
-        for override in overrides:
-            problem = _problem(override) or composer.problem_of_key(override, lambda: sections)
-            if problem is not None:
-                raise ConfigError(problem)
-        try:
-            HydraParts(ROOT).apply(overrides, sections)
-            made: dict[str, Any] = {name: OmegaConf.to_object(sections[name]) for name in CHANGEABLE}
-        except (HydraException, OmegaConfBaseException) as error:
-            raise composer.explain(error, changes) from error
-    return dataclasses.replace(config, **made)
+        return _changed(composer, config, changes, CHANGEABLE, _problem)
 
 
 def with_data(config: TrainConfig, words: Sequence[str], config_dirs: Sequence[Path] = ()) -> TrainConfig:
@@ -56,25 +44,39 @@ def with_data(config: TrainConfig, words: Sequence[str], config_dirs: Sequence[P
     """
     with Composer(config_dirs) as composer:
         overrides = composer.parse(words)
-        for each in overrides:
-            if each.key_or_group.partition(".")[0] != "data" or each.is_sweep_override():
-                raise ConfigError(
-                    f"{each.input_line}: only the data can be others here, each with one value: data=CHOICE, "
-                    "data.KEY=VALUE."
-                )
+        _refuse(map(_problem_of_data, overrides))
         if any(each.key_or_group == "data" for each in overrides):
             return dataclasses.replace(config, data=composer.compose(words).data)
-        section = OmegaConf.create({"data": OmegaConf.structured(config.data)})
-        OmegaConf.set_struct(section, True)
-        problem = next(filter(None, (composer.problem_of_key(each, lambda: section) for each in overrides)), None)
-        if problem is not None:
-            raise ConfigError(problem)
-        try:
-            HydraParts(ROOT).apply(overrides, section)
-            data: Any = OmegaConf.to_object(section["data"])
-        except (HydraException, OmegaConfBaseException) as error:
-            raise composer.explain(error, words) from error
-    return dataclasses.replace(config, data=data)
+        return _changed(composer, config, words, ("data",), _problem_of_data)
+
+
+def _changed(
+    composer: Composer, config: TrainConfig, words: Sequence[str], names: Sequence[str],
+    problem_of: Callable[[Override], str | None],
+) -> TrainConfig:  # fmt: skip
+    """`config` with single keys of these sections changed."""
+    overrides = composer.parse(words)
+    sections = OmegaConf.create({name: OmegaConf.structured(getattr(config, name)) for name in names})
+    OmegaConf.set_struct(sections, True)
+    _refuse(problem_of(each) or composer.problem_of_key(each, lambda: sections) for each in overrides)
+    try:
+        HydraParts(ROOT).apply(overrides, sections)
+        made: dict[str, Any] = {name: OmegaConf.to_object(sections[name]) for name in names}
+    except (HydraException, OmegaConfBaseException) as error:
+        raise composer.explain(error, words) from error
+    return dataclasses.replace(config, **made)
+
+
+def _refuse(problems: Iterable[str | None]) -> None:
+    problem = next(filter(None, problems), None)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def _problem_of_data(override: Override) -> str | None:
+    if override.key_or_group.partition(".")[0] == "data" and not override.is_sweep_override():
+        return None
+    return f"{override.input_line}: only the data can be others here, each with one value: data=CHOICE, data.KEY=VALUE."
 
 
 def _problem(override: Override) -> str | None:

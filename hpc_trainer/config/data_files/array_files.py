@@ -10,7 +10,6 @@ numpy and pyarrow are imported late: `plan` of other data needs neither.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,16 +61,8 @@ def read_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFac
     raise ConfigError(f"data.path={path} must be {_PER_FILE}; there is no such file. Check the path, on every node.")
 
 
-def array_problems(data: ArraysConfig, kind: TargetKind) -> Iterator[str]:
-    """What headers tell to be wrong."""
-    try:
-        check_headers(data, kind)
-    except HpcTrainerError as error:
-        yield str(error)
-
-
 def num_train_rows(data: ArraysConfig) -> int | None:
-    """Training samples; None where something is wrong, of which `array_problems` tells."""
+    """Training samples; None where something is wrong, of which `check_headers` tells."""
     if data.path is None:
         return None
     try:

@@ -16,8 +16,8 @@ from hpc_trainer.config.store import FREE_KEYS
 
 # Of these another rule says more: what 0 means, or what else the limit hangs on.
 _TOLD_ELSEWHERE = frozenset({
-    "monitor.watchdog_s", "monitor.straggler_factor", "cluster.signal_lead_s", "schedule.warmup_steps",
-    "train.logical_ranks", "train.early_stop.patience", "train.ema_decay", "checkpoint.keep_every_steps",
+    "cluster.signal_lead_s", "schedule.warmup_steps", "train.logical_ranks", "train.early_stop.patience",
+    "train.ema_decay",
 })  # fmt: skip
 SECTIONS = tuple(name for name, is_section in ROOT_KEYS.items() if is_section and name not in FREE_KEYS)
 

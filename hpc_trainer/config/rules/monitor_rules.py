@@ -6,24 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_trainer.config import script_words as words
-from hpc_trainer.config.checks import at_least
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.monitor import MonitorConfig, OnOverheat
-
-# The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
-_SHORTEST_WATCHDOG_S = 10
-_LEAST_STRAGGLER_FACTOR = 1.05  # ranks that are well differ by some percent
 
 
 def monitor_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str]:
     """What is wrong with it, a line each."""
     if monitor.on_overheat is OnOverheat.move:
         yield from _move_problems(monitor, executor)
-    if monitor.watchdog_s:
-        yield from at_least("monitor.watchdog_s", monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
-    if monitor.straggler_factor:
-        yield from at_least("monitor.straggler_factor", monitor.straggler_factor, _LEAST_STRAGGLER_FACTOR)
     folder = monitor.prometheus_dir
     if folder is None:
         return

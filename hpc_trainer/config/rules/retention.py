@@ -20,8 +20,6 @@ def best_is_max(checkpoint: CheckpointConfig) -> bool:
 
 def retention_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
     """Every rule that the section breaks, a line each."""
-    if checkpoint.keep_every_steps < 0:
-        yield f"checkpoint.keep_every_steps={checkpoint.keep_every_steps} must be at least 0. Use 0."
     name = checkpoint.keep_best
     if name is None or checkpoint.best_mode is not BestMode.auto:
         return

@@ -22,7 +22,8 @@ class MonitorConfig:
     """Steps between lines of metrics.jsonl. The loss is read from the device only then."""
     heartbeat_every_s: float = key(2.0, ALWAYS, limits="≥ 0")
     """Least seconds between two writes of heartbeat.json."""
-    watchdog_s: float = key(480.0, ALWAYS, limits="≥ 10")
+    # It needs some seconds for the stacks of all ranks (runtime/watchdog.py).
+    watchdog_s: float = key(480.0, ALWAYS, limits="0 or ≥ 10")
     """Seconds without a step, a batch of an evaluation or a save after which a rank writes the stacks of its threads
     into its log and the run fails (it comes back, cluster.max_failures); with more ranks than one at most 0.8 of
     parallel.timeout_s, or a hung collective would end without the stacks. 0: no watchdog."""
@@ -34,7 +35,8 @@ class MonitorConfig:
     telemetry_every_s: float = key(5.0, ALWAYS, limits="≥ 0")
     """Seconds between two samples of each rank's GPU and host (docs/monitoring.md); all ranks together take 20 a second
     at most. 0: none."""
-    straggler_factor: float = key(1.3, ALWAYS, limits="≥ 1.05")
+    # Ranks that are well differ by some percent.
+    straggler_factor: float = key(1.3, ALWAYS, limits="0 or ≥ 1.05")
     """A rank whose own work in a step takes longer than this many times the median of the other ranks' is named in
     `status` and `why` (docs/monitoring.md). 0: nobody is looked for."""
     on_overheat: OnOverheat = key(OnOverheat.warn, only_with("hardware.gpus_per_node"))

@@ -17,9 +17,6 @@ MOST_RUNS = 200
 """Of a sweep: each has files to read, and a grid's runs are alike."""
 
 
-_RETRIED = (RunState.CANCELLED, RunState.FAILED, RunState.OUT_OF_MEMORY)
-
-
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """One run that has begun."""
@@ -80,7 +77,7 @@ def next_words(tuned: Tuned, sweep: str) -> str | None:
     `plan ..`, or `retry RUN ..` where that alone brings the run back.
     """
     advice = next((each for each in tuned.advice if each.set), None)
-    if advice is not None and advice.is_same_run and tuned.state in _RETRIED:
+    if advice is not None and advice.is_same_run and (tuned.state.has_failed or tuned.state is RunState.CANCELLED):
         return f"retry {shlex.join([tuned.run_id, *advice.set])}"
     if advice is None or not tuned.words:
         return None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.runs.checkpoint_folders import committed
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import LOOSE, LOOSE_BUFFER
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
+from hpc_trainer.runs.reading import read_lines
 
 # Speeds and times are never the same twice.
 _NOT_COMPARED = frozenset(("step", "time", *SPEED))

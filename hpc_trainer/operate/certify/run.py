@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,9 +20,9 @@ from hpc_trainer.operate.certify.compare import (
 )
 from hpc_trainer.operate.end_local import end_local
 from hpc_trainer.operate.one_run import await_end, raise_failure
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import Interruption
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
 
@@ -157,9 +158,9 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
         if run.state is RunState.COMPLETED:
             return
         # Of a kill the queue says FAILED, or a rank that outlived the others for a moment does.
-        killed = {RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.NODE_FAIL, RunState.PREEMPTED}
-        wanted = {RunState.PREEMPTED} if expected and expected.number.name != "SIGKILL" else killed
-        if expected is None or run.state not in wanted:
+        is_killed = expected is not None and expected.number is signal.SIGKILL
+        as_killed = run.state.has_failed or run.state is RunState.NODE_FAIL
+        if expected is None or not (run.state is RunState.PREEMPTED or (is_killed and as_killed)):
             raise_failure(trial.sweep, run)
         say(f"  {expected}: {run.state.value} at step {run.step}; started again")
         trial.bring_back()

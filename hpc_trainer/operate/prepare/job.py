@@ -22,7 +22,8 @@ from typing import Any
 from hpc_trainer.datasets.images.splits import is_held_out
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.prepare.pool import Maker, Piece, over_processes
-from hpc_trainer.runs.files import fsync_folder, read_json, to_json, write_atomic, write_json
+from hpc_trainer.runs.files import fsync_folder, to_json, write_atomic, write_json
+from hpc_trainer.runs.reading import read_json
 
 ABOUT, PIECES, BROKEN = "prepare.json", ".pieces", "broken.txt"
 FORMAT = 1

@@ -21,7 +21,6 @@ from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.runs.metrics_log import SPEED, WORK, read_metrics
 from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
 from hpc_trainer.runs.record_values import is_number
-from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
 from hpc_trainer.state.monitoring.ledger import RunLedger
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
@@ -173,7 +172,7 @@ def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_st
         speed={} if run.spec.is_lost else speed,  # of how many ranks, nobody knows
         num_windows=num_windows,
         curves=curves_of(records),
-        last_lines=last_lines(run)[-_LAST_LINES:] if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) else [],
+        last_lines=last_lines(run)[-_LAST_LINES:] if run.state.has_failed else [],
         hint=_hint(run),
     )
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, list_folder, read_json, tell
-from hpc_trainer.runs.record_values import as_count, as_text, as_time, typed
+from hpc_trainer.runs.reading import Faults, list_folder, parsed_file
+from hpc_trainer.runs.record_values import as_bool, as_count, as_table, as_text, as_time, tuple_of, typed
+
+T = TypeVar("T")
 
 MAX_KEPT = 256
 """Spans, and collectives, of a file: 40 kB."""
@@ -87,32 +89,13 @@ def read_flights(paths: RunPaths, attempt: int, faults: Faults | None = None) ->
 
 
 def _read(paths: RunPaths, attempt: int, rank: int, faults: Faults) -> Flight | None:
-    path = paths.flight(attempt, rank)
-    record = read_json(path, faults)
-    if record is None:
-        return None
-    try:
-        found = typed(
-            record,
-            {"rank": as_count, "node": _as_text, "attempt": as_count, "world_size": _as_size, "time": as_time,
-             "why": _as_text},
-            {"step": as_count, "error": _as_text, "frame": _as_text},
-        )  # fmt: skip
-        if (found["rank"], found["attempt"]) != (rank, attempt):
+    def parse(record: Mapping[str, Any]) -> Flight:
+        flight = Flight(**typed(record, *_FLIGHT))
+        if (flight.rank, flight.attempt) != (rank, attempt):
             raise ValueError("it is of another rank or attempt")
-        return Flight(
-            **found,
-            stack=tuple(map(_as_text, _items(record, "stack"))),
-            spans=tuple(FlightSpan(**typed(each, *_SPAN)) for each in map(_as_record, _items(record, "spans"))),
-            collectives=tuple(
-                Collective(**typed(each, *_COLLECTIVE)) for each in map(_as_record, _items(record, "collectives"))
-            ),
-        )
-    except KeyError as error:
-        tell(faults, path, f"it has no {error}")
-    except ValueError as error:
-        tell(faults, path, error)
-    return None
+        return flight
+
+    return parsed_file(paths.flight(attempt, rank), parse, faults)
 
 
 def _as_text(value: object) -> str:
@@ -125,23 +108,9 @@ def _as_size(value: object) -> int:
     return size
 
 
-def _as_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError("one of its values is neither true nor false")
-
-
-def _as_record(value: object) -> Mapping[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise ValueError("one of its entries is no JSON object")
-
-
-def _items(record: Mapping[str, Any], key: str) -> Sequence[Any]:
-    value = record.get(key, [])
-    if not isinstance(value, list):
-        raise ValueError(f"{key} is no list")
-    return value[-MAX_KEPT:]
+def _newest_of(convert: Callable[[Any], T]) -> Callable[[object], tuple[T, ...]]:
+    as_tuple = tuple_of(convert)
+    return lambda value: as_tuple(value[-MAX_KEPT:] if isinstance(value, list) else value)
 
 
 def _or_none(value: object) -> float | None:
@@ -151,6 +120,14 @@ def _or_none(value: object) -> float | None:
 _SPAN = ({"kind": _as_text, "begin": as_time, "end": _or_none}, {"step": as_count})
 _COLLECTIVE = (
     {"group": _as_text, "seq": as_count, "name": _as_text, "shape": _as_text, "num_bytes": as_count, "begin": as_time,
-     "is_open": _as_bool, "is_p2p": _as_bool},
+     "is_open": as_bool, "is_p2p": as_bool},
     {"step": as_count, "during": _as_text},
+)  # fmt: skip
+_FLIGHT = (
+    {"rank": as_count, "node": _as_text, "attempt": as_count, "world_size": _as_size, "time": as_time, "why": _as_text},
+    {
+        "step": as_count, "error": _as_text, "frame": _as_text, "stack": _newest_of(_as_text),
+        "spans": _newest_of(lambda record: FlightSpan(**typed(as_table(record), *_SPAN))),
+        "collectives": _newest_of(lambda record: Collective(**typed(as_table(record), *_COLLECTIVE))),
+    },
 )  # fmt: skip

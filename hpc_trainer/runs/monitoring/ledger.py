@@ -17,8 +17,8 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import append_lines, check_trusted
 from hpc_trainer.runs.layout import HEARTBEAT, RunPaths
-from hpc_trainer.runs.reading import Faults, read_json, records, tell
-from hpc_trainer.runs.record_values import as_count, as_text, as_time, typed
+from hpc_trainer.runs.reading import Faults, parsed_file, parsed_lines
+from hpc_trainer.runs.record_values import as_count, as_table, as_text, as_time, typed
 
 Seconds = Mapping[str, float]
 """Kind (`runtime.spans.Kind`) -> seconds."""
@@ -111,37 +111,32 @@ def read_ledger_file(paths: RunPaths, faults: Faults | None = None) -> LedgerFil
 def _read_lines(paths: RunPaths, faults: Faults | None) -> LedgerFile:
     spent: dict[int, Spent] = {}
     allocations: dict[tuple[str, float], Allocation] = {}
-    for number, record in records(paths.ledger, faults):
-        if record is None:
-            continue
-        try:
-            if record.get("event") == "allocation":
-                found = Allocation(**typed(record, _ALLOCATION))
-                allocations[found.job_id, found.start_time] = found
-            else:
-                line = _spent(record)
-                spent[line.attempt] = line
-        except (KeyError, ValueError) as error:
-            tell(faults, paths.ledger, f"{type(error).__name__}: {error}", number)
+    for line in parsed_lines(paths.ledger, _parse, faults):
+        if isinstance(line, Spent):
+            spent[line.attempt] = line
+        else:
+            allocations[line.job_id, line.start_time] = line
     return LedgerFile(spent, list(allocations.values()))
 
 
+def _parse(record: Mapping[str, Any]) -> Spent | Allocation:
+    if record.get("event") == "allocation":
+        return Allocation(**typed(record, _ALLOCATION))
+    if record.get("event") != "spent":
+        raise ValueError(f"event {str(record.get('event'))[:20]!r} is of a newer version")
+    return _spent(record)
+
+
 def _of_heartbeat(paths: RunPaths, faults: Faults | None) -> Spent | None:
-    told = read_json(paths.at(HEARTBEAT), faults)
-    spent = (told or {}).get("spent")
-    if told is None or not isinstance(spent, dict) or not spent:
-        return None
-    try:
-        return _spent({**told, **spent, "event": "spent"})
-    except (KeyError, ValueError) as error:
-        tell(faults, paths.at(HEARTBEAT), f"{type(error).__name__}: {error}")
-        return None
+    return parsed_file(paths.at(HEARTBEAT), _of_beat, faults)
+
+
+def _of_beat(beat: Mapping[str, Any]) -> Spent | None:
+    spent = beat.get("spent")
+    return _spent({**beat, **spent}) if isinstance(spent, dict) and spent else None
 
 
 def _spent(record: Mapping[str, Any]) -> Spent:
-    """Raises KeyError or ValueError: this is no line of ours."""
-    if record.get("event") != "spent":
-        raise ValueError(f"event {str(record.get('event'))[:20]!r} is of a newer version")
     return Spent(**typed(record, _SPENT, {"allocated_time": as_time}), is_last=record.get("is_last") is True)
 
 
@@ -153,13 +148,11 @@ def _append(paths: RunPaths, lines: Sequence[Mapping[str, Any]]) -> None:
         append_lines(paths.ledger, lines, sync=False, sealed=True)
 
 
-def _as_table(value: object) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise ValueError("seconds are no table")
-    return {as_text(kind): as_time(each) for kind, each in value.items()}
+def _as_seconds(value: object) -> dict[str, float]:
+    return {kind: as_time(each) for kind, each in as_table(value).items()}
 
 
-_SPENT = {"attempt": as_count, "time": as_time, "step": as_count, "steps_done": as_count, "seconds": _as_table}
+_SPENT = {"attempt": as_count, "time": as_time, "step": as_count, "steps_done": as_count, "seconds": _as_seconds}
 _ALLOCATION = {
     "job_id": as_text, "start_time": as_time, "end_time": as_time, "elapsed_s": as_time, "state": as_text,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning
-from hpc_trainer.runs.reading import Faults, read_json, tell
+from hpc_trainer.runs.reading import Faults, parsed_file
 from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
 
 OVERHEATED, DEVICE_FAILED = "overheated", "device_failed"
@@ -55,15 +55,7 @@ def write_move(paths: RunPaths, attempt: int, move: Move) -> None:
 
 def read_move(paths: RunPaths, attempt: int, faults: Faults | None = None) -> Move | None:
     """That of an attempt; None if there is none, or it cannot be read."""
-    path = paths.move(attempt)
-    found = read_json(path, faults)
-    if found is None:
-        return None
-    try:
-        return Move(**typed(found, _KINDS))
-    except (KeyError, ValueError, TypeError) as error:
-        tell(faults, path, error)
-        return None
+    return parsed_file(paths.move(attempt), lambda found: Move(**typed(found, _KINDS)), faults)
 
 
 _KINDS: Kinds = {"node": as_text, "cause": as_text, "why": as_text, "time": as_time}

@@ -11,8 +11,8 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.files import check_trusted, write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.reading import Faults, read_json
-from hpc_trainer.runs.record_values import as_count, as_text, as_time, typed
+from hpc_trainer.runs.reading import Faults, parsed_file
+from hpc_trainer.runs.record_values import as_count, as_table, as_text, as_time, tuple_of, typed
 
 MAX_STEPS = 1000
 """A step of a large model leaves 1 MB of spans."""
@@ -58,16 +58,14 @@ def write_request(paths: RunPaths, request: ProfileRequest) -> None:
 
 def read_request(paths: RunPaths) -> ProfileRequest | None:
     """What is asked; None: nothing, or nothing that `write_request` would write, or others may have written it."""
-    record = read_json(paths.profile_request, Faults())
-    if record is None:
+    request = parsed_file(paths.profile_request, lambda record: ProfileRequest(**typed(record, _REQUEST)), Faults())
+    if request is None or not request.ranks or not 1 <= request.num_steps <= MAX_STEPS:
         return None
     try:
         check_trusted(paths.profile_request)
-        kinds = {"id": as_text, "time": as_time, "keep_s": as_time, "num_steps": as_count, "ranks": _as_ranks}
-        request = ProfileRequest(**typed(record, kinds))
-    except (KeyError, ValueError, OSError, RunStateError):
+    except (OSError, RunStateError):
         return None
-    return request if 1 <= request.num_steps <= MAX_STEPS else None
+    return request
 
 
 def withdraw(paths: RunPaths, request: ProfileRequest) -> None:
@@ -84,30 +82,15 @@ def write_answer(paths: RunPaths, rank: int, answer: ProfileAnswer) -> None:
 
 def read_answer(paths: RunPaths, rank: int, faults: Faults | None = None) -> ProfileAnswer | None:
     """The newest answer of a rank; None: it has given none that can be read."""
-    record = read_json(paths.profile_answer(rank), Faults() if faults is None else faults)
-    if record is None:
-        return None
-    kinds = {"id": as_text, "state": as_text, "attempt": as_count, "step": as_count}
-    optional = {"figures": _as_mapping, "lines": _as_lines, "error": as_text}
-    try:
-        return ProfileAnswer(**typed(record, kinds, optional))
-    except (KeyError, ValueError):
-        return None
+    return parsed_file(
+        paths.profile_answer(rank),
+        lambda record: ProfileAnswer(**typed(record, *_ANSWER)),
+        Faults() if faults is None else faults,
+    )
 
 
-def _as_ranks(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
-        raise ValueError("no list of ranks")
-    return tuple(map(as_count, value))
-
-
-def _as_lines(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError("no lines")
-    return tuple(map(as_text, value))
-
-
-def _as_mapping(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("no mapping")
-    return value
+_REQUEST = {"id": as_text, "time": as_time, "keep_s": as_time, "num_steps": as_count, "ranks": tuple_of(as_count)}
+_ANSWER = (
+    {"id": as_text, "state": as_text, "attempt": as_count, "step": as_count},
+    {"figures": as_table, "lines": tuple_of(as_text), "error": as_text},
+)

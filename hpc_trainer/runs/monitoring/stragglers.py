@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, records, tell
-from hpc_trainer.runs.record_values import as_count, as_text, as_time, is_number, typed
+from hpc_trainer.runs.reading import Faults, parsed_lines
+from hpc_trainer.runs.record_values import as_amount, as_bool, as_count, as_text, as_time, typed
 
 MOST_LINES = 1_000
 """Of one attempt; who is slow time and again is known by then."""
@@ -66,18 +64,8 @@ class StragglerLog:
 
 def read_stragglers(paths: RunPaths, faults: Faults | None = None) -> list[Straggler]:
     """The newest lines, in order; [] if nobody was slow."""
-    lines = (_line(paths, number, record, faults) for number, record in records(paths.stragglers, faults))
-    return list(deque((line for line in lines if line is not None), maxlen=_MOST_READ))
-
-
-def _line(paths: RunPaths, number: int, record: dict[str, Any] | None, faults: Faults | None) -> Straggler | None:
-    if record is None:
-        return None
-    try:
-        return Straggler(**typed(record, _KINDS))
-    except (KeyError, ValueError) as error:
-        tell(faults, paths.stragglers, f"{type(error).__name__}: {error}", number)
-        return None
+    lines = parsed_lines(paths.stragglers, lambda record: Straggler(**typed(record, _KINDS)), faults)
+    return list(deque(lines, maxlen=_MOST_READ))
 
 
 def slow_at_end(lines: Sequence[Straggler]) -> list[Straggler]:
@@ -96,19 +84,7 @@ def straggler_lines(lines: Sequence[Straggler]) -> list[str]:
     return told + ([f"and {len(slow) - MOST_TOLD} more rank(s)"] if len(slow) > MOST_TOLD else [])
 
 
-def _as_float(value: object) -> float:
-    if is_number(value) and 0 <= value < math.inf:  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    raise ValueError(f"{str(value)[:40]!r} is no number from 0")
-
-
-def _as_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError(f"{str(value)[:40]!r} is neither true nor false")
-
-
 _KINDS = {
-    "time": as_time, "attempt": as_count, "step": as_count, "rank": as_count, "node": as_text, "is_slow": _as_bool,
-    "factor": _as_float, "own_s": _as_float, "others_s": _as_float, "is_data": _as_bool,
+    "time": as_time, "attempt": as_count, "step": as_count, "rank": as_count, "node": as_text, "is_slow": as_bool,
+    "factor": as_amount, "own_s": as_amount, "others_s": as_amount, "is_data": as_bool,
 }  # fmt: skip

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, list_folder, read_json, tell
-from hpc_trainer.runs.record_values import Kinds, as_count, as_text, as_time, typed
+from hpc_trainer.runs.reading import Faults, list_folder, parsed_file
+from hpc_trainer.runs.record_values import Kinds, as_count, as_table, as_text, as_time, tuple_of, typed
 
 _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.warnings\.json")
 
@@ -84,16 +84,12 @@ def read_warnings(paths: RunPaths, attempt: int | None = None, faults: Faults | 
     ]
 
 
-def _read(path: str, faults: Faults | None) -> list[DeviceWarning]:
-    told = (read_json(path, faults) or {}).get("warnings")
-    try:
-        return [DeviceWarning(**typed(each, _KINDS)) for each in (told if isinstance(told, list) else ())]
-    except (KeyError, ValueError, TypeError) as error:
-        tell(faults, path, error)
-        return []
+def _read(path: str, faults: Faults | None) -> Sequence[DeviceWarning]:
+    return parsed_file(path, lambda record: _as_warnings(record["warnings"]), faults) or ()
 
 
 _KINDS: Kinds = {
     "rank": as_count, "trouble": Trouble, "node": as_text, "device": as_text, "detail": as_text, "since": as_time,
     "last": as_time, "seconds": as_time,
 }  # fmt: skip
+_as_warnings = tuple_of(lambda record: DeviceWarning(**typed(as_table(record), _KINDS)))

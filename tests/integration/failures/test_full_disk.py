@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status

@@ -19,8 +19,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.operate.certify.compare import Trace, first_difference, other_files, other_metrics, read_trace
 from hpc_trainer.runs.checkpoint_folders import committed
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup

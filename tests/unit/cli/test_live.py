@@ -10,7 +10,8 @@ import pytest
 from hpc_trainer.cli import live
 from hpc_trainer.cli.live_table import GpuNow, gpu_now, table_of
 from hpc_trainer.operate import waits
-from hpc_trainer.runs.files import append_lines, read_json, write_json
+from hpc_trainer.runs.files import append_lines, write_json
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, read_status
 from tests.unit.cli.screens import Screen

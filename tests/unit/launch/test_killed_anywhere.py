@@ -17,8 +17,8 @@ import pytest
 
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid, top_up
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.state.submissions import read_ledger
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs

@@ -15,8 +15,8 @@ import pytest
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.settle import settle_intents
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs, read_specs
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.state.submissions import (

@@ -17,10 +17,10 @@ from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs, read_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal

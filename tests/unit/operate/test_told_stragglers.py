@@ -12,9 +12,10 @@ from hpc_trainer.cli.run_verbs import run_status
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.beat import read_heartbeat
-from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.monitoring import stragglers
 from hpc_trainer.runs.monitoring.stragglers import MOST_TOLD, Straggler, StragglerLog, read_stragglers
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_specs

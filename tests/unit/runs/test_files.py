@@ -18,14 +18,13 @@ from hpc_trainer.runs.files import (
     append_lines,
     check_place,
     check_trusted,
-    read_json,
-    read_lines,
     whole_file,
     write_atomic,
     write_json,
     write_marker,
 )
 from hpc_trainer.runs.modes import set_umask
+from hpc_trainer.runs.reading import read_json, read_lines
 
 _WRITER = Path(__file__).with_name("atomic_writer.py")
 
@@ -89,6 +88,15 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
     assert read_json(path) == {"a": 1}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_refused_write_leaves_nothing_beside_the_old(tmp_path: Path, sync: bool) -> None:
+    path = tmp_path / "x.json"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_json(path, {"a": 1}, sync=sync)
+    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
 
 
 @pytest.mark.parametrize("sync", [True, False])

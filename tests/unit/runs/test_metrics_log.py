@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.metrics_log import MetricsLog
+from hpc_trainer.runs.reading import read_lines
 
 
 def _steps(path: Path) -> list[int]:

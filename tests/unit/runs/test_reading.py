@@ -13,10 +13,10 @@ import pytest
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.beat import read_heartbeat, read_result
 from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import append_lines, read_json, read_lines
+from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
-from hpc_trainer.runs.reading import MAX_LINE, Faults, parse_record, raw_lines, read_bytes, seal
+from hpc_trainer.runs.reading import MAX_LINE, Faults, parse_record, raw_lines, read_bytes, read_json, read_lines, seal
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import read_lines, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.reading import parse_record, seal
+from hpc_trainer.runs.reading import parse_record, read_lines, seal
 from hpc_trainer.runs.spec import RunSpec, append_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.runs.files import read_lines, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Attempt, Journal, failures_of_storage, restarts_without_progress, successor_jobs
 from hpc_trainer.state.submissions import SUCCESSOR, write_confirmation, write_dropped, write_intent

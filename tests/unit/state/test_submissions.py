@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import UntrustedFileError
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.state.submissions import (
     SUCCESSOR,
     TOP_UP,

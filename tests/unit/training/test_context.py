@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from hpc_trainer.errors import CheckpointError, LoopError, NoProgressError, UntrustedFileError
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import CANCEL, DONE
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup

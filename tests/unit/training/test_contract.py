@@ -15,8 +15,8 @@ import torch
 
 from hpc_trainer.datasets.text_bytes import TextBytes
 from hpc_trainer.errors import CheckpointError, ConfigError, IncompatibleResumeError, LoopError, UntrustedFileError
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runtime.code_digests import code_digests
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup

@@ -15,9 +15,10 @@ import pytest
 
 from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.files import read_lines, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.monitoring.moves import Move, write_move
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag

@@ -14,7 +14,8 @@ import pytest
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import read_lines, write_json
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.spans import Spans

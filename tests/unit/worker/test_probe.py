@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import NONE, VARIABLE, Interruption
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.files import read_json, read_lines, write_json
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import read_json, read_lines
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag

@@ -29,10 +29,3 @@ def test_a_name_that_says_nothing_or_both_needs_a_mode(name: str) -> None:
         checkpoint = CheckpointConfig(keep_best=name, best_mode=mode)
         assert list(retention_problems(checkpoint)) == []
         assert best_is_max(checkpoint) is (mode is BestMode.max)
-
-
-def test_an_interval_is_no_negative_number() -> None:
-    assert list(retention_problems(CheckpointConfig(keep_every_steps=-5))) == [
-        "checkpoint.keep_every_steps=-5 must be at least 0. Use 0."
-    ]
-    assert list(retention_problems(CheckpointConfig(keep_every_steps=0))) == []

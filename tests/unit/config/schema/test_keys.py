@@ -129,6 +129,8 @@ def _around(limits: str, is_int: bool) -> tuple[list[float], list[float]]:
     little = 1 if is_int else 1e-3
     digits = re.sub(r"(\d),(\d)", r"\1\2", limits)
     numbers = [(int if is_int else float)(text) for text in re.findall(r"[\d.]+", digits)]
+    if limits.startswith("0 or ≥"):
+        return [0, numbers[1]], [numbers[1] - little, -little]
     if limits[0] == "≥":
         return [numbers[0]], [numbers[0] - little]
     if limits[0] == ">":

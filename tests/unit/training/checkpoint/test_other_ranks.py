@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.state.journal import Journal
 from tests.unit.training.ranks import run_child
 
