@@ -13,10 +13,11 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+_Record = TypeVar("_Record")
 Place = str | Path
 """A path: as text where there are 10,000 of them."""
 
@@ -331,6 +332,18 @@ def records(path: Place, faults: Faults | None = None) -> Iterator[tuple[int, di
 def read_lines(path: Place, faults: Faults | None = None) -> Iterator[dict[str, Any]]:
     """The JSON objects of a JSONL file; damaged lines are set aside. Nothing if there is no file."""
     return (record for _, record in records(path, faults) if record is not None)
+
+
+def read_parsed(path: Place, parse: Callable[[dict[str, Any]], _Record], faults: Faults | None) -> Iterator[_Record]:
+    """What `parse` makes of each line of a JSONL file. Of what it raises KeyError or ValueError, a fault tells."""
+    for number, record in records(path, faults):
+        if record is not None:
+            try:
+                found = parse(record)
+            except (KeyError, ValueError) as error:
+                tell(faults, path, f"{type(error).__name__}: {error}", number)
+            else:
+                yield found
 
 
 def read_json(path: Place, faults: Faults | None = None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, records, tell
+from hpc_trainer.runs.reading import Faults, read_parsed
 from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.run_folder import RunFolder, journal_settles
@@ -30,22 +30,19 @@ def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tup
 
     What cannot be read is told in `faults`.
     """
-    ends: dict[tuple[str, str], tuple[End, float]] = {}
     try:
         if not is_ours(sweep.ends, faults):
-            return ends
+            return {}
     except HpcTrainerError as error:
         faults.append(f"{sweep.ends.name} is not read: {error}")
-        return ends
-    for number, record in records(sweep.ends, faults):
-        if record is not None:
-            try:
-                told = typed(record, _END, {"node": as_text})
-                end = told["state"], told["cause"], told.get("node")
-                ends[told["uuid"], told["job_id"]] = end, told["time"]
-            except (KeyError, ValueError) as error:
-                tell(faults, sweep.ends, f"{type(error).__name__}: {error}", number)
-    return ends
+        return {}
+    return dict(read_parsed(sweep.ends, _parse, faults))
+
+
+def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float]]:
+    """Raises KeyError or ValueError: this is no line of ours."""
+    told = typed(record, _END, {"node": as_text})
+    return (told["uuid"], told["job_id"]), ((told["state"], told["cause"], told.get("node")), told["time"])
 
 
 def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:

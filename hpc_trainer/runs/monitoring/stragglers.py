@@ -7,12 +7,11 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, records, tell
+from hpc_trainer.runs.reading import Faults, read_parsed
 from hpc_trainer.runs.record_values import as_count, as_text, as_time, is_number, typed
 
 MOST_LINES = 1_000
@@ -66,18 +65,8 @@ class StragglerLog:
 
 def read_stragglers(paths: RunPaths, faults: Faults | None = None) -> list[Straggler]:
     """The newest lines, in order; [] if nobody was slow."""
-    lines = (_line(paths, number, record, faults) for number, record in records(paths.stragglers, faults))
-    return list(deque((line for line in lines if line is not None), maxlen=_MOST_READ))
-
-
-def _line(paths: RunPaths, number: int, record: dict[str, Any] | None, faults: Faults | None) -> Straggler | None:
-    if record is None:
-        return None
-    try:
-        return Straggler(**typed(record, _KINDS))
-    except (KeyError, ValueError) as error:
-        tell(faults, paths.stragglers, f"{type(error).__name__}: {error}", number)
-        return None
+    lines = read_parsed(paths.stragglers, lambda record: Straggler(**typed(record, _KINDS)), faults)
+    return list(deque(lines, maxlen=_MOST_READ))
 
 
 def slow_at_end(lines: Sequence[Straggler]) -> list[Straggler]:
