@@ -60,8 +60,7 @@ def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterat
         if not is_active:
             return
         time.sleep(_POLL_S)
-        on_slurm = bool(run.job_id) and str(run.job_id)[0].isdecimal()
-        if on_slurm and time.monotonic() - asked < _ASK_EVERY_S:
+        if run.has_slurm_job and time.monotonic() - asked < _ASK_EVERY_S:
             continue
         asked = time.monotonic()
         status = read_status(status.sweep)
