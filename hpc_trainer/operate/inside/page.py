@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from hpc_trainer.operate.inside.hang import join, seconds, size
 from hpc_trainer.operate.inside.lanes import LANES_STYLE, MOST_LANES, lanes
-from hpc_trainer.operate.report.charts import Line, line_chart
+from hpc_trainer.operate.report.charts import Line, figure, line_chart
 from hpc_trainer.operate.report.data import Curve
-from hpc_trainer.operate.report.page import figure, table, whole_page
+from hpc_trainer.operate.report.page import table, whole_page
 from hpc_trainer.operate.report.telemetry import Chart, render_telemetry
 from hpc_trainer.operate.why import Why
 from hpc_trainer.runs.monitoring.flight import Flight
