@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -18,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from hpc_trainer import errors
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.torch_process import error_of
 from hpc_trainer.runtime.start import start_words
+from hpc_trainer.worker.answer import answering, told_error
 
 Tell = Callable[[int], None]
 """Says how much more of a piece is done, in the unit of its `amount`."""
@@ -109,8 +108,7 @@ def _drive(process: Any, maker: Maker, left: _Left, said: queue.Queue[int | Piec
             while "told" in (answer := json.loads(process.stdout.readline())):
                 said.put(answer["told"])
             if "error" in answer:
-                kind = getattr(errors, answer["error"], None)
-                said.put(kind(answer["message"]) if kind else OSError(f"{answer['error']}: {answer['message']}"))
+                said.put(error_of(answer))
                 return
             said.put(piece)
     except (OSError, ValueError) as error:  # a pipe without a reader, an answer cut off
@@ -133,17 +131,7 @@ def _send(process: Any, value: Any) -> None:
 
 def main() -> None:
     """One process: makes what it is sent until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that asked, which ends this one
-    out = sys.stdout
-
-    def say(answer: Any) -> None:
-        try:
-            out.write(json.dumps(answer) + "\n")
-            out.flush()
-        except OSError:  # the one that asked was killed: nobody wants the rest
-            os._exit(1)
-
-    with contextlib.redirect_stdout(sys.stderr):
+    with answering() as say:
         asked = json.loads(sys.stdin.readline() or "null")
         if asked is None:
             return
@@ -155,7 +143,7 @@ def main() -> None:
                 maker.make(Piece(**json.loads(line)), lambda count: say({"told": count}))
                 answer: dict[str, Any] = {"done": True}
             except Exception as error:
-                answer = {"error": type(error).__name__, "message": str(error)}
+                answer = told_error(error)
             say(answer)
 
 
