@@ -114,7 +114,7 @@ def _is_of_sweep(entry: JobRow, folder: RunFolder) -> bool:
     return re.fullmatch(rf"{re.escape(folder.paths.folder.parent.name)}-[0-9a-f]{{8}}", entry.name) is not None
 
 
-def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+def decide(folder: RunFolder, view: SchedulerView) -> End:
     """(state, cause, node) of one run."""
     if DONE in folder.markers:
         return RunState.COMPLETED, str(folder.result.get("cause", "done")), None
@@ -175,7 +175,7 @@ _ACCOUNTING_LAG_S = 600.0
 _ALIVE_S = 60.0
 
 
-def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
     elsewhere = view.elsewhere(folder)
     if folder.job_id is None:
         # An intent without an answer, and no job in the queue carries its uuid (yet).
@@ -213,7 +213,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     return _decide_absent(folder, view)
 
 
-def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
     """The state of a run whose job is not in the queue, and of whose end nobody knows."""
     quiet_s = view.asked_time - last_sign(folder)
     account = view.row_of(folder) or _row_before_it_began(folder, view)
