@@ -64,10 +64,11 @@ def render_run_page(page: RunPage, now: float | None = None) -> str:
 
 
 def _list(title: str, lines: Sequence[str]) -> str:
-    if not lines:
-        return ""
-    items = "".join(f"<li>{html.escape(line[:_MAX_LINE])}</li>" for line in lines)
-    return f"<h2>{title}</h2><ul>{items}</ul>\n"
+    return f"<h2>{title}</h2>{_items(lines)}\n" if lines else ""
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line[:_MAX_LINE])}</li>" for line in lines) + "</ul>"
 
 
 def _last_moments(flights: Mapping[int, Flight]) -> str:
@@ -76,12 +77,8 @@ def _last_moments(flights: Mapping[int, Flight]) -> str:
     more = "" if len(flights) <= MOST_LANES else f" The first {MOST_LANES} of {len(flights)} ranks."
     return (
         f'<h2>What the ranks did last</h2><p class="soft">Each rank\'s newest step stands beside it.{more}</p>'
-        f"<figure>{lanes(flights)}</figure>{_list_of_ranks(flights)}{_collectives(flights)}\n"
+        f"<figure>{lanes(flights)}</figure>{_items(join(flights).lines)}{_collectives(flights)}\n"
     )
-
-
-def _list_of_ranks(flights: Mapping[int, Flight]) -> str:
-    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in join(flights).lines) + "</ul>"
 
 
 def _collectives(flights: Mapping[int, Flight]) -> str:
