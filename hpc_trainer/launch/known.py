@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Iterator
 
+from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.launch.arrays import ActiveArray
 from hpc_trainer.launch.freeze import Grid
@@ -12,8 +13,8 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.lost import told_few
-from hpc_trainer.state.status import SweepStatus, read_status
-from hpc_trainer.state.submissions import SUCCESSOR
+from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.state.submissions import Submission
 
 # Folders of runs that are done, read to know how long a stop takes.
 _STOPS_LOOKED_AT = 50
@@ -28,42 +29,38 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
     """What exists. Of a grid also runs that the sweep does not list: a job that no file tells of may have them."""
     own = [spec.run_id for spec in grid.specs] if grid is not None else []
     claimed = {run_id: why for run_id in own if run_id not in status.specs and (why := status.lost.cause(run_id))}
-    waiting = frozenset(run.run_id for run in status.waiting)
-    active: Counter[str] = Counter()
-    successors: list[ActiveArray] = []
-    for run in status.open_runs.values():
-        if run.state.is_active and run.own_job is not None and run.submission is not None:
-            active[run.submission.uuid] += 1
-            if run.submission.kind == SUCCESSOR and run.job_id is not None:
-                alone = ActiveArray(job_id=run.job_id, hardware=run.submission.hardware, parallelism=1, num_active=1)
-                successors.append(alone)
-    accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
-    ids = {run_id for each in accepted for run_id in each.run_ids}
+    in_queue = [run for run in status.open_runs.values() if run.state.is_active and run.own_job is not None]
+    submitted = {
+        run_id
+        for each in status.ledger.submissions
+        if each.executor == Executor.slurm.value and each.job_id is not None
+        for run_id in each.run_ids
+    }
     return Known(
         states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
-        waiting=waiting,
-        elements=tuple(
-            run.own_job for run in status.open_runs.values() if run.state.is_active and run.own_job is not None
-        ),
+        waiting=frozenset(run.run_id for run in status.waiting),
+        elements=tuple(str(run.own_job) for run in in_queue),
         top_up_job=status.top_up_job,
-        active=(
-            *(
-                ActiveArray(
-                    job_id=str(each.job_id), hardware=each.hardware, num_active=active[each.uuid],
-                    parallelism=each.parallelism or len(each.run_ids),
-                )
-                for each in accepted if active[each.uuid]
-            ),
-            *successors,
-        ),
+        active=tuple(_active(in_queue)),
         specs=status.specs,
         codes=_codes(status),
         stop_s=_slowest_stops(status),
         shapes=frozenset(
-            spec.shape for run_id, spec in status.specs.items() if run_id in ids and not spec.is_lost
+            spec.shape for run_id, spec in status.specs.items() if run_id in submitted and not spec.is_lost
         ),
         notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
-    )  # fmt: skip
+    )
+
+
+def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:
+    """The arrays and successor jobs of these runs, in the order in which they were submitted."""
+    of_job: dict[str, list[Submission]] = {}
+    for run in in_queue:
+        if run.submission is not None and run.submission.job_id is not None:
+            of_job.setdefault(run.submission.job_id, []).append(run.submission)
+    for job_id, (first, *others) in sorted(of_job.items(), key=lambda each: each[1][0].time):
+        parallelism = first.parallelism or max(1, len(first.run_ids))
+        yield ActiveArray(job_id=job_id, hardware=first.hardware, parallelism=parallelism, num_active=1 + len(others))
 
 
 def _codes(status: SweepStatus) -> dict[str, str]:

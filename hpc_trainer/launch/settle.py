@@ -10,7 +10,9 @@ from hpc_trainer.errors import SilentError
 from hpc_trainer.launch.lock import age_on_disk
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import find_process, pid_of
-from hpc_trainer.slurm.queue import CLOCKS_S, array_of, cluster_name, find_by_uuid, find_ended, read_queue
+from hpc_trainer.slurm.accounting import find_ended
+from hpc_trainer.slurm.cluster import cluster_name
+from hpc_trainer.slurm.queue import CLOCKS_S, array_of, find_by_uuid, read_queue
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.state.submissions import (
     SUCCESSOR,

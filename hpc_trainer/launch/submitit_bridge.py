@@ -30,7 +30,7 @@ from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runtime.start import start_words
-from hpc_trainer.slurm.queue import find_ended
+from hpc_trainer.slurm.accounting import find_ended
 from hpc_trainer.slurm.sbatch import submit_script
 from hpc_trainer.state.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 

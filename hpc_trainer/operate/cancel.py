@@ -66,7 +66,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
     if is_whole:
         jobs += status.lost.arrays
-    may_have_jobs = any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked))
+    may_have_jobs = any(run.has_slurm_job for run in (*chosen, *marked))
     if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):
         raise SlurmError(
             f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
-from hpc_trainer.runs.reading import Faults, exists, list_folder
-from hpc_trainer.state.lost import known_specs
+from hpc_trainer.runs.reading import Faults, exists
+from hpc_trainer.state.lost import known_by_files
 from hpc_trainer.state.status import SweepStatus, read_status
-from hpc_trainer.state.submissions import read_ledger
 
 
 def configured_runs_dir() -> Path:
@@ -108,9 +107,7 @@ def select(
     except RunStateError as error:
         sweeps = [{*_run_ids(each)} for each in list_sweeps(runs_dir)]
         if all(any(fits(run_id, name) for run_ids in sweeps for run_id in run_ids) for name in names):
-            raise RunStateError(
-                f"{', '.join(names)} are runs of several sweeps: name those of one at a time."
-            ) from None
+            raise RunStateError(_SEVERAL.format(names=", ".join(names))) from None
         # A person may have meant a sweep.
         known = ", ".join(each.name for each in list_sweeps(runs_dir)[:_SWEEPS_SHOWN])
         raise RunStateError(f"there is no such sweep, and {error} Sweeps: {known}.") from None
@@ -181,8 +178,7 @@ def _is_sweep(folder: Path) -> bool:
 def _run_ids(sweep: SweepPaths) -> Iterable[str]:
     """Of a sweep that others may have changed none: who names it is told so."""
     try:
-        ledger, listed = read_ledger(sweep, may_fail=True), list_folder(sweep.folder, Faults())
-        return known_specs(sweep, ledger, listed or (), Faults())
+        return known_by_files(sweep)[1]
     except UntrustedFileError:
         return ()
 

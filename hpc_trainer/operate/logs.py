@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.runs.reading import exists, list_folder
+from hpc_trainer.runs.reading import Faults, exists, list_folder, open_file
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 # Files are ours to read each second; the state may cost the scheduler a squeue.
@@ -36,11 +38,15 @@ def read_logs(files: list[Path], tail: int | None = None) -> Iterator[str]:
     """The lines of all files, a header before each; only the last `tail` lines of each if given."""
     for path in files:
         yield f"==> {path} <=="
-        try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError as error:
-            lines = [f"{path.name} cannot be read: {error.strerror or error}"]
-        yield from lines if tail is None else lines[max(0, len(lines) - tail) :]
+        faults = Faults()
+        file = open_file(path, faults)
+        if file is not None:
+            try:
+                with io.TextIOWrapper(file, encoding="utf-8", errors="replace") as text:  # a line at a time
+                    yield from (line.rstrip("\n") for line in (text if tail is None else deque(text, tail)))
+            except OSError as error:
+                faults.refuse(path, error)
+        yield from faults
 
 
 def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterator[str]:
@@ -50,12 +56,11 @@ def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterat
     asked = time.monotonic()
     while True:
         for path in log_files(status, run, rank):
-            yield from _new_lines(path, offsets)
+            yield from _new_lines(path, offsets, is_last_look=not is_active)
         if not is_active:
             return
         time.sleep(_POLL_S)
-        on_slurm = bool(run.job_id) and str(run.job_id)[0].isdecimal()
-        if on_slurm and time.monotonic() - asked < _ASK_EVERY_S:
+        if run.has_slurm_job and time.monotonic() - asked < _ASK_EVERY_S:
             continue
         asked = time.monotonic()
         status = read_status(status.sweep)
@@ -63,14 +68,17 @@ def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterat
         is_active = run.state.is_active  # read once more after the end: the last lines
 
 
-def _new_lines(path: Path, offsets: dict[Path, int]) -> Iterator[str]:
-    start = offsets.get(path, 0)
+def _new_lines(path: Path, offsets: dict[Path, int], *, is_last_look: bool) -> Iterator[str]:
     if path not in offsets:
+        offsets[path] = 0
         yield f"==> {path} <=="
-    data = b""
-    with contextlib.suppress(OSError), path.open("rb") as file:  # the next look may find it
-        file.seek(start)
-        data = file.read()
-    end = data.rfind(b"\n") + 1  # a line that is still being written waits for the next look
-    offsets[path] = start + end
-    yield from data[:end].decode(errors="replace").splitlines()
+    file = open_file(path, Faults())
+    if file is None:  # the next look may find it
+        return
+    with file, contextlib.suppress(OSError):
+        file.seek(offsets[path])
+        for line in file:
+            if not line.endswith(b"\n") and not is_last_look:
+                return  # it is still being written, and waits for the next look
+            offsets[path] += len(line)
+            yield from line.decode(errors="replace").splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
@@ -14,22 +15,33 @@ _POLL_S = 0.1
 
 
 def await_end(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
-    """The status of a run once no queue has it any more.
+    """The status of a run once no queue has it any more. Raises as `await_run`."""
+    return await_run(sweep, run_id, timeout_s, lambda _: False, what=f"{sweep.name} run had not ended")
+
+
+def await_run(
+    sweep: SweepPaths, run_id: str, timeout_s: float, is_there: Callable[[RunStatus], bool], *, what: str,
+    poll_s: float = _POLL_S,
+) -> RunStatus:  # fmt: skip
+    """The status of a run that `is_there`, or that no queue has any more.
+
+    Args:
+        what: had not come to pass, for the message.
 
     Raises:
-        RunStateError: it did not end in time.
+        RunStateError: neither in `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         run = read_status(sweep).run(run_id)
-        if not run.state.is_active:
+        if is_there(run) or not run.state.is_active:
             return run
         if time.monotonic() > deadline:
             raise RunStateError(
-                f"{sweep.name} run had not ended after {timeout_s:g} s, and is {run.state.value} at step "
-                f"{run.step}. Take fewer --steps, or a longer --timeout."
+                f"{what} after {timeout_s:g} s, and is {run.state.value} at step {run.step}. Take fewer --steps, or a "
+                "longer --timeout."
             )
-        time.sleep(_POLL_S)
+        time.sleep(poll_s)
 
 
 def raise_failure(sweep: SweepPaths, run: RunStatus) -> NoReturn:

@@ -16,10 +16,10 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.axes import leaves
 from hpc_trainer.operate.find import find_sweep, fits, in_one_sweep, list_sweeps
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, list_folder, read_json
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.state.lost import known_specs
-from hpc_trainer.state.submissions import Ledger, latest_of_each_run, read_ledger
+from hpc_trainer.state.lost import known_by_files
+from hpc_trainer.state.submissions import Ledger, latest_of_each_run
 
 LINE, FILE, FILLED, DEFAULT = "command line", "file", "filled in", "default"
 # What `validate` works out where nobody says it (config/rules/validate.py).
@@ -82,8 +82,7 @@ def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
     of_that_name = None
     sweeps = [find_sweep(runs_dir, sweep)] if sweep is not None else list_sweeps(runs_dir.absolute())
     for paths in sweeps:
-        ledger = read_ledger(paths, may_fail=True)
-        specs = known_specs(paths, ledger, list_folder(paths.folder, Faults()) or (), Faults())
+        ledger, specs = known_by_files(paths)
         of_that_name = specs if paths.name == name.rstrip("/") else of_that_name
         found = [name] if name in specs else [run_id for run_id in specs if fits(run_id, name)]
         if len(found) > 1:
@@ -170,8 +169,7 @@ def sweep_lines(runs_dir: Path) -> list[SweepLine]:
 
 
 def _line(paths: SweepPaths) -> SweepLine:
-    ledger = read_ledger(paths, may_fail=True)
-    specs = known_specs(paths, ledger, list_folder(paths.folder, Faults()) or (), Faults())
+    ledger, specs = known_by_files(paths)
     newest = ledger.submissions[-1] if ledger.submissions else None
     words = (read_json(paths.sweep) or {}).get("command")
     return SweepLine(

@@ -39,8 +39,7 @@ def ask(module: str, verb: str, asked: Mapping[str, Any], tell: Tell | None = No
                     answer: dict[str, Any] = told["answer"]
                     return answer
                 if "error" in told:
-                    kind = getattr(errors, told["error"], None)
-                    raise kind(told["message"]) if kind else OSError(f"{told['error']}: {told['message']}")
+                    raise error_of(told)
                 if tell is not None:
                     tell(*told["told"])
             said.seek(0)
@@ -48,3 +47,9 @@ def ask(module: str, verb: str, asked: Mapping[str, Any], tell: Tell | None = No
             raise RunStateError(f"{verb} failed in the process that does it: {last}")
         finally:
             process.kill()
+
+
+def error_of(told: Mapping[str, str]) -> Exception:
+    """The error that another process met, as it told it (`worker.answer.told_error`); OSError for none of ours."""
+    kind = getattr(errors, told["error"], None)
+    return kind(told["message"]) if kind else OSError(f"{told['error']}: {told['message']}")

@@ -73,5 +73,5 @@ def _no_longer(runs: Sequence[RunStatus]) -> str:
 
 
 def _sleep(status: SweepStatus) -> None:
-    on_slurm = any(run.job_id and run.job_id[0].isdecimal() for run in status.open_runs.values() if run.state.is_active)
+    on_slurm = any(run.has_slurm_job for run in status.open_runs.values() if run.state.is_active)
     time.sleep(_SLURM_POLL_S if on_slurm or status.silence is not None or status.waiting else _LOCAL_POLL_S)

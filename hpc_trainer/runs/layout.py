@@ -56,7 +56,9 @@ class RunPaths:
     heartbeat = _Named(HEARTBEAT)
     """Step, speed, ETA; rank 0 replaces."""
     ledger = _Named("ledger.jsonl")
-    """Seconds of each kind that attempts spent; rank 0 appends, and whoever learns of an attempt's Elapsed."""
+    """Seconds of each kind that attempts spent; rank 0 appends."""
+    allocations = _Named("allocations.json")
+    """For how long Slurm gave the run's jobs their nodes; whoever learns it of the accounting replaces."""
     memory = _Named("memory.json")
     """What a rank's memory holds, after the first steps of the newest attempt; rank 0 replaces."""
     result = _Named(RESULT)

@@ -12,6 +12,8 @@ from hpc_trainer.slurm.commands import DEFAULT_TIMEOUT_S, run_slurm
 
 # A worker that is about to be killed must not wait a minute for an answer.
 WORKER_TIMEOUT_S = 15.0
+# A word of a command has 128 KiB at the most on Linux; a range has some 20 characters.
+_RANGES_A_WORD = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,17 +184,20 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
             elements.setdefault(array, []).append(int(index))
         else:
             words.append(job_id)
-    words += [f"{array}_[{_ranges(indices)}]" for array, indices in elements.items()]
+    for array, indices in elements.items():
+        ranges = _ranges(indices)
+        parts = (ranges[start : start + _RANGES_A_WORD] for start in range(0, len(ranges), _RANGES_A_WORD))
+        words += [f"{array}_[{','.join(part)}]" for part in parts]
     if words:
         run_slurm(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), *words])
 
 
-def _ranges(indices: Sequence[int]) -> str:
-    """`0-3,7` of 0, 1, 2, 3, 7."""
+def _ranges(indices: Sequence[int]) -> list[str]:
+    """`0-3` and `7` of 0, 1, 2, 3, 7."""
     found: list[list[int]] = []
     for index in sorted(set(indices)):
         if found and found[-1][-1] == index - 1:
             found[-1][1:] = [index]
         else:
             found.append([index])
-    return ",".join("-".join(map(str, pair)) for pair in found)
+    return ["-".join(map(str, pair)) for pair in found]

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.runs.modes import user_name
+from hpc_trainer.slurm.cluster import parse_cluster_name
 from hpc_trainer.slurm.commands import run_slurm
 from hpc_trainer.slurm.jobs import parse_duration
 from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition, SubmitCap
-from hpc_trainer.slurm.queue import parse_cluster_name
 
 _TIMEOUT_S = 30.0
 

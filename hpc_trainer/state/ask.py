@@ -15,15 +15,9 @@ from hpc_trainer.errors import SlurmError
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import CANCEL
-from hpc_trainer.slurm.queue import (
-    CLOCKS_S,
-    QueueEntry,
-    array_of,
-    cluster_name,
-    find_by_uuid,
-    read_accounting,
-    read_queue,
-)
+from hpc_trainer.slurm.accounting import read_accounting
+from hpc_trainer.slurm.cluster import cluster_name
+from hpc_trainer.slurm.queue import CLOCKS_S, QueueEntry, array_of, find_by_uuid, read_queue
 from hpc_trainer.state.known_ends import read_ends
 from hpc_trainer.state.run_folder import RunFolder
 from hpc_trainer.state.run_state import End, SchedulerView, decide, last_sign

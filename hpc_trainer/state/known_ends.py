@@ -30,17 +30,19 @@ def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tup
 
     What cannot be read is told in `faults`.
     """
-    ends: dict[tuple[str, str], tuple[End, float]] = {}
     try:
         if not is_ours(sweep.ends, faults):
-            return ends
+            return {}
     except HpcTrainerError as error:
         faults.append(f"{sweep.ends.name} is not read: {error}")
-        return ends
-    for told in parsed_lines(sweep.ends, lambda record: typed(record, _END, {"node": as_text}), faults):
-        end = told["state"], told["cause"], told.get("node")
-        ends[told["uuid"], told["job_id"]] = end, told["time"]
-    return ends
+        return {}
+    return dict(parsed_lines(sweep.ends, _parse, faults))
+
+
+def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float]]:
+    """Raises KeyError or ValueError: this is no line of ours."""
+    told = typed(record, _END, {"node": as_text})
+    return (told["uuid"], told["job_id"]), ((told["state"], told["cause"], told.get("node")), told["time"])
 
 
 def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:

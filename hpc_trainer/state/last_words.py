@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,15 @@ _NOT_THE_CAUSE = ("slurmstepd", "srun: error", "srun: Job step aborted", "srun: 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Words that a job prints as it ends. `says`: what they mean; `advice`: what helps. {found}: their first group."""
+    """Words that a job prints as it ends. `says`: what they mean; `advice`: what helps, for {run}.
+
+    `found`: their first group, once they are found; {found} in the others. Filled in is that of `says` alone.
+    """
 
     words: re.Pattern[str]
     says: str
     advice: tuple[str, ...]
+    found: str = ""
 
 
 def _sign(words: str, says: str, *advice: str) -> Sign:
@@ -130,14 +134,14 @@ SIGNS = (
 )  # fmt: skip
 
 
-def sign_of(lines: Iterable[str]) -> tuple[Sign, str] | None:
-    """The sign of the newest line that has one, and what its words name."""
+def sign_of(lines: Iterable[str]) -> Sign | None:
+    """The sign of the newest line that has one."""
     for line in reversed([*lines]):
         for sign in SIGNS:
             found = sign.words.search(line[:_MAX_CHARS])
             if found is not None:
-                named = next((group for group in found.groups() if group), "")
-                return sign, named[:_MAX_FOUND]
+                named = next((group for group in found.groups() if group), "")[:_MAX_FOUND]
+                return replace(sign, says=sign.says.replace("{found}", named), found=named)
     return None
 
 

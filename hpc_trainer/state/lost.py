@@ -20,7 +20,7 @@ from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, rea
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import QueueEntry, array_of
 from hpc_trainer.state.journal import Attempt
-from hpc_trainer.state.submissions import SUCCESSOR, Ledger, Submission
+from hpc_trainer.state.submissions import SUCCESSOR, Ledger, Submission, read_ledger
 
 LOST_SPEC = f"its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}"
 NO_SUBMISSION = "squeue did not answer, and submissions.jsonl tells of none of the jobs that were submitted"
@@ -53,6 +53,17 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], fault
     faults += damage if lost else [each for each in damage if not each.endswith(NAMELESS)]
     faults.refusal = faults.refusal or damage.refusal
     return _as_in_the_grid(specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}, names)
+
+
+def known_by_files(sweep: SweepPaths) -> tuple[Ledger, dict[str, RunSpec]]:
+    """What submissions.jsonl says, and every run of the sweep, for a look that asks no scheduler and tells no fault.
+
+    Raises:
+        UntrustedFileError: others may have changed a file.
+    """
+    ledger = read_ledger(sweep, may_fail=True)
+    listed = list_folder(sweep.folder, Faults()) or ()  # before the specs: `known_specs`
+    return ledger, known_specs(sweep, ledger, listed, Faults())
 
 
 def _as_in_the_grid(specs: dict[str, RunSpec], names: Sequence[str]) -> dict[str, RunSpec]:

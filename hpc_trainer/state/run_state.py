@@ -11,7 +11,8 @@ from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm import states
-from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of, is_of
+from hpc_trainer.slurm.accounting import AccountingEntry
+from hpc_trainer.slurm.queue import JobRow, QueueEntry, array_of, is_of
 from hpc_trainer.slurm.reasons import says_held
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.run_folder import RunFolder, journal_settles
@@ -101,19 +102,19 @@ class SchedulerView:
         return folder.job_id if is_here and self.is_young(folder) and not self.has_foreign_job(folder) else None
 
 
-def _is_its(entry: QueueEntry | AccountingEntry, folder: RunFolder) -> bool:
+def _is_its(entry: JobRow, folder: RunFolder) -> bool:
     """True if a job with the run's id is the run's job."""
     if folder.submission is not None and not folder.uuid:  # the line is lost that had it: by the sweep in its name
         return _is_of_sweep(entry, folder)
     return is_of(entry, folder.uuid)
 
 
-def _is_of_sweep(entry: QueueEntry | AccountingEntry, folder: RunFolder) -> bool:
+def _is_of_sweep(entry: JobRow, folder: RunFolder) -> bool:
     """True if the job's name is one that this run's sweep gives (`slurm.queue.job_name`)."""
     return re.fullmatch(rf"{re.escape(folder.paths.folder.parent.name)}-[0-9a-f]{{8}}", entry.name) is not None
 
 
-def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+def decide(folder: RunFolder, view: SchedulerView) -> End:
     """(state, cause, node) of one run."""
     if DONE in folder.markers:
         return RunState.COMPLETED, str(folder.result.get("cause", "done")), None
@@ -174,7 +175,7 @@ _ACCOUNTING_LAG_S = 600.0
 _ALIVE_S = 60.0
 
 
-def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
     elsewhere = view.elsewhere(folder)
     if folder.job_id is None:
         # An intent without an answer, and no job in the queue carries its uuid (yet).
@@ -212,7 +213,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     return _decide_absent(folder, view)
 
 
-def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
     """The state of a run whose job is not in the queue, and of whose end nobody knows."""
     quiet_s = view.asked_time - last_sign(folder)
     account = view.row_of(folder) or _row_before_it_began(folder, view)

@@ -72,6 +72,11 @@ class RunStatus:
         return self.spec.run_id
 
     @property
+    def has_slurm_job(self) -> bool:
+        """True if its newest job is one of Slurm's: the local queue's ids begin with the name of a host."""
+        return self.job_id is not None and self.job_id[:1].isdecimal()
+
+    @property
     def progress(self) -> str:
         """Steps as a table shows them: `120/200`; of a program that has not said how many there are `120`, or `-`."""
         return f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step or "-")

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
@@ -167,15 +167,8 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     if not is_told and was_on_slurm and view.queue is None:
         lost = dataclasses.replace(lost, unseen=_unseen(ledger))
     faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
-    elsewhere = [
-        f"{count} run(s) were {words}."
-        for words, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
-    ]
     open_runs = {run.run_id: _doubted(run, lost) for run in runs}
-    active = [run for run in open_runs.values() if run.state.is_active]
-    causes = [run.cause for run in active if run.cause is not None and run.state is RunState.UNKNOWN]
-    told = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
-    left_alone = [*elsewhere, *lost_notes(causes, told)]
+    left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
     status = SweepStatus(
         sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done,
         remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
@@ -185,6 +178,18 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     if status.waiting:
         return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
     return status
+
+
+def _elsewhere_notes(runs: Iterable[RunStatus]) -> list[str]:
+    counts = Counter(run.elsewhere for run in runs if run.elsewhere is not None)
+    return [f"{count} run(s) were {words}." for words, count in counts.items()]
+
+
+def _lost_notes(runs: Iterable[RunStatus]) -> Iterator[str]:
+    active = [run for run in runs if run.state.is_active]
+    causes = [run.cause for run in active if run.cause is not None and run.state is RunState.UNKNOWN]
+    told = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
+    return lost_notes(causes, told)
 
 
 def _may_be_on_slurm(spec: RunSpec) -> bool:

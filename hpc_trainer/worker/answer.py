@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Answers = Mapping[str, Callable[[dict[str, Any], Callable[[int, int], None]], dict[str, Any]]]
@@ -18,10 +18,21 @@ Answers = Mapping[str, Callable[[dict[str, Any], Callable[[int, int], None]], di
 
 def answer(verbs: Answers) -> None:
     """Answers the request, or says which error it met, for the asking process to raise."""
+    with answering() as say:
+        asked = json.loads(sys.stdin.read())
+        try:
+            say({"answer": verbs[asked.pop("verb")](asked, lambda done, total: say({"told": [done, total]}))})
+        except Exception as error:
+            say(told_error(error))
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """What says a line of JSON to the process that asked; what others print meanwhile goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked, which ends this one
     out = sys.stdout
 
-    def say(line: dict[str, Any]) -> None:
+    def say(line: Mapping[str, Any]) -> None:
         try:
             out.write(json.dumps(line) + "\n")
             out.flush()
@@ -29,8 +40,9 @@ def answer(verbs: Answers) -> None:
             os._exit(1)
 
     with contextlib.redirect_stdout(sys.stderr):  # what others print, as a person's own data set may
-        asked = json.loads(sys.stdin.read())
-        try:
-            say({"answer": verbs[asked.pop("verb")](asked, lambda done, total: say({"told": [done, total]}))})
-        except Exception as error:
-            say({"error": type(error).__name__, "message": str(error)})
+        yield say
+
+
+def told_error(error: Exception) -> dict[str, str]:
+    """The line that tells of an error."""
+    return {"error": type(error).__name__, "message": str(error)}

@@ -37,10 +37,10 @@ from hpc_trainer.runtime.decide import (
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import DEVICE, StopFlag, stop_signals_held_back
+from hpc_trainer.slurm.accounting import keeps_accounting, read_accounting
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, update_job
 from hpc_trainer.slurm.preemption import show_preemption
-from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.slurm.states import AT_WORK
 from hpc_trainer.state.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.training.save_timer import DEADLINE

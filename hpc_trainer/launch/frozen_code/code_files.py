@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.monitoring.secret_names import is_secret
+from hpc_trainer.runtime.environment.git import run_git
 
 # A home folder under git, on a slow file system: better an answer than a login shell that hangs.
 _GIT_TIMEOUT_S = 30.0
@@ -119,14 +120,8 @@ def _sweeps_below(top: Path, runs_dir: str | None) -> list[str]:
 
 
 def _git(top: Path, *argv: str) -> list[str] | None:
-    # Hooks must not run, nor another repository be meant, when the command is given inside a git hook.
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    environ |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(top), *argv]
     try:
-        done = subprocess.run(
-            command, capture_output=True, env=environ, timeout=_GIT_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
-        )
+        done = run_git(top, *argv, timeout_s=_GIT_TIMEOUT_S)
     except FileNotFoundError:
         return None
     except subprocess.TimeoutExpired as error:

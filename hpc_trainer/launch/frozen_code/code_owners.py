@@ -15,7 +15,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 
 from hpc_trainer.errors import UntrustedFileError
-from hpc_trainer.launch.frozen_code.frozen_worker import is_below, is_environment
+from hpc_trainer.launch.frozen_code.import_path import is_below, is_environment
 
 _SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 # Python imports these by itself when it starts.

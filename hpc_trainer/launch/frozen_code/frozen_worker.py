@@ -1,8 +1,8 @@
 """Starts the worker from frozen code: `python runs/<sweep>/code/<digest>.zip ...` runs this file, its `__main__.py`.
 
 It unpacks the archive beside itself, unless another rank has, and puts that on the path. It imports the standard
-library alone: the hpc_trainer that is installed may be a checkout that somebody is editing, and must not be imported
-before the path is set.
+library alone, and `import_path.py`, which the archive holds too: the hpc_trainer that is installed may be a checkout
+that somebody is editing, and must not be imported before the path is set.
 
     python ARCHIVE --unpack FOLDER     only unpacks, to look at the code
 
@@ -42,11 +42,9 @@ if __name__ == "__main__":
     sys.path.sort(key=_comes_last)
 
 import contextlib
-import grp
 import hashlib
 import importlib.util
 import json
-import pwd
 import py_compile
 import runpy
 import shutil
@@ -57,11 +55,16 @@ import uuid
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
-from importlib.machinery import PathFinder, SourcelessFileLoader
+from importlib.machinery import SourcelessFileLoader
 from pathlib import Path
 from typing import Any
 
-MAIN = "__main__.py"
+if __name__ == "__main__":  # the file beside this one in the archive, which is the first on the path
+    from hpc_trainer_import_path import frozen_path, safe_path  # type: ignore[import-not-found]
+else:
+    from hpc_trainer.launch.frozen_code.import_path import frozen_path, safe_path
+
+MAIN, IMPORT_PATH = "__main__.py", "hpc_trainer_import_path.py"
 MANIFEST = "manifest.json"
 LINK = "link"
 _CONFIG_ERROR = 78  # never retried (hpc_trainer/errors.py)
@@ -103,8 +106,10 @@ def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, by
                 if hashlib.sha256(content).hexdigest() != sha256:
                     raise RefusedCodeError(f"{archive} was changed: {name}")
                 files[name] = mode, content
-            if hashlib.sha256(file.read(MAIN)).hexdigest() != manifest["main"]:
-                raise RefusedCodeError(f"{archive} was changed: {MAIN}")
+            starters = {MAIN: manifest["main"], IMPORT_PATH: manifest.get("import_path")}  # 0.1.0 had one file
+            for name, sha256 in starters.items():
+                if sha256 is not None and hashlib.sha256(file.read(name)).hexdigest() != sha256:
+                    raise RefusedCodeError(f"{archive} was changed: {name}")
     except RefusedCodeError:
         raise
     except Exception as error:  # damaged headers make zipfile raise nine kinds, RuntimeError and EOFError among them
@@ -282,102 +287,6 @@ def check_trusted(path: Path) -> None:
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = f"{stat.S_IMODE(info.st_mode):o}"
         raise RefusedCodeError(f"{path} has mode {mode}: others may write it. Look at it, then: chmod go-w {path}")
-
-
-def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`path` (as sys.path) with every folder of a frozen root replaced by its copy, so that the order stays.
-
-    A folder that lay in a root and holds nothing frozen is dropped, but not one of an environment that lies in the
-    root, as .venv does: what pip installed is not frozen. The packages that were frozen by name are found in
-    the copy whatever else is on the path: where they are not, their folder is put first.
-    """
-    by_depth = sorted(roots, key=lambda root: len(root["source"]), reverse=True)
-    found: list[str] = []
-    for entry in path:
-        real = os.path.realpath(entry or os.curdir)
-        for root in by_depth:
-            if is_below(real, root["source"]) and not is_environment(real, root["source"]):
-                copy = folder / root["name"] / os.path.relpath(real, root["source"])
-                found += [os.path.normpath(copy)] if copy.is_dir() else []
-                break
-        else:
-            found.append(entry)
-    found = list(dict.fromkeys(found))
-    for root in roots:
-        for package, place in root["packages"].items():
-            copy_place = os.path.normpath(folder / root["name"] / place)
-            if not _is_found_in(package, copy_place, found):
-                found = [copy_place, *(entry for entry in found if entry != copy_place)]
-    return found
-
-
-def is_below(path: str, folder: str) -> bool:
-    """True for `folder` itself and what lies in it."""
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def is_environment(path: str, root: str) -> bool:
-    """True for a folder of installed packages below `root`: of this Python, or named as such folders are."""
-    below = Path(os.path.relpath(path, root)).parts
-    prefixes = {os.path.realpath(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
-    return bool({"site-packages", "dist-packages"} & set(below)) or any(
-        is_below(path, each) and is_below(each, root) and each != root for each in prefixes
-    )
-
-
-def _is_found_in(package: str, place: str, path: list[str]) -> bool:
-    spec = PathFinder.find_spec(package, path)
-    if spec is None:
-        return False
-    locations = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return any(str(each).startswith(place + os.sep) for each in locations)
-
-
-def safe_path(path: Sequence[str]) -> list[str]:
-    """`path` (as sys.path) with folders that others may write last, and after them the current folder.
-
-    Everything else is found before: frozen code, the standard library, what is installed. Folders of an environment
-    stay where they are, also one that a team may write: it is the Python that was asked for.
-    """
-    groups: tuple[list[str], ...] = ([], [], [])
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:  # deleted meanwhile
-        here = Path()
-    for entry in dict.fromkeys(os.path.normpath(here / each) for each in path):
-        groups[_danger(entry)].append(entry)
-    if groups[1]:
-        sys.stderr.write(f"others may write {', '.join(groups[1])}: looked in after what is installed.\n")
-    # The person's own word for -P: not there at all.
-    return [*groups[0], *groups[1], *([] if os.environ.get("PYTHONSAFEPATH") else groups[2][:1])]
-
-
-def _danger(entry: str) -> int:
-    """Of an entry of the path: 0 where the person alone puts modules, 1 where others may, 2 in the current folder."""
-    try:
-        info = Path(entry).stat()
-        is_here = os.path.samestat(info, Path().stat())
-    except OSError:
-        return 0
-    if is_here:
-        return 2
-    prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix)
-    is_installed = {"site-packages", "dist-packages"} & set(Path(entry).parts) or any(
-        is_below(os.path.realpath(entry), os.path.realpath(each)) for each in prefixes
-    )
-    return int(not is_installed and stat.S_ISDIR(info.st_mode) and _others_may_write(info))
-
-
-def _others_may_write(info: os.stat_result) -> bool:
-    """True unless the owner alone may; a group of that account alone is the owner (config/compose/own_files.py)."""
-    if not info.st_mode & stat.S_IWGRP or info.st_mode & stat.S_IWOTH:
-        return bool(info.st_mode & stat.S_IWOTH)
-    try:
-        account, group = pwd.getpwuid(info.st_uid), grp.getgrgid(info.st_gid)
-    except KeyError:
-        return True
-    is_private = account.pw_gid == group.gr_gid and account.pw_name == group.gr_name
-    return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})
 
 
 def use_frozen_code(archive: Path) -> None:

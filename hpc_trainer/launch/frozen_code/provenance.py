@@ -15,8 +15,8 @@ def code_revision(code: Snapshot | None = None) -> dict[str, Any]:
 
     With it what was frozen: digest, folders that it was taken from, links that were left out; None if nothing was.
     """
-    revision = git_says("rev-parse", "HEAD")
-    diff = git_says("diff", "--no-ext-diff", "--no-textconv", "HEAD") if revision else None
+    revision = git_says(".", "rev-parse", "HEAD")
+    diff = git_says(".", "diff", "--no-ext-diff", "--no-textconv", "HEAD") if revision else None
     return {
         "hpc_trainer": __version__,
         "git_revision": revision.decode().strip() if revision else None,

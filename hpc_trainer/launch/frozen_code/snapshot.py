@@ -29,7 +29,7 @@ from hpc_trainer.config.program import module_names, script_files
 from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.launch.frozen_code import frozen_worker
+from hpc_trainer.launch.frozen_code import frozen_worker, import_path
 from hpc_trainer.launch.frozen_code.code_files import (
     MODULES,
     WITH_CONFIGURATION,
@@ -42,7 +42,7 @@ from hpc_trainer.launch.frozen_code.code_files import (
     too_many,
 )
 from hpc_trainer.launch.frozen_code.code_owners import check_owners, places_of
-from hpc_trainer.launch.frozen_code.frozen_worker import LINK, manifest_digest
+from hpc_trainer.launch.frozen_code.frozen_worker import IMPORT_PATH, LINK, MAIN, manifest_digest
 from hpc_trainer.runs.spec import RunSpec
 
 _FORMAT = 1
@@ -260,9 +260,11 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
         contents |= {f"{root.name}/{name}": content for name, content in _contents(root, left_out, infos)}
         notes += check_owners(root.source, places_of(root.source, root.packages), infos)
         left_out += [f"{root.source}/{name}" for name in root.secrets]
+    starters = {name: hashlib.sha256(content).hexdigest() for name, content in starter_code().items()}
     manifest = {
         "format": _FORMAT,
-        "main": hashlib.sha256(worker_code()).hexdigest(),
+        "main": starters[MAIN],
+        "import_path": starters[IMPORT_PATH],
         "roots": [{"name": root.name, "source": root.source, "packages": root.packages} for root in roots],
         "files": {name: [mode, hashlib.sha256(content).hexdigest()] for name, (mode, content) in contents.items()},
     }
@@ -276,9 +278,10 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
     )
 
 
-def worker_code() -> bytes:
-    """What an archive starts with: the file that opens it on the node."""
-    return Path(frozen_worker.__file__).read_bytes()
+def starter_code() -> dict[str, bytes]:
+    """What an archive starts with, by the names there: the files that open it on the node."""
+    files = {MAIN: frozen_worker.__file__, IMPORT_PATH: import_path.__file__}
+    return {name: Path(file).read_bytes() for name, file in files.items()}
 
 
 def _contents(

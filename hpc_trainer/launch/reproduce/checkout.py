@@ -14,6 +14,7 @@ from typing import Any
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
 from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runtime.environment.git import run_git
 
 _OURS = "hpc_trainer"
 
@@ -108,12 +109,10 @@ def _has(repository: str, revision: str) -> bool:
     return True
 
 
-def _git(folder: str, *argv: str, more: Mapping[str, str] | None = None, given: bytes = b"") -> None:
-    command = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-C", folder, *argv]
+def _git(folder: str, *argv: str, **options: Any) -> None:
+    """`options`: of `run_git`."""
     try:
-        done = subprocess.run(
-            command, env={**os.environ, **(more or {})}, input=given, capture_output=True, timeout=300, check=False
-        )
+        done = run_git(folder, *argv, timeout_s=300, **options)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunStateError(f"git cannot be run: {error}") from error
     if done.returncode:

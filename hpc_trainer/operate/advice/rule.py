@@ -97,13 +97,7 @@ class Advice:
         return f"{self.rule}: {self.seen}. {shlex.join(self.set) or self.do}: {self.gain}"
 
 
-def advise(facts: Facts, rules: Sequence[Rule]) -> list[Advice]:
-    """What the rules say, what gains the most time first, then what spares other things."""
-    found = [each for rule in rules for finding in rule.find(facts) if (each := _choose(facts, rule, finding))]
-    return sorted(found, key=lambda each: each.rank)
-
-
-def _choose(facts: Facts, rule: Rule, finding: Finding) -> Advice | None:
+def choose(facts: Facts, rule: Rule, finding: Finding) -> Advice | None:
     """The first change that is legal and worth its line; None if there is none."""
     for change in finding.changes:
         if change.gain.share < LEAST_GAIN:

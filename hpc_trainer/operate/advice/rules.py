@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from hpc_trainer.operate.advice import of_data, of_device, of_request, of_time
 from hpc_trainer.operate.advice.facts import Facts
-from hpc_trainer.operate.advice.rule import Advice, advise
+from hpc_trainer.operate.advice.rule import Advice, choose
 
 RULES = (*of_data.RULES, *of_time.RULES, *of_device.RULES, *of_request.RULES)
 
 
 def advice_of(facts: Facts) -> list[Advice]:
-    """What all rules say of one run, what gains the most time first; [] where nothing is worth a line."""
-    return advise(facts, RULES)
+    """What all rules say of one run; [] where nothing is worth a line.
+
+    What gains the most time comes first, then what spares other things.
+    """
+    found = [each for rule in RULES for finding in rule.find(facts) if (each := choose(facts, rule, finding))]
+    return sorted(found, key=lambda each: each.rank)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from hpc_trainer.operate.inside.hang import join, seconds, size
 from hpc_trainer.operate.inside.lanes import LANES_STYLE, MOST_LANES, lanes
-from hpc_trainer.operate.report.charts import Line, line_chart
+from hpc_trainer.operate.report.charts import Line, figure, line_chart
 from hpc_trainer.operate.report.data import Curve
-from hpc_trainer.operate.report.page import figure, table, whole_page
+from hpc_trainer.operate.report.page import table, whole_page
 from hpc_trainer.operate.report.telemetry import Chart, render_telemetry
 from hpc_trainer.operate.why import Why
 from hpc_trainer.runs.monitoring.flight import Flight
@@ -64,10 +64,11 @@ def render_run_page(page: RunPage, now: float | None = None) -> str:
 
 
 def _list(title: str, lines: Sequence[str]) -> str:
-    if not lines:
-        return ""
-    items = "".join(f"<li>{html.escape(line[:_MAX_LINE])}</li>" for line in lines)
-    return f"<h2>{title}</h2><ul>{items}</ul>\n"
+    return f"<h2>{title}</h2>{_items(lines)}\n" if lines else ""
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line[:_MAX_LINE])}</li>" for line in lines) + "</ul>"
 
 
 def _last_moments(flights: Mapping[int, Flight]) -> str:
@@ -76,12 +77,8 @@ def _last_moments(flights: Mapping[int, Flight]) -> str:
     more = "" if len(flights) <= MOST_LANES else f" The first {MOST_LANES} of {len(flights)} ranks."
     return (
         f'<h2>What the ranks did last</h2><p class="soft">Each rank\'s newest step stands beside it.{more}</p>'
-        f"<figure>{lanes(flights)}</figure>{_list_of_ranks(flights)}{_collectives(flights)}\n"
+        f"<figure>{lanes(flights)}</figure>{_items(join(flights).lines)}{_collectives(flights)}\n"
     )
-
-
-def _list_of_ranks(flights: Mapping[int, Flight]) -> str:
-    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in join(flights).lines) + "</ul>"
 
 
 def _collectives(flights: Mapping[int, Flight]) -> str:

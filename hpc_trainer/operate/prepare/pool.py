@@ -1,6 +1,6 @@
 """Pieces over processes: each piece is made by one of them, and none outlives the one that asked.
 
-python -m hpc_trainer.operate.prepare.pool      one process: reads a maker, then pieces, as lines of JSON
+python -m hpc_trainer.operate.prepare.pool      one process: reads pieces, each with its maker, as lines of JSON
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from hpc_trainer import errors
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.torch_process import error_of
 from hpc_trainer.runtime.start import start_words
+from hpc_trainer.worker.answer import answering, told_error
 
 Tell = Callable[[int], None]
 """Says how much more of a piece is done, in the unit of its `amount`."""
@@ -59,64 +59,58 @@ def over_processes(maker: Maker, pieces: Sequence[Piece], num_workers: int, tell
             maker.make(piece, tell)
             yield piece
         return
-    said: queue.Queue[int | Piece | Exception] = queue.Queue()
-    left = _Left(pieces)
+    name = f"{type(maker).__module__}.{type(maker).__name__}"
+    asked = {"maker": name, "values": asdict(maker)}  # type: ignore[call-overload]
     command = [sys.executable, *start_words("hpc_trainer.operate.prepare.pool")]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(num_workers)
     ]
-    threads = [threading.Thread(target=_drive, args=(each, maker, left, said), daemon=True) for each in processes]
+    free, one_at_a_time = queue.SimpleQueue[Any](), threading.Lock()
+    for process in processes:
+        free.put(process)
+
+    def tell_one(count: int) -> None:
+        with one_at_a_time:
+            tell(count)
+
+    def make(piece: Piece) -> Piece:
+        process = free.get()
+        try:
+            _have_made(process, {**asked, "piece": asdict(piece)}, tell_one)
+        finally:
+            free.put(process)  # also one that has ended: nobody waits for it for ever
+        return piece
+
     try:
-        for thread in threads:
-            thread.start()
-        num_left = len(pieces)
-        while num_left:
-            news = said.get()
-            if isinstance(news, Exception):
-                raise news
-            if isinstance(news, int):
-                tell(news)
-                continue
-            num_left -= 1
-            yield news
+        with ThreadPoolExecutor(num_workers) as threads:
+            try:
+                for future in as_completed([threads.submit(make, piece) for piece in pieces]):
+                    yield future.result()
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+                for process in processes:
+                    process.kill()  # what it was writing has a temporary name
     finally:
         for process in processes:
-            process.kill()  # what it was writing has a temporary name
-        for process, thread in zip(processes, threads, strict=True):
-            if thread.ident is not None:
-                thread.join()
             with contextlib.suppress(OSError), process:  # closes its pipes; what it was sent last may stand in one
                 process.wait()
 
 
-class _Left:
-    """The pieces that nobody has taken yet."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces, self._lock = iter(pieces), threading.Lock()
-
-    def take(self) -> Piece | None:
-        with self._lock:
-            return next(self._pieces, None)
-
-
-def _drive(process: Any, maker: Maker, left: _Left, said: queue.Queue[int | Piece | Exception]) -> None:
-    """Hands pieces to one process, one after the other, and puts into `said` what it answers."""
+def _have_made(process: Any, asked: dict[str, Any], tell: Tell) -> None:
+    """Has one process make a piece. Raises what it answers."""
     try:
-        _send(process, {"maker": f"{type(maker).__module__}.{type(maker).__name__}", "values": asdict(maker)})  # type: ignore[call-overload]
-        while (piece := left.take()) is not None:
-            _send(process, asdict(piece))
-            while "told" in (answer := json.loads(process.stdout.readline())):
-                said.put(answer["told"])
-            if "error" in answer:
-                kind = getattr(errors, answer["error"], None)
-                said.put(kind(answer["message"]) if kind else OSError(f"{answer['error']}: {answer['message']}"))
-                return
-            said.put(piece)
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        while "told" in (answer := json.loads(process.stdout.readline())):
+            tell(answer["told"])
     except (OSError, ValueError) as error:  # a pipe without a reader, an answer cut off
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_END_S)
-        said.put(error if process.returncode is None else _ended(process.returncode))
+        if process.returncode is None:
+            raise
+        raise _ended(process.returncode) from error
+    if "error" in answer:
+        raise error_of(answer)
 
 
 def _ended(code: int) -> RunStateError:
@@ -126,36 +120,19 @@ def _ended(code: int) -> RunStateError:
     )
 
 
-def _send(process: Any, value: Any) -> None:
-    process.stdin.write(json.dumps(value) + "\n")
-    process.stdin.flush()
-
-
 def main() -> None:
     """One process: makes what it is sent until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that asked, which ends this one
-    out = sys.stdout
-
-    def say(answer: Any) -> None:
-        try:
-            out.write(json.dumps(answer) + "\n")
-            out.flush()
-        except OSError:  # the one that asked was killed: nobody wants the rest
-            os._exit(1)
-
-    with contextlib.redirect_stdout(sys.stderr):
-        asked = json.loads(sys.stdin.readline() or "null")
-        if asked is None:
-            return
-        module, _, name = asked["maker"].rpartition(".")
-        assert module.startswith(_MAKERS)
-        maker: Maker = getattr(importlib.import_module(module), name)(**asked["values"])
+    with answering() as say:
         for line in sys.stdin:
+            asked = json.loads(line)
+            module, _, name = asked["maker"].rpartition(".")
+            assert module.startswith(_MAKERS)
             try:
-                maker.make(Piece(**json.loads(line)), lambda count: say({"told": count}))
+                maker: Maker = getattr(importlib.import_module(module), name)(**asked["values"])
+                maker.make(Piece(**asked["piece"]), lambda count: say({"told": count}))
                 answer: dict[str, Any] = {"done": True}
             except Exception as error:
-                answer = {"error": type(error).__name__, "message": str(error)}
+                answer = told_error(error)
             say(answer)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import html
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+_X = TypeVar("_X", int, float)
 Point = tuple[float, float]
 NUM_COLOURS = 8
 """Classes c0 to c7 of the style sheet, a run each; lines past them are grey."""
@@ -193,6 +196,20 @@ def legend(lines: Sequence[Line], more: int = 0) -> str:
             f"{more} more</li>"
         )
     return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
+
+
+def figure(title: str, svg: str, key: str) -> str:
+    """A chart in its box, with a heading and a legend."""
+    return f"<figure><h3>{html.escape(title)}</h3>{svg}{key}</figure>"
+
+
+def thinned(points: Sequence[tuple[_X, float]], most: int) -> list[tuple[_X, float]]:
+    """At most some `most` points: means of neighbours, where the last of them stands, and the last point as it is."""
+    size = math.ceil(len(points) / most)
+    if size <= 1:
+        return list(points)
+    parts = [points[at : at + size] for at in range(0, len(points) - 1, size)]
+    return [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts] + [points[-1]]
 
 
 def colours_of(names: Sequence[str]) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hpc_trainer.operate.advice.advised import next_of_sweep, sweep_lines, tune
 from hpc_trainer.operate.axes import find_axes
+from hpc_trainer.operate.report.charts import thinned
 from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.results import newest_metrics
@@ -227,16 +228,7 @@ def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
             number = None if key in _NOT_DRAWN else _number(value)
             if number is not None:
                 curves.setdefault(key, []).append((record["step"], number))
-    return {key: _thinned(curve) for key, curve in curves.items()}
-
-
-def _thinned(curve: Curve) -> Curve:
-    """At most `_POINTS_A_CURVE` points: means of neighbours, and the last as it is."""
-    size = math.ceil(len(curve) / _POINTS_A_CURVE)
-    if size <= 1:
-        return curve
-    parts = [curve[at : at + size] for at in range(0, len(curve) - 1, size)]
-    return [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts] + [curve[-1]]
+    return {key: thinned(curve, _POINTS_A_CURVE) for key, curve in curves.items()}
 
 
 def find_scaling(runs: Sequence[RunReport]) -> list[Scaling]:

@@ -12,7 +12,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.operate.report.charts import INK, NUM_COLOURS, Line, colours_of, legend, line_chart, number, percent
+from hpc_trainer.operate.report.charts import (
+    INK,
+    NUM_COLOURS,
+    Line,
+    colours_of,
+    figure,
+    legend,
+    line_chart,
+    number,
+    percent,
+)
 from hpc_trainer.operate.report.data import Report, RunReport, Scaling
 from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.report.ledger_bars import LEDGER_STYLE, ledger_section
@@ -160,11 +170,6 @@ def _scaling(scaling: Scaling) -> str:
         f'<h2>{html.escape(title)}</h2><p class="soft">{html.escape(batch)}; medians after the warm-up</p>'
         f'<div class="charts">{"".join(charts)}</div><p></p>{table(columns, rows, first_num=1)}\n'
     )
-
-
-def figure(title: str, svg: str, key: str) -> str:
-    """A chart in its box, with a heading and a legend."""
-    return f"<figure><h3>{html.escape(title)}</h3>{svg}{key}</figure>"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: int) -> str:

@@ -6,7 +6,17 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpc_trainer.operate.report.charts import NUM_COLOURS, Line, Point, legend, line_chart, number, percent
+from hpc_trainer.operate.report.charts import (
+    NUM_COLOURS,
+    Line,
+    Point,
+    figure,
+    legend,
+    line_chart,
+    number,
+    percent,
+    thinned,
+)
 from hpc_trainer.runs.monitoring.telemetry import Sample, read_telemetry
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
@@ -108,11 +118,9 @@ def charts_of(
 
 
 def _points(samples: Sequence[Sample], quantity: _Quantity, begin: float) -> list[Point]:
-    """(minutes since the first sample, value), few enough for a screen; each the mean of its neighbours."""
-    known = [(each.time, value) for each in samples if (value := quantity.of(each)) is not None]
-    size = max(1, -(-len(known) // _MAX_POINTS))
-    groups = [known[start : start + size] for start in range(0, len(known), size)]
-    return [((group[0][0] - begin) / 60, sum(value for _, value in group) / len(group)) for group in groups]
+    """(minutes since the first sample, value), few enough for a screen."""
+    found = [((each.time - begin) / 60, value) for each in samples if (value := quantity.of(each)) is not None]
+    return thinned(found, _MAX_POINTS)
 
 
 def render_telemetry(charts: Sequence[Chart]) -> str:
@@ -131,4 +139,4 @@ def _figure(chart: Chart) -> str:
         chart.title, chart.lines, x_label="minutes", y_label=chart.unit, from_zero=True, y_words=chart.words
     )
     names = list({each.name: each for each in chart.lines}.values())
-    return f"<figure><h3>{html.escape(chart.title)}</h3>{svg}{legend(names, chart.more)}</figure>"
+    return figure(chart.title, svg, legend(names, chart.more))

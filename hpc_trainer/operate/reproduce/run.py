@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.end_local import end_local
-from hpc_trainer.operate.one_run import raise_failure
+from hpc_trainer.operate.one_run import await_run, raise_failure
 from hpc_trainer.operate.reproduce.compare import Comparison, compare, last_step
 from hpc_trainer.runs.files import check_trusted
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -19,7 +18,7 @@ from hpc_trainer.runs.monitoring.environment import Difference, differences, fir
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.status import read_status
+from hpc_trainer.state.status import RunStatus, read_status
 
 _POLL_S, _SLURM_POLL_S = 0.2, 10.0
 
@@ -124,23 +123,17 @@ def _gpus(paths: RunPaths, attempt: int) -> list[str]:
 
 
 def _await_step(original: Original, sweep: SweepPaths, timeout_s: float, poll_s: float) -> None:
-    run_id = original.paths.run_id
-    metrics, deadline = sweep.run(run_id).metrics, time.monotonic() + timeout_s
-    while True:
-        run = read_status(sweep).run(run_id)  # before the metrics: what ends after this look is seen by the next
+    run_id, last = original.paths.run_id, original.last
+    metrics = sweep.run(run_id).metrics
+
+    def is_past(_: RunStatus) -> bool:
         records = read_metrics(metrics)
-        if records and records[-1]["step"] > original.last:
-            return
-        if not run.state.is_active:
-            if run.state is RunState.COMPLETED or last_step(records, original.last) == original.last:
-                return
-            raise_failure(sweep, run)
-        if time.monotonic() > deadline:
-            raise RunStateError(
-                f"the copy had not done step {original.last} after {timeout_s:g} s, and is {run.state.value} at step "
-                f"{run.step}. Take fewer --steps, or a longer --timeout."
-            )
-        time.sleep(poll_s)
+        return bool(records) and records[-1]["step"] > last
+
+    run = await_run(sweep, run_id, timeout_s, is_past, what=f"the copy had not done step {last}", poll_s=poll_s)
+    is_over = not run.state.is_active and run.state is not RunState.COMPLETED
+    if is_over and not is_past(run) and last_step(read_metrics(metrics), last) != last:
+        raise_failure(sweep, run)
 
 
 def _end(sweep: SweepPaths, run_id: str, *, is_local: bool) -> None:

@@ -98,5 +98,5 @@ def _as_new(top: str, name: str) -> str:
 
 def _git(folder: str, *argv: str) -> str | None:
     # The index is not refreshed: a lock on that would stop the person's own git.
-    said = git_says("--no-optional-locks", "-c", "diff.autoRefreshIndex=false", "-C", folder, *argv)
+    said = git_says(folder, "-c", "diff.autoRefreshIndex=false", *argv)
     return None if said is None else said.decode(errors="surrogateescape")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.runs.monitoring.ledger import Allocation, append_allocations, read_ledger_file
+from hpc_trainer.runs.monitoring.allocations import Allocation, keep_allocations, read_allocations
+from hpc_trainer.runs.monitoring.ledger import read_spent
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.slurm.elapsed import read_allocations
+from hpc_trainer.slurm.accounting import ask_allocations
 from hpc_trainer.slurm.queue import array_of
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.monitoring.ledger import RunLedger, ledger_of, match
@@ -19,12 +20,12 @@ _FEW = 20
 """Of more elements than these their arrays are asked about as a whole."""
 
 
-def ledger_of_run(status: SweepStatus, run: RunStatus) -> RunLedger | None:
-    """The ledger of one run, by its files alone; None if it has none."""
+def ledger_of_run(status: SweepStatus, run: RunStatus, told: Sequence[Allocation] = ()) -> RunLedger | None:
+    """The ledger of one run, by its files and what the accounting has just `told`; None if it has none."""
     shape = run.spec.shape
     return ledger_of(
         status.sweep.run(run.run_id), run.attempts, num_gpus=shape.num_nodes * shape.gpus_per_node,
-        faults=status.faults_of(run.run_id),
+        allocations=told, faults=status.faults_of(run.run_id),
     )  # fmt: skip
 
 
@@ -47,22 +48,23 @@ def ask_ledgers(status: SweepStatus, runs: Iterable[RunStatus], notes: list[str]
     """Run id -> its ledger, of those of these runs that have one.
 
     At most one sacct, whatever the number of runs: none if every attempt's Elapsed is known from the time before. What
-    it says is kept in the runs' ledger.jsonl, for accountings forget.
+    it says is kept beside the runs' ledgers, for accountings forget.
 
     Args:
         notes: gets what could not be asked.
     """
     runs = list(runs)
     unknown = [each for run in runs for each in _unknown(status, run)]
+    told: list[Allocation] = []
     if unknown and status.silence is None:
         try:
-            told = read_allocations(_ids(unknown), min(each.start_time for each in unknown))
+            told = ask_allocations(_ids(unknown), min(each.start_time for each in unknown))
         except SlurmError as error:
             notes.append(f"sacct did not answer ({error}): where the time went is from the run folders alone.")
-        else:
-            for run in runs:
-                _keep(status, run, told)
-    found = {run.run_id: ledger_of_run(status, run) for run in runs}
+    for run in runs if told else ():
+        jobs = {each.job_id for each in run.attempts}
+        keep_allocations(status.sweep.run(run.run_id), [each for each in told if each.job_id in jobs])
+    found = {run.run_id: ledger_of_run(status, run, told) for run in runs}
     return {run_id: ledger for run_id, ledger in found.items() if ledger is not None}
 
 
@@ -72,20 +74,11 @@ def _unknown(status: SweepStatus, run: RunStatus) -> list[Attempt]:
     on_slurm = [each for each in ended if each.executor == "slurm"]
     if not on_slurm:
         return []
-    file = read_ledger_file(status.sweep.run(run.run_id), Faults())
-    known = match(run.attempts, file.allocations)
-    return [each for each in on_slurm if each.attempt not in known] if file.spent else []
+    paths = status.sweep.run(run.run_id)
+    known = match(run.attempts, read_allocations(paths, Faults()))
+    return [each for each in on_slurm if each.attempt not in known] if read_spent(paths, Faults()) else []
 
 
 def _ids(attempts: Sequence[Attempt]) -> set[str]:
     ids = {each.job_id for each in attempts}
     return ids if len(ids) <= _FEW else {array_of(each) for each in ids}
-
-
-def _keep(status: SweepStatus, run: RunStatus, told: Sequence[Allocation]) -> None:
-    """The run's ledger.jsonl gets what it has not yet of its own jobs."""
-    jobs = {each.job_id for each in run.attempts}
-    paths = status.sweep.run(run.run_id)
-    known = {(each.job_id, each.start_time) for each in read_ledger_file(paths, Faults()).allocations}
-    news = [each for each in told if each.job_id in jobs and (each.job_id, each.start_time) not in known]
-    append_allocations(paths, news)

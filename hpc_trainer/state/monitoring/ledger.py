@@ -21,7 +21,8 @@ from typing import Any
 
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import Allocation, Spent, read_ledger_file
+from hpc_trainer.runs.monitoring.allocations import Allocation, read_allocations
+from hpc_trainer.runs.monitoring.ledger import Spent, read_spent
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.spans import Kind
@@ -99,23 +100,23 @@ def ledger_of(
     Args:
         attempts: of its journal.
         num_gpus: of its shape, all nodes together.
-        allocations: what the accounting has just said of its jobs, besides what ledger.jsonl has of it.
+        allocations: what the accounting has just said of its jobs, besides what is kept of it.
         faults: gets what cannot be read.
     """
-    file = read_ledger_file(paths, faults)
-    if not file.spent:
+    told = read_spent(paths, faults)
+    if not told:
         return None
     jobs = {each.job_id for each in attempts}
-    known = {(each.job_id, each.start_time): each for each in (*file.allocations, *allocations) if each.job_id in jobs}
+    known = {each.key: each for each in (*read_allocations(paths, faults), *allocations) if each.job_id in jobs}
     matched = match(attempts, list(known.values()))
     found = []
     for index, attempt in enumerate(attempts):
-        spent, allocation = file.spent.get(attempt.attempt), matched.get(attempt.attempt)
+        spent, allocation = told.get(attempt.attempt), matched.get(attempt.attempt)
         later = [each.resumed_step for each in attempts[index + 1 :] if each.resumed_step is not None]
         stuck = attempt.cause == "stuck" or read_failure(paths.failure(attempt.attempt)).get("type") == "StuckError"
         found.append(_attempt(attempt, spent, allocation, lasting=min(later, default=None), is_stuck=stuck))
-    used = {id(each) for each in matched.values()}
-    found += [_untold(each) for each in known.values() if id(each) not in used and _is_of_run(each, attempts)]
+    used = {each.key for each in matched.values()}
+    found += [_untold(each) for key, each in known.items() if key not in used and _is_of_run(each, attempts)]
     return RunLedger(attempts=found, num_gpus=num_gpus)
 
 

@@ -85,6 +85,12 @@ def test_the_accounting_is_asked_once(cli: Cli, sweep: SweepOnDisk, fake_slurm: 
     assert len(fake_slurm.calls("sacct")) == 1
 
 
+def test_what_the_accounting_says_counts_also_where_it_cannot_be_kept(cli: Cli, sweep: SweepOnDisk) -> None:
+    sweep.run().allocations.mkdir()
+    ledger = json.loads(cli("why", sweep.specs[0].run_id, "--json"))["ledger"]
+    assert (ledger["elapsed_s"], ledger["is_by_slurm"]) == (185.0, True)
+
+
 def test_an_accounting_that_is_silent_is_told_and_the_run_s_own_files_do(
     cli: Cli, sweep: SweepOnDisk, fake_slurm: FakeSlurm
 ) -> None:

@@ -163,14 +163,17 @@ def test_a_successor_job_counts_as_what_it_goes_on_with(folder: Path, fake_slurm
     submit(make_grid(folder, specs[:3]))
     run = SweepPaths(folder).run(specs[0].run_id)
     run.folder.mkdir(mode=0o700)
-    intent = write_intent(run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR)
+    (array,) = read_submissions(SweepPaths(folder))
+    intent = write_intent(
+        run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR, after=array.uuid
+    )
     write_confirmation(run, intent, "102")
     (fake_slurm.folder / "number").write_text("102\n")
     queue = fake_slurm.folder / "queue"
     lines = [line for line in queue.read_text().splitlines() if not line.startswith("101_0|")]
     queue.write_text("".join(line + "\n" for line in (*lines, f"102|PENDING||Dependency|{intent.uuid}")))
-    (array,) = submit(make_grid(folder, specs))
-    assert (array.job_id, len(array.run_ids)) == ("103", 10)
+    (rest,) = submit(make_grid(folder, specs))
+    assert (rest.job_id, len(rest.run_ids)) == ("103", 10)
     assert "--dependency=afterany:101:102" in fake_slurm.calls("sbatch")[-1]
 
 

@@ -100,7 +100,10 @@ def test_a_refused_successor_leaves_the_run_to_the_next_submit(
 def test_a_successor_whose_writer_was_killed_is_found_by_the_next_submit(
     sweep: SweepPaths, run: RunPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    intent = write_intent(run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR)
+    (array,) = read_ledger(sweep).submissions
+    intent = write_intent(
+        run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR, after=array.uuid
+    )
     (fake_slurm.folder / "queue").write_text(f"500|PENDING||Dependency|{intent.uuid}\n")
     state = {each.run_id: each for each in read_status(sweep).runs}[run.run_id]
     assert (state.state, state.job_id) == (RunState.REQUEUED, "500"), "seen before it is settled"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,6 +69,40 @@ def test_bytes_that_are_no_text_are_shown(sweep: SweepOnDisk) -> None:
     sweep.run().log(0, 0).write_bytes(b"ok \xff\n")
     status = _status(sweep)
     assert list(read_logs(log_files(status, status.runs[0])))[1] == "ok \ufffd"
+
+
+def test_the_last_line_without_an_end_is_told_when_the_run_has_ended(
+    sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep.start(resumed=0)
+    _log(sweep, 0, 0, "one\nSegmentation fa")
+    status = _status(sweep)
+    sweep.end(state=RunState.FAILED, cause="x")
+    clock = SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
+    monkeypatch.setattr("hpc_trainer.operate.logs.time", clock)
+    monkeypatch.setattr("hpc_trainer.operate.logs._ASK_EVERY_S", 0.0)
+    sweep.done()
+    log = sweep.run().log(0, 0)
+    assert list(follow_logs(status, status.runs[0], 0)) == [f"==> {log} <==", "one", "Segmentation fa"]
+
+
+def test_a_log_of_any_size_is_read_piece_by_piece(sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    _log(sweep, 0, 0, "x\n" * 200_000)
+    monkeypatch.setattr(Path, "read_text", None)  # it would hold all of a file, and more than once
+    tracemalloc.start()
+    try:
+        lines = read_logs([sweep.run().log(0, 0)], tail=2)
+        assert list(lines)[1:] == ["x", "x"]
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipe_among_the_logs_keeps_nobody_waiting(sweep: SweepOnDisk) -> None:
+    (sweep.run().logs / "attempt-000.rank-0.log").unlink(missing_ok=True)
+    sweep.run().logs.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(sweep.run().log(0, 0))
+    assert "it is a pipe" in list(read_logs([sweep.run().log(0, 0)]))[1]
 
 
 def test_lines_as_they_come_across_attempts_to_the_end(sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,16 @@ def test_cancelled_elements_go_as_ranges(fake_slurm: FakeSlurm) -> None:
     assert fake_slurm.calls() == ["scancel --quiet 7_[0-9999]"]
 
 
+def test_elements_far_apart_stay_below_what_one_word_of_a_command_may_have(fake_slurm: FakeSlurm) -> None:
+    """128 KiB on Linux: of 60,000 elements each other one was too long, and nothing was cancelled."""
+    cancel_jobs([f"7_{index}" for index in range(0, 60_000, 2)])
+    (call,) = fake_slurm.calls()
+    words = call.split()[2:]
+    assert max(map(len, words)) < 128 * 1024
+    listed = [int(index) for word in words for index in word.removeprefix("7_[").rstrip("]").split(",")]
+    assert listed == list(range(0, 60_000, 2))
+
+
 def test_cancel_is_one_command_for_all(fake_slurm: FakeSlurm) -> None:
     cancel_jobs([])
     assert fake_slurm.calls() == []

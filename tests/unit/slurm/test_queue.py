@@ -1,30 +1,17 @@
-"""squeue and sacct, read on what releases 22.05 and 24.11 print."""
+"""squeue, read on what releases 22.05 and 24.11 print."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.slurm.queue import (
-    array_of,
-    cluster_name,
-    find_by_uuid,
-    find_ended,
-    is_of,
-    job_name,
-    parse_accounting,
-    parse_queue,
-    read_accounting,
-    read_queue,
-)
+from hpc_trainer.slurm.queue import array_of, find_by_uuid, is_of, job_name, parse_queue, read_queue
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 # squeue -a -r -o '%i|%T|%N|%r|%k|%j|end' on 22.05: elements one by one, a finished one completing, a requeued one
@@ -98,75 +85,9 @@ def test_an_intent_finds_its_array_by_comment_or_name() -> None:
     assert job_name("digits", "0123456789abcdef0123456789abcdef") == "digits-01234567"
 
 
-def test_an_intent_finds_what_has_ended_in_the_accounting(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("sacct", "76|COMPLETED|0:0|n1|their|\n77_0|COMPLETED|0:0|n1|digits-01234567|\n")
-    assert find_ended("digits", "0123456789abcdef0123456789abcdef", 0.0) == "77"
-    (call,) = fake_slurm.calls("sacct")
-    assert "--name digits-01234567" in call
-    fake_slurm.answer("sacct", "")
-    assert find_ended("digits", "0123456789abcdef0123456789abcdef", 0.0) is None
-
-
 @pytest.mark.parametrize("job_id", ["123", "123_4", "123_[5-9%2]", "123+0", "123.batch"])
 def test_the_array_of_an_element(job_id: str) -> None:
     assert array_of(job_id) == "123"
-
-
-# sacct -p -X -o JobID,State,..: 22.05 (above) and 24.11 with its truncations (below).
-SACCT = """\
-JobID|State|ExitCode|NodeList|JobName|Comment|
-201_0|COMPLETED|0:0|gpu001|digits-01234567||
-201_1|CANCELLED by 1000|0:0|None assigned|digits-01234567||
-201_2|CANCELLED by 1000|0:15|gpu002|digits-01234567||
-201_3|TIMEOUT|0:0|gpu[001-002]|digits-01234567||
-201_4|OUT_OF_MEMORY|0:125|gpu003|digits-01234567||
-201_5|OUT_OF_ME+|0:125|gpu003|digits-01234567||
-201_6|NODE_FAIL|1:0|gpu004|digits-01234567||
-201_7|PREEMPTED|0:0|gpu004|digits-01234567||
-201_8|FAILED|1:0|gpu004|digits-01234567||
-201_9|CANCELLED+|0:0|gpu004|digits-01234567||
-201_[10-99%4]|PENDING|0:0|None assigned|digits-01234567||
-202|FAILED|78:0|cn1|digits-01234567||
-203||0:0|cn1|digits-01234567||
-"""
-
-
-def test_sacct() -> None:
-    entries = parse_accounting(SACCT)
-    states = {job_id: entry.state for job_id, entry in entries.items()}
-    assert states == {
-        "201_0": "COMPLETED", "201_1": "CANCELLED", "201_2": "CANCELLED", "201_3": "TIMEOUT",
-        "201_4": "OUT_OF_MEMORY", "201_5": "OUT_OF_ME", "201_6": "NODE_FAIL", "201_7": "PREEMPTED", "201_8": "FAILED",
-        "201_9": "CANCELLED", "201_[10-99%4]": "PENDING", "202": "FAILED", "203": "UNKNOWN",
-    }  # fmt: skip
-    assert entries["201_3"].node == "gpu[001-002]"
-    assert entries["202"].exit_code == "78:0"
-    assert (entries["202"].name, entries["202"].comment) == ("digits-01234567", "")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "garbage\n", "sacct: error: slurmdbd\n", "JobID|State|\n", SACCT[:-5], SACCT + "garbage\n",
-        SACCT + "|FAILED|1:0|cn1|x||\n", SACCT + "204|FAILED|\n", SACCT[: SACCT.index("201_3") + 9] + "\n",
-    ],
-)  # fmt: skip
-def test_what_sacct_does_not_print_is_no_answer(text: str) -> None:
-    with pytest.raises(SlurmError, match="sacct"):
-        parse_accounting(text)
-
-
-@pytest.mark.parametrize(
-    ("job_id", "covered"),
-    [
-        ("7", [0, 1, 2, 3, 9]), ("7_2", []), ("7_[0-2]", [0, 1, 2]), ("7_[1,3%1]", [1, 3]),
-        ("7_[0-3:3%4]", [0, 1, 2, 3]), ("7_[1,...]", [0, 1, 2, 3, 9]), ("7_[0,2-...%4]", [0, 1, 2, 3, 9]),
-    ],
-)  # fmt: skip
-def test_the_elements_that_a_row_may_stand_for(job_id: str, covered: list[int]) -> None:
-    text = f"{SACCT.splitlines()[0]}\n{job_id}|PENDING|0:0||digits-01234567||\n"
-    (row,) = parse_accounting(text).values()
-    assert [index for index in (0, 1, 2, 3, 9) if row.may_cover(index)] == covered
 
 
 def test_a_job_is_of_a_submission_by_comment_or_name() -> None:
@@ -177,25 +98,9 @@ def test_a_job_is_of_a_submission_by_comment_or_name() -> None:
     ]
     assert is_of(entries["1081"], "89abcdef" + 24 * "0")
     assert not is_of(entries["1082+0"], "")
-    assert all(is_of(row, "01234567" + 24 * "0") for row in parse_accounting(SACCT).values())
 
 
-# As 22.05 prints it, among a hundred other lines.
-CONFIG = "BurstBufferType         = (null)\nClusterName             = north\nCommunicationParameters = (null)\n"
-
-
-def test_the_clusters_name(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("scontrol", CONFIG)
-    assert cluster_name() == "north"
-    fake_slurm.answer("scontrol", "Unable to read this\n")
-    with pytest.raises(SlurmError, match="no ClusterName"):
-        cluster_name()
-    fake_slurm.answer("scontrol", error="slurm_load_ctl_conf error: Unable to contact slurm controller\n", code=1)
-    with pytest.raises(SlurmError, match="Unable to contact"):
-        cluster_name()
-
-
-# --- how they are asked ---
+# --- how it is asked ---
 
 
 def test_the_queue_is_asked_once_element_by_element(fake_slurm: FakeSlurm) -> None:
@@ -225,26 +130,6 @@ def _read_queue_as(user: int) -> subprocess.CompletedProcess[str]:
     # The packages may lie where only root looks: they are imported before the user changes.
     program = f"import os, hpc_trainer.slurm.queue; os.setgid({user}); os.setuid({user}); {code}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd="/")
-
-
-def test_the_accounting_is_asked_once_for_all_arrays(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.print("sacct", SACCT)
-    assert len(read_accounting(["202", "201", "201"], time.time() - 90 * 86_400)) == 13
-    (call,) = fake_slurm.calls()
-    assert call.endswith("-j 201,202")
-    start = re.search(r" -S now-(\d+)seconds ", call)
-    assert start is not None, "by default sacct of some versions looks back to midnight only"
-    assert 600 <= int(start[1]) - 90 * 86_400 < 700, "clocks differ"
-
-
-def test_no_jobs_ask_nothing(fake_slurm: FakeSlurm) -> None:
-    assert read_accounting([], 0.0) == {}
-    assert fake_slurm.calls() == []
-
-
-def test_a_site_without_accounting_has_none(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("sacct", error="Slurm accounting storage is disabled\n", code=1)
-    assert read_accounting(["201"], 0.0) == {}
 
 
 def test_a_queue_that_does_not_answer_is_an_error(fake_slurm: FakeSlurm) -> None:

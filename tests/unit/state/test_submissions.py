@@ -186,8 +186,8 @@ def test_what_slurm_refused_waits_no_longer_until_it_is_submitted_again(paths: S
 # --- successor jobs: in the run's own file ---
 
 
-def _successor(run: RunPaths, job_id: str | None = None) -> Submission:
-    intent = write_intent(run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR)
+def _successor(run: RunPaths, after: str, job_id: str | None = None) -> Submission:
+    intent = write_intent(run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR, after=after)
     if job_id is not None:
         write_confirmation(run, intent, job_id)
     return read_submissions(run)[-1]
@@ -201,17 +201,17 @@ def run(paths: SweepPaths) -> RunPaths:
 
 
 def test_a_successor_is_a_job_of_its_own(run: RunPaths) -> None:
-    assert _successor(run, "500").element_id(0) == "500"
+    assert _successor(run, "an array", "500").element_id(0) == "500"
 
 
 def test_the_newest_of_a_run_is_what_was_written_last_in_either_file(paths: SweepPaths, run: RunPaths) -> None:
     assert newest_of_run(run, None) is None
     array = (_intent(paths, "a", "b"), 1)
     assert newest_of_run(run, array) == array
-    first = _successor(run, "500")
+    first = _successor(run, array[0].uuid, "500")
     assert newest_of_run(run, array) == (first, 0)
     assert newest_of_run(run, None) == (first, 0), "the sweep's file is lost"
-    second = _successor(run)
+    second = _successor(run, first.uuid)
     assert newest_of_run(run, array) == (second, 0), "its submission was interrupted"
     again = (_intent(paths, "b"), 0)
     assert newest_of_run(run, again) == again

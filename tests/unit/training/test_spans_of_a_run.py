@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import read_ledger_file
+from hpc_trainer.runs.monitoring.ledger import read_spent
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.spans import Kind
@@ -38,7 +38,7 @@ def test_the_shared_loop(tmp_path: Path) -> None:
     assert evaluations == [20]
     waits = [kind for kind, *_ in run.spans.recent() if kind is Kind.data_wait]
     assert len(waits) == 20 - first
-    (spent,) = read_ledger_file(run.paths).spent.values()  # no worker: the heartbeat alone
+    (spent,) = read_spent(run.paths).values()  # no worker: the heartbeat alone
     assert (spent.attempt, spent.steps_done) == (1, 20 - first)
     assert 0 < spent.seconds["step"] <= run.spans.seconds()[Kind.step] + 0.001  # rounded; what follows counts too
     assert "spent" in json.loads(run.paths.heartbeat.read_text())

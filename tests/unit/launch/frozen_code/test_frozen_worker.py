@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import resource
@@ -22,11 +23,12 @@ from hpc_trainer.launch.frozen_code.frozen_worker import (
     check_trusted,
     ensure_unpacked,
     find_change,
-    frozen_path,
     is_compiled,
+    manifest_digest,
     read_archive,
     unpack,
 )
+from hpc_trainer.launch.frozen_code.import_path import frozen_path
 from hpc_trainer.runs.layout import SweepPaths
 from tests.unit.launch.frozen_code.projects import frozen, make_checkout, write_files
 
@@ -206,6 +208,35 @@ def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path) -> None:
             except RefusedCodeError:
                 num_refused += 1
     assert num_refused > len(places)
+
+
+def test_the_files_that_open_it_have_their_digests_too(archive: Path) -> None:
+    whole = archive.read_bytes()
+    for name in ("__main__.py", "hpc_trainer_import_path.py"):
+        changed = _packed_anew(archive, archive, {name: b"raise SystemExit(0)\n"})
+        with pytest.raises(RefusedCodeError, match=name):
+            read_archive(changed)
+        archive.write_bytes(whole)
+
+
+def test_an_archive_of_0_1_0_has_one_file_that_opens_it(archive: Path, tmp_path: Path) -> None:
+    manifest, files = read_archive(archive)
+    del manifest["import_path"]
+    old = tmp_path / f"{manifest_digest(manifest)[:12]}.zip"
+    _packed_anew(archive, old, {"hpc_trainer_import_path.py": None, "manifest.json": json.dumps(manifest).encode()})
+    assert read_archive(old) == (manifest, files)
+
+
+def _packed_anew(archive: Path, place: Path, changes: dict[str, bytes | None]) -> Path:
+    """The archive with other contents of some members; None: without it."""
+    with zipfile.ZipFile(archive) as file:
+        members = {**{name: file.read(name) for name in file.namelist()}, **changes}
+    packed = place.with_suffix(".packed")
+    with zipfile.ZipFile(packed, "w") as file:
+        for name, content in members.items():
+            if content is not None:
+                file.writestr(name, content)
+    return packed.rename(place)
 
 
 def test_many_ranks_at_once_unpack_one_copy(project: Path, archive: Path) -> None:

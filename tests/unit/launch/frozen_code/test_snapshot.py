@@ -486,5 +486,5 @@ def test_the_archive_can_be_looked_at_with_any_unzip(project: Path, runs: Path) 
     archive = store_code(SweepPaths(runs / "sweep"), frozen(runs))
     with zipfile.ZipFile(archive) as file:
         assert file.read("code/project/my_lab/net.py") == b"class Net: ...\n"
-        assert {"__main__.py", "manifest.json"} <= set(file.namelist())
+        assert {"__main__.py", "hpc_trainer_import_path.py", "manifest.json"} <= set(file.namelist())
         assert json.loads(file.read("manifest.json"))["format"] == 1

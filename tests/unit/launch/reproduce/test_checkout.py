@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.launch.frozen_code.provenance import code_revision
 from hpc_trainer.launch.reproduce.checkout import read_checkout
 from hpc_trainer.runs.monitoring.redaction import Redaction
 from hpc_trainer.runtime.environment.checkouts import checkouts_of
@@ -35,6 +36,25 @@ def test_the_code_of_then_is_frozen_whatever_stands_there_now(tmp_path: Path, mo
     (content,) = [each for name, (_, each) in code.contents.items() if name.endswith("my_lab/net.py")]
     assert content == b"class Net: then = 1\n"
     assert Path.cwd() == top
+
+
+def test_within_a_hook_of_another_repository_its_own_one_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top, other = make_checkout(tmp_path / "project"), make_checkout(tmp_path / "other")
+    write_files(top, {"my_lab/net.py": "class Net: then = 1\n"})
+    write_files(other, {"my_lab/net.py": "class Net: other = 1\n"})
+    monkeypatch.chdir(top)
+    revision = code_revision()["git_revision"]
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+
+    assert code_revision()["git_revision"] == revision
+    code = read_checkout(make_spec(*OWN, trust=["my_lab"]), _recorded(top), tmp_path / "runs")
+
+    assert code is not None
+    (content,) = [each for name, (_, each) in code.contents.items() if name.endswith("my_lab/net.py")]
+    assert content == b"class Net: then = 1\n"
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_report_draws_each_rank_over_time(sweep: SweepOnDisk) -> None:
     assert [each.title for each in charts] == ["GPU temperature", "GPU power"]
     (first, _) = charts[0].lines
     assert first.name == "rank 0 GPU-0<b>"
-    assert len(first.points) == 167  # three samples each
+    assert len(first.points) == 168  # three samples each
     assert first.points[0] == (0.0, pytest.approx(50 + 1 / 3))
     assert first.points[1][0] == pytest.approx(3 * 6 / 60)
     page = render_telemetry(charts)

@@ -12,7 +12,7 @@ import pytest
 
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import Allocation
+from hpc_trainer.runs.monitoring.allocations import Allocation
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.spans import Kind

@@ -1,0 +1,112 @@
+"""Where modules are looked for: frozen code in place of what was frozen, and last what others may have put there.
+
+Each archive of frozen code holds this file beside `frozen_worker.py`: it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+
+def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`path` (as sys.path) with every folder of a frozen root replaced by its copy, so that the order stays.
+
+    A folder that lay in a root and holds nothing frozen is dropped, but not one of an environment that lies in the
+    root, as .venv does: what pip installed is not frozen. The packages that were frozen by name are found in
+    the copy whatever else is on the path: where they are not, their folder is put first.
+    """
+    by_depth = sorted(roots, key=lambda root: len(root["source"]), reverse=True)
+    found: list[str] = []
+    for entry in path:
+        real = os.path.realpath(entry or os.curdir)
+        for root in by_depth:
+            if is_below(real, root["source"]) and not is_environment(real, root["source"]):
+                copy = folder / root["name"] / os.path.relpath(real, root["source"])
+                found += [os.path.normpath(copy)] if copy.is_dir() else []
+                break
+        else:
+            found.append(entry)
+    found = list(dict.fromkeys(found))
+    for root in roots:
+        for package, place in root["packages"].items():
+            copy_place = os.path.normpath(folder / root["name"] / place)
+            if not _is_found_in(package, copy_place, found):
+                found = [copy_place, *(entry for entry in found if entry != copy_place)]
+    return found
+
+
+def is_below(path: str, folder: str) -> bool:
+    """True for `folder` itself and what lies in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def is_environment(path: str, root: str) -> bool:
+    """True for a folder of installed packages below `root`: of this Python, or named as such folders are."""
+    below = Path(os.path.relpath(path, root)).parts
+    prefixes = {os.path.realpath(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+    return bool({"site-packages", "dist-packages"} & set(below)) or any(
+        is_below(path, each) and is_below(each, root) and each != root for each in prefixes
+    )
+
+
+def _is_found_in(package: str, place: str, path: list[str]) -> bool:
+    spec = PathFinder.find_spec(package, path)
+    if spec is None:
+        return False
+    locations = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    return any(str(each).startswith(place + os.sep) for each in locations)
+
+
+def safe_path(path: Sequence[str]) -> list[str]:
+    """`path` (as sys.path) with folders that others may write last, and after them the current folder.
+
+    Everything else is found before: frozen code, the standard library, what is installed. Folders of an environment
+    stay where they are, also one that a team may write: it is the Python that was asked for.
+    """
+    groups: tuple[list[str], ...] = ([], [], [])
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # deleted meanwhile
+        here = Path()
+    for entry in dict.fromkeys(os.path.normpath(here / each) for each in path):
+        groups[_danger(entry)].append(entry)
+    if groups[1]:
+        sys.stderr.write(f"others may write {', '.join(groups[1])}: looked in after what is installed.\n")
+    # The person's own word for -P: not there at all.
+    return [*groups[0], *groups[1], *([] if os.environ.get("PYTHONSAFEPATH") else groups[2][:1])]
+
+
+def _danger(entry: str) -> int:
+    """Of an entry of the path: 0 where the person alone puts modules, 1 where others may, 2 in the current folder."""
+    try:
+        info = Path(entry).stat()
+        is_here = os.path.samestat(info, Path().stat())
+    except OSError:
+        return 0
+    if is_here:
+        return 2
+    prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix)
+    is_installed = {"site-packages", "dist-packages"} & set(Path(entry).parts) or any(
+        is_below(os.path.realpath(entry), os.path.realpath(each)) for each in prefixes
+    )
+    return int(not is_installed and stat.S_ISDIR(info.st_mode) and _others_may_write(info))
+
+
+def _others_may_write(info: os.stat_result) -> bool:
+    """True unless the owner alone may; a group of that account alone is the owner (config/compose/own_files.py)."""
+    if not info.st_mode & stat.S_IWGRP or info.st_mode & stat.S_IWOTH:
+        return bool(info.st_mode & stat.S_IWOTH)
+    try:
+        account, group = pwd.getpwuid(info.st_uid), grp.getgrgid(info.st_gid)
+    except KeyError:
+        return True
+    is_private = account.pw_gid == group.gr_gid and account.pw_name == group.gr_name
+    return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})

@@ -1,0 +1,66 @@
+"""allocations.json: for how long Slurm gave a run's jobs their nodes, as its accounting said, which forgets.
+
+Whoever looks at a run of theirs replaces the file, whole. They are no lines of ledger.jsonl: rank 0 appends there, and
+on NFS appends from two hosts may lose a line. Of two looks at once the later one's file stays; the other's news are
+asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.runs.files import check_trusted, write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import Faults, parsed_file
+from hpc_trainer.runs.record_values import as_table, as_text, as_time, typed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """Slurm gave a job its nodes once; times in seconds since the epoch, `elapsed_s` as sacct has it."""
+
+    job_id: str
+    start_time: float
+    end_time: float
+    elapsed_s: float
+    state: str
+    """Slurm's word."""
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """What tells it from others: a job that is requeued has one for each start."""
+        return self.job_id, self.start_time
+
+
+def read_allocations(paths: RunPaths, faults: Faults | None = None) -> list[Allocation]:
+    """Those that are kept; [] of a file that is damaged, which is a fault."""
+    return parsed_file(paths.allocations, _parse, faults) or []
+
+
+def _parse(record: Mapping[str, Any]) -> list[Allocation]:
+    told = record["allocations"]
+    if not isinstance(told, list):
+        raise ValueError("allocations are no list")
+    return [Allocation(**typed(as_table(each), _KINDS)) for each in told]
+
+
+def keep_allocations(paths: RunPaths, told: Sequence[Allocation]) -> None:
+    """Adds those of which the file does not tell yet. Never raises: a full disk, or another's run, must not matter."""
+    faults = Faults()
+    known = {each.key: each for each in read_allocations(paths, faults)}
+    with contextlib.suppress(OSError, HpcTrainerError):
+        if faults.refusal is not None or known.keys() >= {each.key for each in told}:
+            return
+        if paths.folder.stat().st_uid == os.getuid():
+            if os.path.lexists(paths.allocations):
+                check_trusted(paths.allocations)  # or another's would look like ours
+            found = known | {each.key: each for each in told}
+            write_json(paths.allocations, {"allocations": [asdict(each) for each in found.values()]}, sync=False)
+
+
+_KINDS = {"job_id": as_text, "start_time": as_time, "end_time": as_time, "elapsed_s": as_time, "state": as_text}

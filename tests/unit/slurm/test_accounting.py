@@ -1,0 +1,162 @@
+"""sacct, read on what releases 22.05 and 24.11 print: how jobs ended, and every start of one with its seconds."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from hpc_trainer.errors import SilentError, SlurmError, UnclearError
+from hpc_trainer.runs.monitoring.allocations import Allocation
+from hpc_trainer.slurm.accounting import (
+    ask_allocations,
+    find_ended,
+    parse_accounting,
+    parse_allocations,
+    read_accounting,
+)
+from hpc_trainer.slurm.queue import is_of
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+# sacct -p -X -o JobID,State,..: 22.05 (above) and 24.11 with its truncations (below).
+SACCT = """\
+JobID|State|ExitCode|NodeList|JobName|Comment|
+201_0|COMPLETED|0:0|gpu001|digits-01234567||
+201_1|CANCELLED by 1000|0:0|None assigned|digits-01234567||
+201_2|CANCELLED by 1000|0:15|gpu002|digits-01234567||
+201_3|TIMEOUT|0:0|gpu[001-002]|digits-01234567||
+201_4|OUT_OF_MEMORY|0:125|gpu003|digits-01234567||
+201_5|OUT_OF_ME+|0:125|gpu003|digits-01234567||
+201_6|NODE_FAIL|1:0|gpu004|digits-01234567||
+201_7|PREEMPTED|0:0|gpu004|digits-01234567||
+201_8|FAILED|1:0|gpu004|digits-01234567||
+201_9|CANCELLED+|0:0|gpu004|digits-01234567||
+201_[10-99%4]|PENDING|0:0|None assigned|digits-01234567||
+202|FAILED|78:0|cn1|digits-01234567||
+203||0:0|cn1|digits-01234567||
+"""
+
+
+def test_sacct() -> None:
+    entries = parse_accounting(SACCT)
+    states = {job_id: entry.state for job_id, entry in entries.items()}
+    assert states == {
+        "201_0": "COMPLETED", "201_1": "CANCELLED", "201_2": "CANCELLED", "201_3": "TIMEOUT",
+        "201_4": "OUT_OF_MEMORY", "201_5": "OUT_OF_ME", "201_6": "NODE_FAIL", "201_7": "PREEMPTED", "201_8": "FAILED",
+        "201_9": "CANCELLED", "201_[10-99%4]": "PENDING", "202": "FAILED", "203": "UNKNOWN",
+    }  # fmt: skip
+    assert entries["201_3"].node == "gpu[001-002]"
+    assert entries["202"].exit_code == "78:0"
+    assert (entries["202"].name, entries["202"].comment) == ("digits-01234567", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "garbage\n", "sacct: error: slurmdbd\n", "JobID|State|\n", SACCT[:-5], SACCT + "garbage\n",
+        SACCT + "|FAILED|1:0|cn1|x||\n", SACCT + "204|FAILED|\n", SACCT[: SACCT.index("201_3") + 9] + "\n",
+    ],
+)  # fmt: skip
+def test_what_sacct_does_not_print_is_no_answer(text: str) -> None:
+    with pytest.raises(SlurmError, match="sacct"):
+        parse_accounting(text)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "covered"),
+    [
+        ("7", [0, 1, 2, 3, 9]), ("7_2", []), ("7_[0-2]", [0, 1, 2]), ("7_[1,3%1]", [1, 3]),
+        ("7_[0-3:3%4]", [0, 1, 2, 3]), ("7_[1,...]", [0, 1, 2, 3, 9]), ("7_[0,2-...%4]", [0, 1, 2, 3, 9]),
+    ],
+)  # fmt: skip
+def test_the_elements_that_a_row_may_stand_for(job_id: str, covered: list[int]) -> None:
+    text = f"{SACCT.splitlines()[0]}\n{job_id}|PENDING|0:0||digits-01234567||\n"
+    (row,) = parse_accounting(text).values()
+    assert [index for index in (0, 1, 2, 3, 9) if row.may_cover(index)] == covered
+
+
+def test_a_row_is_of_a_submission_by_its_name() -> None:
+    assert all(is_of(row, "01234567" + 24 * "0") for row in parse_accounting(SACCT).values())
+
+
+def test_an_intent_finds_what_has_ended_in_the_accounting(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("sacct", "76|COMPLETED|0:0|n1|their|\n77_0|COMPLETED|0:0|n1|digits-01234567|\n")
+    assert find_ended("digits", "0123456789abcdef0123456789abcdef", 0.0) == "77"
+    (call,) = fake_slurm.calls("sacct")
+    assert "--name digits-01234567" in call
+    fake_slurm.answer("sacct", "")
+    assert find_ended("digits", "0123456789abcdef0123456789abcdef", 0.0) is None
+
+
+def test_the_accounting_is_asked_once_for_all_arrays(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.print("sacct", SACCT)
+    assert len(read_accounting(["202", "201", "201"], time.time() - 90 * 86_400)) == 13
+    (call,) = fake_slurm.calls()
+    assert call.endswith("-j 201,202")
+    start = re.search(r" -S now-(\d+)seconds ", call)
+    assert start is not None, "by default sacct of some versions looks back to midnight only"
+    assert 600 <= int(start[1]) - 90 * 86_400 < 700, "clocks differ"
+
+
+def test_no_jobs_ask_nothing(fake_slurm: FakeSlurm) -> None:
+    assert read_accounting([], 0.0) == {}
+    assert fake_slurm.calls() == []
+
+
+def test_a_site_without_accounting_has_none(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("sacct", error="Slurm accounting storage is disabled\n", code=1)
+    assert read_accounting(["201"], 0.0) == {}
+
+
+# --- allocations ---
+
+# Printed by sacct 22.05 of an array element that was requeued once, with SLURM_TIME_FORMAT=%s.
+ANSWER = """JobID|Start|End|ElapsedRaw|State|
+2_0|1795432300|1795432325|25|PREEMPTED|
+2_0|1795432330|1795432349|19|COMPLETED|
+"""
+FIRST = Allocation(
+    job_id="2_0", start_time=1795432300.0, end_time=1795432325.0, elapsed_s=25.0, state="PREEMPTED"
+)  # fmt: skip
+
+
+def test_each_start_is_an_allocation() -> None:
+    found = parse_allocations("a word of the site\n" + ANSWER)
+    assert found[0] == FIRST
+    assert [(each.elapsed_s, each.state) for each in found] == [(25.0, "PREEMPTED"), (19.0, "COMPLETED")]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "2_0|1795432330|Unknown|19|RUNNING|", "2_1|Unknown|Unknown|0|PENDING|", "2_1|None|1795432330|0|CANCELLED by 0|",
+        "2_1|0|1795432330|0|CANCELLED|",
+    ],
+)  # fmt: skip
+def test_what_has_not_begun_or_not_ended_is_left_out(row: str) -> None:
+    assert parse_allocations(ANSWER + row + "\n")[2:] == []
+
+
+@pytest.mark.parametrize("answer", ["", "nothing\n", ANSWER + "2_0|1|2\n"])
+def test_an_answer_that_tells_no_allocations(answer: str) -> None:
+    with pytest.raises(UnclearError, match=r"cannot be read|was cut"):
+        parse_allocations(answer)
+
+
+def test_one_call_for_all_jobs(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.print("sacct", ANSWER)
+    assert ask_allocations([], 0.0) == []
+    assert fake_slurm.calls() == []
+    assert ask_allocations(["2_0", "3"], 1000.0)[0] == FIRST
+    (call,) = fake_slurm.calls("sacct")
+    assert " -D " in call
+    assert call.endswith("-j 2_0,3")
+
+
+def test_a_site_without_accounting_knows_no_allocation(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.print("sacct", "", code=1, error="Slurm accounting storage is disabled")
+    assert ask_allocations(["2_0"], 0.0) == []
+    fake_slurm.print("sacct", "", code=1, error="sacct: error: Connection refused: Unable to contact slurmdbd")
+    with pytest.raises(SilentError):
+        ask_allocations(["2_0"], 0.0)
