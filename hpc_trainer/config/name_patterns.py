@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 _SHOWN = 5
@@ -21,6 +21,13 @@ def there_are(pattern: str, names: Collection[str]) -> str:
     near = difflib.get_close_matches(pattern.strip("*."), names, n=_SHOWN)
     whole = [f"{first}.*" if rest else first for first, _, rest in (name.partition(".") for name in names)]
     return f"There are {listed([*near, *dict.fromkeys(whole)])}."
+
+
+def unfit(key: str, patterns: Iterable[str], names: Collection[str], what: str) -> Iterator[str]:
+    """A line for each pattern of `key` that fits none of the `names`, which are those of `what`."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            yield f"{key} has {pattern!r}, and no {what} is called so. {there_are(pattern, names)}"
 
 
 def listed(names: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
-from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
+from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.errors import DataError
 
 NUM_IMAGES = 1797
@@ -89,13 +89,7 @@ def split_indices(num_eval: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def build(config: DigitsConfig, split: Split) -> Digits:
-    """The train or the eval digits.
-
-    Raises ConfigError where `num_eval` leaves a split empty, DataError without scikit-learn.
-    """
-    check_split(split)
-    check_range("data.num_eval", config.num_eval, 1, NUM_IMAGES - 1)
-    check_range("data.max_shift", config.max_shift, 0, 7)
+    """The train or the eval digits. Raises DataError without scikit-learn."""
     pixels, labels = _load()
     train, held_out = split_indices(config.num_eval)
     mean, std = _statistics(pixels[train])

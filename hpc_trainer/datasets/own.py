@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, default_collate
 
-from hpc_trainer.datasets.protocol import MapDataset, Split
+from hpc_trainer.datasets.protocol import MapDataset, Split, hand_on
 from hpc_trainer.datasets.stream import SampleStream, is_stream
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.tasks.protocol import Task
@@ -69,7 +69,7 @@ class AnyDataset:
         told = source.source if isinstance(source, SampleStream) else source
         self.input_shape: tuple[int, ...] | None = getattr(told, "input_shape", None)
         self.num_classes = _num_classes(told)
-        _take_over(self, told)
+        hand_on(told, self, "augment", "fingerprint", "all_targets_count")
 
     def __len__(self) -> int:
         return len(self._source)
@@ -77,34 +77,38 @@ class AnyDataset:
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """A batch; of a source that makes batches its own."""
         if not callable(getattr(self._source, "__getitems__", None)):
-            return self._collate([self._source[index] for index in indices])
+            return self.of_samples([self._source[index] for index in indices])
         batch = self._source.__getitems__(indices)
-        return self.of_samples(batch) if isinstance(batch, list) else batch
+        return self.of_samples(batch) if self._are_samples(batch) else self._checked(batch)
 
     def of_samples(self, samples: list[Any]) -> Any:
         """A batch of them."""
-        return self._collate(samples)
+        return self._checked(self._collate(samples))
+
+    def _are_samples(self, batch: Any) -> bool:
+        return isinstance(batch, list)
+
+    def _checked(self, batch: Any) -> Any:
+        return batch
 
 
-class OwnDataset:
-    """A `MapDataset` of what a person built."""
+class OwnDataset(AnyDataset):
+    """A `MapDataset` of what a person built, whose batches are inputs and targets.
 
-    input_shape: tuple[int, ...]
-    num_classes: int
+    Asked for a batch it raises ConfigError: a sample is neither a pair nor a mapping of one.
+    """
 
     def __init__(self, source: Any, what: str, *, needs_classes: bool) -> None:
-        self.stream = source if isinstance(source, SampleStream) else None
-        self._source, self._what, self._needs_classes = source, what, needs_classes
-        self._told = source.source if isinstance(source, SampleStream) else source
-        _take_over(self, self._told)
+        super().__init__(source, self._collated)
+        self._what, self._needs_classes = what, needs_classes
 
     def describe(self, first: Tensor, target: Tensor) -> None:
         """Takes shape and classes from the source, else from its first input, [1, ...], and torchvision's `classes`.
 
         Where targets are no classes, `num_classes` is how many numbers its first target, [1, ...], has.
         """
-        self.input_shape = getattr(self._told, "input_shape", None) or tuple(first.shape[1:])
-        found = _num_classes(self._told) or (None if self._needs_classes else target.numel())
+        self.input_shape = self.input_shape or tuple(first.shape[1:])
+        found = self.num_classes or (None if self._needs_classes else target.numel())
         if not found:
             raise ConfigError(
                 f"{self._what}, which does not say how many classes there are. Give it an attribute num_classes (the "
@@ -113,25 +117,8 @@ class OwnDataset:
         _check_classes(found, self._needs_classes, self._what)
         self.num_classes = found
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, as a MapDataset's.
-
-        Raises ConfigError: a sample is neither a pair nor a mapping of one.
-        """
-        if callable(getattr(self._source, "__getitems__", None)):
-            batch = self._source.__getitems__(indices)
-            if isinstance(batch, list) and not _is_pair(batch):
-                batch = self._collate(batch)
-        else:
-            batch = self._collate([self._source[index] for index in indices])
-        return self._checked(batch)
-
-    def of_samples(self, samples: list[Any]) -> tuple[Tensor, Tensor]:
-        """A batch of them. Raises as `__getitems__`."""
-        return self._checked(self._collate(samples))
+    def _are_samples(self, batch: Any) -> bool:
+        return isinstance(batch, list) and not (len(batch) == 2 and all(isinstance(each, Tensor) for each in batch))
 
     def _checked(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = self._pair(batch)
@@ -145,7 +132,7 @@ class OwnDataset:
             return inputs, targets
         return inputs, targets.long() if self._needs_classes else targets.float()
 
-    def _collate(self, samples: list[Any]) -> Any:
+    def _collated(self, samples: list[Any]) -> Any:
         return default_collate([self._pair(sample) for sample in samples])
 
     def _pair(self, value: Any) -> tuple[Any, Any]:
@@ -165,12 +152,6 @@ class OwnDataset:
         )
 
 
-def _take_over(own: Any, source: Any) -> None:
-    for name in ("augment", "fingerprint", "all_targets_count", "classes", "preprocessing", "pixel_mean", "pixel_std"):
-        if hasattr(source, name):
-            setattr(own, name, getattr(source, name))
-
-
 def _num_classes(source: Any) -> int | None:
     classes = getattr(source, "classes", None)
     found = getattr(source, "num_classes", None) or (classes and len(classes))
@@ -183,7 +164,3 @@ def _check_classes(num_classes: int | None, are_classes: bool, what: str) -> Non
             f"{what}, with num_classes={num_classes}: there must be 2 classes or more to tell apart. Give it another, "
             "or predict numbers (task=regression)."
         )
-
-
-def _is_pair(batch: Any) -> bool:
-    return isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(each, Tensor) for each in batch)

@@ -1,4 +1,4 @@
-"""What the training loop asks of a data set, and the checks that the builders share."""
+"""What the training loop asks of a data set, and the check that they share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hpc_trainer.errors import ConfigError
 
 if TYPE_CHECKING:  # files of this package that need no torch are read where there is none
     from torch import Tensor
@@ -91,18 +89,15 @@ class EpochDataset(Protocol):
         ...
 
 
-def check_split(split: str) -> None:
-    """Raise ConfigError unless `split` is `train` or `eval`."""
-    if split not in ("train", "eval"):
-        raise ConfigError(f"split={split!r} must be 'train' or 'eval'; a data set has no other part.")
+DESCRIBED = ("classes", "preprocessing", "pixel_mean", "pixel_std")
+"""What a data set may say of its samples, see `MapDataset`."""
 
 
-def check_range(key: str, value: int, smallest: int, largest: int | None = None) -> None:
-    """Raise ConfigError unless `smallest` ≤ `value` ≤ `largest` (None: no upper end)."""
-    if value < smallest or (largest is not None and value > largest):
-        rule = f"≥ {smallest}" if largest is None else f"{smallest} to {largest}"
-        nearest = smallest if value < smallest else largest
-        raise ConfigError(f"{key}={value!r} must be {rule}; nearest legal: {key}={nearest}.")
+def hand_on(source: object, to: object, *more: str) -> None:
+    """Of `DESCRIBED` and `more` what `source` has becomes that of `to`, a data set that stands before it."""
+    for name in (*DESCRIBED, *more):
+        if hasattr(source, name):
+            setattr(to, name, getattr(source, name))
 
 
 def index_array(indices: Sequence[int], length: int) -> NDArray[np.int64]:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.datasets.digests import spread_digest
-from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
-from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.datasets.protocol import Split, index_array
+from hpc_trainer.errors import DataError
 
 _BUILT_IN_TEXT = "pydoc_data.topics"
 
@@ -65,17 +65,9 @@ class TextBytes:
 def build(config: TextBytesConfig, split: Split) -> TextBytes:
     """The windows of the train part (the file's beginning) or the eval part (its last `eval_fraction`).
 
-    The parts share no byte. Raises ConfigError for bad values; DataError where the file is missing,
-    unreadable, or too small for one window in each part.
+    The parts share no byte. Raises DataError where the file is missing, unreadable, or too small for one window in
+    each part.
     """
-    check_split(split)
-    check_range("data.seq_len", config.seq_len, 2)
-    if not 0.0 < config.eval_fraction < 1.0:
-        nearest = 0.01 if config.eval_fraction <= 0.0 else 0.99
-        raise ConfigError(
-            f"data.eval_fraction={config.eval_fraction!r} must lie in (0, 1), both ends excluded; "
-            f"nearest sensible: data.eval_fraction={nearest}."
-        )
     path = built_in_text() if config.path is None else Path(config.path).expanduser().absolute()
     size = _size(path)
     num_eval = round(size * config.eval_fraction)

@@ -1,4 +1,6 @@
-"""Small, readable reference models, and the checks that they share.
+"""Small, readable reference models, and what they share: whether the data are any for them.
+
+That numbers of a configuration are legal was asked when the run was planned (`config/rules/limit_rules.py`).
 
 Each file holds one class, built as `Class(config, input_shape=..., num_classes=...)`; the two shapes come
 from the data set. `forward(inputs)` returns logits:
@@ -15,38 +17,11 @@ from __future__ import annotations
 
 from hpc_trainer.errors import ConfigError
 
-_LARGEST_DROPOUT_SHOWN = 0.9
-
-
-def check_at_least(key: str, value: int, smallest: int) -> None:
-    """Raise ConfigError unless `value` ≥ `smallest`."""
-    if value < smallest:
-        raise ConfigError(f"{key}={value!r} must be ≥ {smallest}; nearest legal: {key}={smallest}.")
-
-
-def check_dropout(value: float) -> None:
-    """Raise ConfigError unless `value` is a probability in [0, 1); 1 would drop everything."""
-    if not 0.0 <= value < 1.0:
-        nearest = _LARGEST_DROPOUT_SHOWN if value >= 1.0 else 0.0
-        raise ConfigError(f"model.dropout={value!r} must be a probability in [0, 1); nearest: model.dropout={nearest}.")
-
 
 def check_num_classes(value: int) -> None:
     """Raise ConfigError unless there is an output: a class, or a number of a regression."""
-    check_at_least("data.num_classes", value, 1)
-
-
-def check_heads(num_heads: int, embed_dim: int) -> None:
-    """Raise ConfigError unless `num_heads` divides `embed_dim`, both ≥ 1."""
-    check_at_least("model.num_heads", num_heads, 1)
-    check_at_least("model.embed_dim", embed_dim, 1)
-    if embed_dim % num_heads:
-        divisors = [count for count in range(1, embed_dim + 1) if embed_dim % count == 0]
-        nearest = min(divisors, key=lambda count: abs(count - num_heads))
-        raise ConfigError(
-            f"model.num_heads={num_heads} must divide model.embed_dim={embed_dim}; "
-            f"nearest legal: model.num_heads={nearest}."
-        )
+    if value < 1:
+        raise ConfigError(f"data.num_classes={value!r} must be ≥ 1; nearest legal: data.num_classes=1.")
 
 
 def image_shape(model: str, input_shape: tuple[int, ...], *, smallest: int) -> tuple[int, int, int]:

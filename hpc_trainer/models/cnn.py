@@ -7,7 +7,7 @@ import math
 from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model.shipped import CnnConfig
-from hpc_trainer.models import check_at_least, check_dropout, check_num_classes, image_shape
+from hpc_trainer.models import check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels
 
 SMALLEST_IMAGE = 8
@@ -20,13 +20,11 @@ class Cnn(nn.Module):
 
     GroupNorm (Wu and He 2018), not BatchNorm: no buffers to keep equal between ranks, and one sample's logits
     do not depend on the rest of its batch. Images float32 [batch, C, H, W], 8 pixels a side or more, to
-    logits [batch, num_classes]. Raises ConfigError where a value or the input shape cannot be.
+    logits [batch, num_classes]. Raises ConfigError where the input shape cannot be.
     """
 
     def __init__(self, config: CnnConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        check_at_least("model.num_channels", config.num_channels, 1)
-        check_dropout(config.dropout)
         check_num_classes(num_classes)
         channels, height, width = image_shape("cnn", input_shape, smallest=SMALLEST_IMAGE)
         first, second = config.num_channels, 2 * config.num_channels

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hpc_trainer.config.schema.model.shipped import GptConfig, MlpKind, Norm, Positions
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models import check_at_least, check_dropout, check_heads, check_num_classes
+from hpc_trainer.models import check_num_classes
 from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part
 from hpc_trainer.models.transformer import Block, BlockShape, block_channels, block_plan
@@ -43,13 +43,13 @@ class Gpt(nn.Module):
 
     `input_shape` is (seq_len,), the longest window; `num_classes` is the vocabulary, which is rounded up to a multiple
     of `vocab_multiple`. Tokens int64 [batch, seq] with seq ≤ seq_len to logits [batch, seq, num_classes as rounded];
-    logits at a position depend on tokens up to it only. Raises ConfigError where a value or the input shape cannot be,
-    or a window is too long.
+    logits at a position depend on tokens up to it only. Raises ConfigError where the input shape cannot be, or a window
+    is too long.
     """
 
     def __init__(self, config: GptConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        _check(config, input_shape)
+        _check(input_shape)
         check_num_classes(num_classes)
         (self.seq_len,) = input_shape
         self._shape = shape = _shape(config)
@@ -118,8 +118,7 @@ class Gpt(nn.Module):
 
     def channel_groups(self) -> list[Channels]:
         """Of each block heads, and units of the perceptron; the residual stream stays as wide as it is."""
-        names = (f"blocks.{index}" for index in range(len(self.blocks)))
-        return [each for name in names for each in block_channels(self._shape, name)]
+        return block_channels(self._shape, len(self.blocks))
 
     def pipeline_parts(self) -> list[Part]:
         """How it is cut into stages: before and after each block. The first and the last stage hold the embedding."""
@@ -145,14 +144,7 @@ def _shape(config: GptConfig) -> BlockShape:
     )
 
 
-def _check(config: GptConfig, input_shape: tuple[int, ...]) -> None:
-    check_at_least("model.num_layers", config.num_layers, 1)
-    check_heads(config.num_heads, config.embed_dim)
-    check_at_least("model.vocab_multiple", config.vocab_multiple, 1)
-    check_dropout(config.dropout)
-    problem = config.heads_problem()
-    if problem is not None:
-        raise ConfigError(problem)
+def _check(input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise ConfigError(
             f"model=gpt reads tokens, so the data's input_shape must be (seq_len,) with seq_len ≥ 1, "

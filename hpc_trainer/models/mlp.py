@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model.shipped import MlpConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models import check_at_least, check_dropout, check_num_classes
+from hpc_trainer.models import check_num_classes
 from hpc_trainer.models.channels import Channels
 
 
@@ -17,14 +17,11 @@ class Mlp(nn.Module):
     """`num_layers` hidden layers of `hidden_dim` with ReLU and dropout, then a linear classifier.
 
     Inputs float32 [batch, ...], of any shape, to logits [batch, num_classes].
-    Raises ConfigError where a value or the input shape cannot be.
+    Raises ConfigError where the input shape cannot be.
     """
 
     def __init__(self, config: MlpConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        check_at_least("model.hidden_dim", config.hidden_dim, 1)
-        check_at_least("model.num_layers", config.num_layers, 0)
-        check_dropout(config.dropout)
         check_num_classes(num_classes)
         if not input_shape or min(input_shape) < 1:
             raise ConfigError(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model.vision import MobilenetSize, MobilenetV3Config
-from hpc_trainer.models import check_dropout, check_num_classes, image_shape
+from hpc_trainer.models import check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part
 
@@ -108,13 +108,12 @@ class MobilenetV3(nn.Module):
     """Stem, inverted residual blocks, a last convolution, mean over the image, a classifier with one hidden layer.
 
     Images float32 [batch, C, H, W], 8 pixels a side or more, to logits [batch, num_classes]; the last blocks of an
-    image below 64 pixels see one place, so such a rank needs a micro-batch of 2 or more. Raises ConfigError where a
-    value or the input shape cannot be.
+    image below 64 pixels see one place, so such a rank needs a micro-batch of 2 or more. Raises ConfigError where the
+    input shape cannot be.
     """
 
     def __init__(self, config: MobilenetV3Config, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        check_dropout(config.dropout)
         check_num_classes(num_classes)
         channels, _, _ = image_shape(config.name, input_shape, smallest=SMALLEST_IMAGE)
         rows, num_features, num_hidden = _NETWORKS[config.size]

@@ -8,19 +8,33 @@ identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 from __future__ import annotations
 
 import itertools
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model.shipped import ResnetConfig
-from hpc_trainer.errors import ConfigError
-from hpc_trainer.models import check_at_least, check_num_classes, image_shape
+from hpc_trainer.models import check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part
 
 SMALLEST_IMAGE = 8
 
 
-class BasicBlock(nn.Module):
+class _Block(nn.Module):
+    """A residual and a shortcut, added."""
+
+    expansion: ClassVar[int]
+    residual: nn.Sequential
+    shortcut: nn.Module
+    relu: nn.ReLU
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
+        outputs: Tensor = self.relu(self.residual(inputs) + self.shortcut(inputs))
+        return outputs
+
+
+class BasicBlock(_Block):
     """Two 3x3 convolutions and a shortcut; [batch, num_in, H, W] to [batch, width, H/stride, W/stride]."""
 
     expansion = 1
@@ -37,13 +51,8 @@ class BasicBlock(nn.Module):
         self.shortcut = _shortcut(num_in, width, stride)
         self.relu = nn.ReLU(inplace=True)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
-        outputs: Tensor = self.relu(self.residual(inputs) + self.shortcut(inputs))
-        return outputs
 
-
-class Bottleneck(nn.Module):
+class Bottleneck(_Block):
     """1x1, 3x3, 1x1 convolutions and a shortcut; the output has 4 x width channels."""
 
     expansion = 4
@@ -64,11 +73,6 @@ class Bottleneck(nn.Module):
         self.shortcut = _shortcut(num_in, num_out, stride)
         self.relu = nn.ReLU(inplace=True)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
-        outputs: Tensor = self.relu(self.residual(inputs) + self.shortcut(inputs))
-        return outputs
-
 
 # He et al. 2015, table 1: the block and the number of blocks in each of the four stages.
 _STAGES: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
@@ -84,18 +88,11 @@ class Resnet(nn.Module):
     Images float32 [batch, C, H, W], 8 pixels a side or more, to logits [batch, num_classes]. A side below
     `small_input_below` brings the paper's CIFAR stem: 3x3, stride 1, no pooling. BatchNorm trains on the
     samples of one rank; the last stage of an 8x8 image is 1x1, so such a rank needs a micro batch of 2 or
-    more. Raises ConfigError where a value or the input shape cannot be.
+    more. Raises ConfigError where the input shape cannot be.
     """
 
     def __init__(self, config: ResnetConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        if config.depth not in _STAGES:
-            nearest = min(_STAGES, key=lambda depth: abs(depth - config.depth))
-            raise ConfigError(
-                f"model.depth={config.depth!r} must be one of {sorted(_STAGES)}; nearest legal: model.depth={nearest}."
-            )
-        check_at_least("model.width", config.width, 1)
-        check_at_least("model.small_input_below", config.small_input_below, 0)
         check_num_classes(num_classes)
         channels, height, width = image_shape(config.name, input_shape, smallest=SMALLEST_IMAGE)
         self.stem = _stem(channels, config.width, is_small=min(height, width) < config.small_input_below)
@@ -115,7 +112,7 @@ class Resnet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if config.zero_init and isinstance(module, (BasicBlock, Bottleneck)):
+            if config.zero_init and isinstance(module, _Block):
                 last_norm = module.residual[-1]
                 assert isinstance(last_norm, nn.BatchNorm2d)
                 nn.init.zeros_(last_norm.weight)
@@ -145,7 +142,7 @@ class Resnet(nn.Module):
         inside: list[Channels] = []
         added: list[tuple[list[str], list[str]]] = [(["stem.0", "stem.1"], [])]
         for path, block in self.stages.named_modules(prefix="stages"):
-            if not isinstance(block, (BasicBlock, Bottleneck)):
+            if not isinstance(block, _Block):
                 continue
             convs = [index for index, each in enumerate(block.residual) if isinstance(each, nn.Conv2d)]
             names = [(f"{path}.residual.{index}", f"{path}.residual.{index + 1}") for index in convs]

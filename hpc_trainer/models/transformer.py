@@ -123,15 +123,17 @@ class Block(nn.Module):
         return outputs
 
 
-def block_channels(shape: BlockShape, name: str) -> list[Channels]:
-    """Of a block with this name what it can lose: heads, each key's with its queries, and units of the perceptron."""
+def block_channels(shape: BlockShape, num_layers: int) -> list[Channels]:
+    """What each of `blocks.*` can lose: heads, each key's with its queries, and units of the perceptron."""
     group_size = shape.num_heads // (shape.num_kv_heads or shape.num_heads)
     head = (group_size + 2) * (shape.dim // shape.num_heads)
-    wide = (f"{name}.mlp_in", *([f"{name}.mlp_gate"] if shape.has_swiglu else []))
-    return [
-        Channels(made_by=(f"{name}.attention.query_key_value",), read_by=(f"{name}.attention.out",), unit=head),
-        Channels(made_by=wide, read_by=(f"{name}.mlp_out",)),
-    ]
+    wide = ("mlp_in", "mlp_gate") if shape.has_swiglu else ("mlp_in",)
+    found = []
+    for name in (f"blocks.{index}" for index in range(num_layers)):
+        made_by, read_by = (f"{name}.attention.query_key_value",), (f"{name}.attention.out",)
+        found.append(Channels(made_by=made_by, read_by=read_by, unit=head))
+        found.append(Channels(made_by=tuple(f"{name}.{each}" for each in wide), read_by=(f"{name}.mlp_out",)))
+    return found
 
 
 def block_plan(shape: BlockShape) -> dict[str, ParallelStyle]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model.vision import VitConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models import check_at_least, check_dropout, check_heads, check_num_classes, image_shape
+from hpc_trainer.models import check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part
 from hpc_trainer.models.transformer import Block, BlockShape, block_channels, block_plan
@@ -28,16 +28,12 @@ _NORM_EPS = 1e-6
 class Vit(nn.Module):
     """`num_layers` blocks over the patches of an image and one class token.
 
-    Images float32 [batch, C, H, W] of the data's size to logits [batch, num_classes]. Raises ConfigError where a value
-    or the input shape cannot be, or an image has another size.
+    Images float32 [batch, C, H, W] of the data's size to logits [batch, num_classes]. Raises ConfigError where the
+    input shape cannot be, or an image has another size.
     """
 
     def __init__(self, config: VitConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        check_at_least("model.num_layers", config.num_layers, 1)
-        check_at_least("model.patch_size", config.patch_size, 1)
-        check_heads(config.num_heads, config.embed_dim)
-        check_dropout(config.dropout)
         check_num_classes(num_classes)
         self.image_shape = channels, height, width = image_shape(config.name, input_shape, smallest=1)
         problem = config.patch_problem(height, width)
@@ -99,8 +95,7 @@ class Vit(nn.Module):
 
     def channel_groups(self) -> list[Channels]:
         """Of each block heads, and units of the perceptron; the residual stream stays as wide as it is."""
-        names = (f"blocks.{index}" for index in range(len(self.blocks)))
-        return [each for name in names for each in block_channels(self._shape, name)]
+        return block_channels(self._shape, len(self.blocks))
 
     def pipeline_parts(self) -> list[Part]:
         """How it is cut into stages: before and after each block."""

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from hpc_trainer.config.name_patterns import there_are
+from hpc_trainer.config.name_patterns import unfit
 from hpc_trainer.errors import ConfigError
 
 
@@ -19,9 +19,7 @@ def match_weights(model: nn.Module, patterns: Iterable[str], key: str) -> dict[s
     weights = dict(model.named_parameters(remove_duplicate=False))
     found = {}
     for pattern in patterns:
-        fits = {weight: None for name, weight in weights.items() if fnmatchcase(name, pattern)}
-        if not fits:
-            what = f"{key} has {pattern!r}, and no weight of {type(model).__name__} is called so."
-            raise ConfigError(f"{what} {there_are(pattern, weights)}")
-        found[pattern] = [*fits]
+        for problem in unfit(key, [pattern], weights, f"weight of {type(model).__name__}"):
+            raise ConfigError(problem)
+        found[pattern] = [*dict.fromkeys(weight for name, weight in weights.items() if fnmatchcase(name, pattern))]
     return found

@@ -28,10 +28,6 @@ class DeviceKind:
     has_stamps: ClassVar[bool] = True
     """`stamp` tells when work is done, not when it was asked for."""
 
-    def count(self) -> int:
-        """Devices that this process sees."""
-        return 1
-
     def device(self, local_rank: int) -> torch.device:
         """The device of a node's `local_rank`-th rank. Where Slurm binds one to each task, every rank sees one alone.
 
@@ -94,11 +90,8 @@ class CudaKind(DeviceKind):
     type = "cuda"
     backend = "nccl"  # of ROCm RCCL, by the same name
 
-    def count(self) -> int:
-        return torch.cuda.device_count()
-
     def device(self, local_rank: int) -> torch.device:
-        count = self.count()
+        count = torch.cuda.device_count()
         if not count:
             seen = {key: os.environ[key] for key in _VISIBLE if key in os.environ}
             told = f"torch {torch.__version__} sees no GPU here ({seen or 'no device is hidden'})."
@@ -162,11 +155,8 @@ class MpsKind(DeviceKind):
     has_float64 = False  # Metal has none
     has_stamps = False
 
-    def count(self) -> int:
-        return int(torch.backends.mps.is_available())
-
     def device(self, local_rank: int) -> torch.device:
-        if not self.count():
+        if not self.is_in_use():
             raise HpcTrainerError(
                 f"torch {torch.__version__} sees no MPS device here: it is there on Apple's machines."
             )
@@ -179,7 +169,7 @@ class MpsKind(DeviceKind):
         torch.mps.synchronize()
 
     def is_in_use(self) -> bool:
-        return bool(self.count())
+        return torch.backends.mps.is_available()
 
     def seed(self, number: int) -> None:
         torch.mps.manual_seed(number)

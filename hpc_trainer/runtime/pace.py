@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -49,7 +50,7 @@ class Pace:
     @property
     def typical_step_s(self) -> float | None:
         """Median of a step; None before the first."""
-        return sorted(self._steps)[len(self._steps) // 2] if self._steps else None
+        return statistics.median_high(self._steps) if self._steps else None
 
     @property
     def lead_s(self) -> float:

@@ -18,15 +18,15 @@ class RankEnv:
     ranks of one attempt find each other and never those of the attempt before.
     """
 
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node_rank: int
-    num_nodes: int
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
     launcher: str
     job_id: str
-    restart_count: int
+    restart_count: int = 0
     node: str
     elastic_count: int = 0
 
@@ -78,18 +78,7 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
         return _from(env, _LOCAL, "local", job_id, 0)
     if "SLURM_PROCID" in env and "SLURM_JOB_ID" in env:
         return _from(env, _SLURM, "slurm", slurm_job_id(env), _number(env, "SLURM_RESTART_COUNT", default=0))
-    return RankEnv(
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        local_world_size=1,
-        node_rank=0,
-        num_nodes=1,
-        launcher="none",
-        job_id=f"here-{os.getpid()}",
-        restart_count=0,
-        node=socket.gethostname(),
-    )
+    return RankEnv(launcher="none", job_id=f"here-{os.getpid()}", node=socket.gethostname())
 
 
 def slurm_job_id(env: Mapping[str, str]) -> str:

@@ -36,8 +36,9 @@ class RankGroup:
     def barrier(self) -> None:
         """Waits until all ranks are here."""
         if self.world_size > 1:
-            # An all-reduce, not dist.barrier: that one guesses a device under NCCL and warns.
-            self.sum(torch.zeros(1, device=self.device))
+            # An all-reduce, not dist.barrier: that one guesses a device under NCCL and warns. To read its result is
+            # what the host waits for there; the call itself only starts it.
+            self.sum(torch.zeros(1, device=self.device)).item()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Adds `tensor` over all ranks, in place; any shape, the same on all ranks."""
@@ -64,12 +65,7 @@ class RankGroup:
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
         sizes[self.rank] = data.numel()
         self.sum(sizes)
-        longest = int(sizes.max())
-        mine = self._empty(longest)
-        mine[: data.numel()] = data.to(self.device)
-        parts = [self._empty(longest) for _ in range(self.world_size)]
-        dist.all_gather(parts, mine)
-        return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+        return [_decode(part) for part in self._all_bytes(data, sizes.tolist())]
 
     def gather_tensors(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Every rank's `tensors`, of any number, shapes and formats, in the order of ranks; on every rank."""
@@ -79,11 +75,15 @@ class RankGroup:
         mine = torch.cat([self._empty(0), *(each.view(torch.uint8) for each in flat)])
         forms = self.gather([[str(each.dtype).removeprefix("torch."), list(each.shape)] for each in tensors])
         sizes = [sum(_num_bytes(*form) for form in of_rank) for of_rank in forms]
+        return [_cut(part, of_rank) for part, of_rank in zip(self._all_bytes(mine, sizes), forms, strict=True)]
+
+    def _all_bytes(self, mine: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Every rank's bytes, of which there are `sizes`: messages are as long as the longest."""
         padded = self._empty(max(sizes))
-        padded[: mine.numel()] = mine
-        parts = [self._empty(max(sizes)) for _ in range(self.world_size)]
+        padded[: mine.numel()] = mine.to(self.device)
+        parts = [self._empty(max(sizes)) for _ in sizes]
         dist.all_gather(parts, padded)
-        return [_cut(part, of_rank) for part, of_rank in zip(parts, forms, strict=True)]
+        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def _empty(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)

@@ -21,6 +21,8 @@ START = (
     'os.stat(p).st_mode & 18 > 0 and "-packages" not in p and not p.startswith(sys.base_prefix))); '
     "from hpc_trainer.launch.frozen_code.frozen_worker import start; start(path)"
 )
+FROZEN_CODE = "HPC_TRAINER_FROZEN_CODE"
+"""Set by that start where code is frozen: a JSON object, folder of the sources -> folder of the copy."""
 
 
 def start_words(module: str) -> tuple[str, ...]:

@@ -58,14 +58,14 @@ def in_pieces(tensors: Iterable[torch.Tensor], max_bytes: int) -> Iterator[list[
 
 
 def read_late(number: torch.Tensor) -> Callable[[], bool]:
-    """A call that tells whether `number`, a scalar or a bool, is above 0.
+    """A call that tells whether `number`, a tensor of one number or bool, is above 0.
 
     On a GPU it waits for what was launched before `read_late`, and for nothing that was launched after it.
     """
     if number.device.type != "cuda":
         told = number.item() > 0
         return lambda: told
-    host = torch.empty((), dtype=number.dtype, pin_memory=True)
+    host = torch.empty_like(number, device="cpu", pin_memory=True)  # FSDP's part of the stop vote is a vector of one
     host.copy_(number, non_blocking=True)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
@@ -87,7 +87,7 @@ class LateFlag:
         self._before: Callable[[], bool] | None = None
 
     def read(self, number: torch.Tensor) -> bool:
-        """Takes a scalar, and tells."""
+        """Takes a tensor of one number, and tells."""
         if number.device.type != "cuda":
             return number.item() > 0
         before, self._before = self._before, read_late(number)

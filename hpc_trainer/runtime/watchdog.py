@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 
 # How long the first rank that gives up waits for the others to write their stacks too.
 STACKS_S = 4.0
+SHORTEST_S = 2 * STACKS_S
+"""The shortest limit: a shorter one would be over before a step of some seconds is."""
 # A thread that holds the interpreter's lock stops our thread too: faulthandler's own, which needs no lock, then ends
 # the process so much later.
 _LOCKED_S = 15.0
@@ -26,7 +28,7 @@ class Watchdog:
     """Watches one rank. `beat` says that it lives, and costs 0.1 µs.
 
     Args:
-        limit_s: seconds without a beat after which the rank has left, > STACKS_S.
+        limit_s: seconds without a beat after which the rank has left, at least SHORTEST_S.
         has_failed: True if another rank of this attempt has recorded its failure.
         give_up: called once, in a thread of its own, with a sentence; it must end the process.
         follows: leave soon after another rank has failed, where nothing else ends this one (no srun).

@@ -28,7 +28,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
 from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.runtime.watchdog import Watchdog
+from hpc_trainer.runtime.watchdog import SHORTEST_S, Watchdog
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
@@ -155,7 +155,7 @@ def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[
     """Ends this rank if it shows no sign of life for `monitor.watchdog_s` seconds."""
     limit_s = stop.config.monitor.watchdog_s
     if stop.env.world_size > 1:
-        limit_s = min(limit_s, 0.8 * stop.config.parallel.timeout_s)
+        limit_s = min(limit_s, max(SHORTEST_S, 0.8 * stop.config.parallel.timeout_s))
     if not limit_s:
         yield
         return

@@ -25,13 +25,13 @@ from hpc_trainer.runtime.code_digests import code_digests
 from hpc_trainer.runtime.environment import machine, software
 from hpc_trainer.runtime.environment.checkouts import checkouts_of, places_of
 from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.start import FROZEN_CODE
 
 _LOG = logging.getLogger(__name__)
 # A first step that takes longer, as one that compiles, is not waited for.
 _LONGEST_WAIT_S = 10.0
 _POLL_S = 0.05
 _OURS = "hpc_trainer"
-_FROZEN = "HPC_TRAINER_FROZEN_CODE"
 
 Facts = Callable[[], Mapping[str, Any]]
 
@@ -139,7 +139,7 @@ def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redact
 
 def _frozen() -> str | None:
     """The first 12 digits of the digest of the frozen code that this process imports; None: it imports none."""
-    copies = os.environ.get(_FROZEN)
+    copies = os.environ.get(FROZEN_CODE)
     if not copies:
         return None
     found = json.loads(copies)

@@ -26,8 +26,8 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.told_metrics import VARIABLE
 from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.start import FROZEN_CODE
 
-_COPIES = "HPC_TRAINER_FROZEN_CODE"
 _LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PYTHON = re.compile(r"python[0-9.]*")
@@ -42,7 +42,7 @@ def words_of(config: TrainConfig, paths: RunPaths, environ: Mapping[str, str] = 
     places = {"run.id": paths.run_id, "run.dir": str(paths.folder), "run.checkpoints": str(paths.own_checkpoints)}
     value_of = values_of(to_plain(config), places)
     raw = shlex.split(config.train.command or "")
-    scripts, copies = set(script_files(raw)), json.loads(environ.get(_COPIES, "{}"))
+    scripts, copies = set(script_files(raw)), json.loads(environ.get(FROZEN_CODE, "{}"))
     folder = config.train.command_dir or os.curdir
     words = [_frozen(word, folder, copies) if word in scripts else fill(word, value_of) for word in raw]
     if copies and sys.version_info >= (3, 11):  # 3.10 has no -P: there the current folder comes first with -m
@@ -98,7 +98,7 @@ def environment_of(
             "LOCAL_WORLD_SIZE": str(env.local_world_size), "GROUP_RANK": str(env.node_rank),
             "NODE_RANK": str(env.node_rank),
         }  # fmt: skip
-    inherited = {key: value for key, value in os.environ.items() if key != _COPIES}
+    inherited = {key: value for key, value in os.environ.items() if key != FROZEN_CODE}
     # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or who submitted.
     path = [str(Path(sys.executable).parent), *inherited.get("PATH", os.defpath).split(os.pathsep)]
     return {

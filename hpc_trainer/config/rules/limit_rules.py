@@ -25,10 +25,11 @@ SECTIONS = tuple(name for name, is_section in ROOT_KEYS.items() if is_section an
 def limit_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     """Numbers outside of their limits, a line each. A section that several points share is looked at once."""
     for name in SECTIONS:
-        yield from memo.of(_of_section, name, getattr(config, name))
+        yield from memo.of(section_problems, name, getattr(config, name))
 
 
-def _of_section(name: str, section: Any) -> list[str]:
+def section_problems(name: str, section: Any) -> list[str]:
+    """The same of one section, which may stand elsewhere than in a configuration, as those of `replay.data`."""
     kind: Any = type(section)
     return [line for each in keys_of(kind, name) for line in _of_key(each, _value(section, each.name))]
 

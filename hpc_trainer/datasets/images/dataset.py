@@ -18,7 +18,7 @@ from hpc_trainer.datasets.images.normalisation import Normalisation, normalisati
 from hpc_trainer.datasets.images.pictures import default_resize, read_picture
 from hpc_trainer.datasets.images.source import PictureSource, open_source
 from hpc_trainer.datasets.problem import Problem, name_of, told
-from hpc_trainer.datasets.protocol import Split, check_split, index_array
+from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.random_bits import random_words
 from hpc_trainer.errors import BrokenPictureError, DataError
 
@@ -128,7 +128,6 @@ def build(config: ImagesConfig, split: Split) -> Images:
 
     Raises DataError: a folder, an index, a shard or statistics.json is missing or not what it must be; with its name.
     """
-    check_split(split)
     source = open_source(config, split)
     missing = list(source.missing())
     if missing:

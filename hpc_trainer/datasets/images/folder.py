@@ -27,7 +27,7 @@ class FolderSource:
     def __init__(self, config: ImagesConfig, split: str) -> None:
         self._folder = split_folder(config, split)
         of_training = self._folder if split == "train" else split_folder(config, "train")
-        self.classes = _class_folders(of_training)
+        self.classes = class_folders(of_training)
         self.num_classes = len(self.classes)
         if self._folder != of_training:
             _check_known(self._folder, self.classes)
@@ -117,7 +117,7 @@ class FolderSource:
         return self._folder / os.fsdecode(self._name(row))
 
 
-def _class_folders(folder: Path) -> list[str]:
+def class_folders(folder: Path) -> list[str]:
     """Names of the folders in `folder`, sorted. Raises DataError: it cannot be read, or has fewer than two."""
     try:
         with os.scandir(folder) as entries:
@@ -136,7 +136,7 @@ def _class_folders(folder: Path) -> list[str]:
 
 
 def _check_known(folder: Path, classes: list[str]) -> None:
-    unknown = [name for name in _class_folders(folder) if name not in set(classes)]
+    unknown = [name for name in class_folders(folder) if name not in set(classes)]
     if unknown:
         raise DataError(
             f"{folder / unknown[0]} is a class that the training folder does not have{_more(unknown)}. Fix: rename it, "

@@ -29,7 +29,7 @@ def default_resize(image_size: int) -> int:
 
 
 def decode(
-    data: bytes, name: str, num_channels: int, least: int | None = None, formats: tuple[str, ...] = FORMATS
+    data: bytes, name: str, num_channels: int, least: int | None = None, formats: tuple[str, ...] | None = FORMATS
 ) -> Image:
     """The picture in `data`, grey (1 channel) or RGB (3), turned as its EXIF tag says; transparency is dropped.
 
@@ -37,7 +37,7 @@ def decode(
         name: of the file, for messages.
         least: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least so long; much
             faster, and only for those who make it smaller anyway.
-        formats: as Pillow calls them.
+        formats: as Pillow calls them; None: all that it knows.
 
     Raises:
         BrokenPictureError: it cannot be decoded.
@@ -61,7 +61,8 @@ def decode(
         raise
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
         told = "it is empty" if not data else _plain(error)
-        raise BrokenPictureError(f"{name} cannot be decoded as {', '.join(formats)}: {told}") from error
+        kinds = "" if formats is None else f" as {', '.join(formats)}"
+        raise BrokenPictureError(f"{name} cannot be decoded{kinds}: {told}") from error
 
 
 def _upright(image: Image) -> Image:

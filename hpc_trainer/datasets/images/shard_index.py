@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_trainer.datasets.images.pictures import EXTENSIONS
 from hpc_trainer.datasets.problem import Problem, told
 from hpc_trainer.errors import DataError
 from hpc_trainer.runs.files import sha256_of, whole_file, write_json
@@ -33,7 +34,6 @@ from hpc_trainer.runs.reading import read_json
 VERSION = 1
 ROWS, ABOUT, CLASSES = "index.npy", "index.json", "classes.json"
 ROW = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("size", "<u4"), ("label", "<i4")])
-PICTURES = ("jpg", "jpeg", "png", "webp")
 _LABEL = "cls"
 _BLOCK = tarfile.BLOCKSIZE
 _LARGEST = 2**32 - 1  # bytes of a picture
@@ -282,7 +282,7 @@ class _Scan:
             if kind == _LABEL:
                 taken = tar.extractfile(info)
                 labels[kind] = taken.read(64) if taken else b""
-            elif kind not in PICTURES:
+            elif kind not in EXTENSIONS:
                 continue
             if kind in members:
                 self._problem(f"{info.name} stands in it twice in a row", info.offset)
@@ -290,14 +290,14 @@ class _Scan:
         self._sample(members, labels)
 
     def _sample(self, members: dict[str, _Member], labels: dict[str, bytes]) -> None:
-        pictures = [member for kind, member in members.items() if kind in PICTURES]
+        pictures = [member for kind, member in members.items() if kind in EXTENSIONS]
         label = members.get(_LABEL)
         if label is None:
             for picture in pictures[:1]:
                 self._problem(f"{picture.name} has no label: no member KEY.cls is beside it", picture.offset)
             return None
         if not pictures:
-            return self._problem(f"{label.name} has no picture: no {_or(PICTURES)} is beside it", label.offset)
+            return self._problem(f"{label.name} has no picture: no {_or(EXTENSIONS)} is beside it", label.offset)
         if len(pictures) > 1:
             names = " and ".join(picture.name for picture in pictures)
             return self._problem(f"{names} have one label; a sample is one picture", pictures[1].offset)

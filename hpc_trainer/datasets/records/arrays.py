@@ -17,7 +17,7 @@ from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
-from hpc_trainer.datasets.protocol import Split, check_split, index_array
+from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError
 from hpc_trainer.tasks.cross_entropy import IGNORED
@@ -89,7 +89,6 @@ def build(config: ArraysConfig, split: Split, task: TaskConfig) -> Arrays:
         ConfigError: shapes, dtypes or values do not fit; the message has the file and the row.
         DataError: a file is missing or damaged.
     """
-    check_split(split)
     kind = target_kind(task)
     check_headers(config, kind)
     assert config.path is not None

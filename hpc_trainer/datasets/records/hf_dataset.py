@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
-from hpc_trainer.datasets.protocol import Split, check_split, index_array
+from hpc_trainer.datasets.images.pictures import decode, to_array
+from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
-from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.errors import BrokenPictureError, ConfigError, DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED
 
 _FIX = "Mend the data set and save it again."
@@ -146,10 +146,9 @@ class HfDataset:
         if content is None:
             raise DataError(f"{where} has no bytes of an image in it. Save the data set with the images embedded.")
         try:
-            with pillow.open(io.BytesIO(content)) as opened:
-                image = opened.convert("L" if config.num_channels == 1 else "RGB")
-        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-            raise DataError(f"{where} cannot be decoded: {error}. {_FIX}") from error
+            image = decode(content, where, config.num_channels, formats=None)
+        except BrokenPictureError as error:
+            raise DataError(f"{error}. {_FIX}") from error
         if config.image_size is not None and image.size != (config.image_size, config.image_size):
             image = image.resize((config.image_size, config.image_size), pillow.Resampling.BILINEAR)
         if self.input_shape and image.size != (self.input_shape[2], self.input_shape[1]):
@@ -157,7 +156,7 @@ class HfDataset:
                 f"{where} is {image.size[0]} x {image.size[1]} pixels, and the first one {self.input_shape[2]} x "
                 f"{self.input_shape[1]}. Use data.image_size, to which all are resized."
             )
-        pixels = np.asarray(image, dtype=np.float32).reshape(image.size[1], image.size[0], -1) / np.float32(255)
+        pixels = to_array(image).astype(np.float32) / np.float32(255)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def _tokens(self, rows: list[int]) -> tuple[Tensor, Tensor]:
@@ -184,7 +183,6 @@ def build(config: HfDatasetConfig, split: Split, task: TaskConfig) -> HfDataset:
         ConfigError: a package, split or column is not there, or targets do not fit the task.
         DataError: the folder is missing or damaged.
     """
-    check_split(split)
     kind = target_kind(task)
     parts = check_hf_folder(config, kind)
     return HfDataset(parts.train if split == "train" else parts.evaluation, parts, config, kind, split)

@@ -19,7 +19,7 @@ from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
-from hpc_trainer.datasets.protocol import Split, check_split, index_array
+from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import ConfigError, DataError
 
@@ -86,7 +86,6 @@ def build(config: TableConfig, split: Split, task: TaskConfig) -> Table:
         ConfigError: a column or a value does not fit; the message has the file, the column and the row.
         DataError: a file is missing or damaged.
     """
-    check_split(split)
     kind = target_kind(task)
     columns = check_table(config, kind)
     assert config.path is not None

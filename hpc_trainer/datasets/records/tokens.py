@@ -15,7 +15,7 @@ from torch import Tensor
 from hpc_trainer.config.data_files.token_sources import Source, epoch_shares, find_sources
 from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.datasets.problem import Problem
-from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
+from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.records.token_files import check_tokens, read_tokens
 from hpc_trainer.errors import DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED
@@ -89,11 +89,9 @@ class Tokens:
 def build(config: TokensConfig, split: Split) -> Tokens:
     """The windows of the train or the eval parts. An evaluation has each window of each source once.
 
-    Raises ConfigError for bad values, other tokenizers, and parts too small for a window; DataError for a folder that
+    Raises ConfigError for other tokenizers, and parts too small for a window; DataError for a folder that
     is missing, unfinished or damaged.
     """
-    check_split(split)
-    check_range("data.seq_len", config.seq_len, 2)
     sources = find_sources(config, split)
     for each in sources:
         read_tokens(each.folder)

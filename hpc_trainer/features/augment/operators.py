@@ -157,10 +157,12 @@ def _move(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _by_kornia(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    def change(images: Tensor, factors: Tensor) -> Tensor:
+    """Kornia's operator, by a number for each image or by none."""
+
+    def change(images: Tensor, numbers: Tensor) -> Tensor:
         import kornia.enhance
 
-        found: Tensor = getattr(kornia.enhance, name)(images, factors.flatten())
+        found: Tensor = getattr(kornia.enhance, name)(images, *([numbers.flatten()] if numbers.shape[1] else []))
         return found
 
     return change
@@ -168,16 +170,6 @@ def _by_kornia(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _posterize(images: Tensor, bits: Tensor) -> Tensor:
     return _by_kornia("posterize")(images, bits.long())
-
-
-def _without_numbers(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    def change(images: Tensor, none: Tensor) -> Tensor:
-        import kornia.enhance
-
-        found: Tensor = getattr(kornia.enhance, name)(images)
-        return found
-
-    return change
 
 
 def _flip(images: Tensor, none: Tensor) -> Tensor:
@@ -233,8 +225,8 @@ _CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sharpness": _by_kornia("sharpness"),
     "posterize": _posterize,
     "solarize": _by_kornia("solarize"),
-    "autocontrast": _without_numbers("normalize_min_max"),
-    "equalize": _without_numbers("equalize"),
+    "autocontrast": _by_kornia("normalize_min_max"),
+    "equalize": _by_kornia("equalize"),
     "erase": _erase,
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpc_trainer.config.schema.features.augment import AugmentConfig, RunOn
 from hpc_trainer.datasets.augment import by_epoch
-from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.datasets.protocol import MapDataset, hand_on
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.augment import draw
 from hpc_trainer.features.augment.draw import Drawn, Shape
@@ -32,9 +32,7 @@ class Cropped:
         self._source, self._config = source, config
         self.input_shape = source.input_shape
         self.num_classes = source.num_classes
-        for name in ("fingerprint", "all_targets_count", "pixel_mean", "pixel_std", "classes", "preprocessing"):
-            if hasattr(source, name):
-                setattr(self, name, getattr(source, name))
+        hand_on(source, self, "fingerprint", "all_targets_count")
         self._shape = _shape(source, config) if config.changes_images else None
         if self._shape is not None and source.input_shape is not None:
             self.input_shape = (source.input_shape[0], self._shape.out_height, self._shape.out_width)
@@ -66,12 +64,8 @@ class AugmentedSamples(Cropped):
                 "the stream itself, by a generator whose state is in its state_dict()."
             )
         self._by_epoch = by_epoch(source)
-        self._operators = self._made_operators() if self._shape is not None else None
-
-    @property
-    def operators(self) -> Operators | None:
+        self.operators = self._made_operators() if self._shape is not None else None
         """What changes pixels; None: nothing does."""
-        return self._operators
 
     def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Any, Tensor]:
         """As the protocol says. With `run_on=device` inputs are `Drawn`; with mixes targets are shares of classes
@@ -80,7 +74,7 @@ class AugmentedSamples(Cropped):
         A sample's partner is any sample of the data set, as it is in this epoch: a function of (seed, epoch, sample)
         too, so it must be read besides.
         """
-        shape, operators = self._shape, self._operators
+        shape, operators = self._shape, self.operators
         if shape is None or operators is None:
             inputs, targets = self._read(samples, seed)
             return inputs, self._noisy(targets, samples, seed)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.name_patterns import listed, parents, there_are
+from hpc_trainer.config.name_patterns import listed, parents, unfit
 from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.errors import CheckpointError, ConfigError
 from hpc_trainer.features.init_from.names import is_wanted, renamed
@@ -146,12 +146,8 @@ def _problems(
     """Why the weights do not fit the model, a line each, by the names of the model."""
     where = f"init_from={config.path}"
     for key in ("include", "exclude"):
-        for pattern in getattr(config, key):
-            if not any(fnmatchcase(name, pattern) for name in (*here, *there)):
-                yield (
-                    f"init_from.{key} has {pattern!r}, and no weight of the model is called so. "
-                    f"{there_are(pattern, here)}"
-                )
+        patterns = [each for each in getattr(config, key) if not any(fnmatchcase(name, each) for name in there)]
+        yield from unfit(f"init_from.{key}", patterns, here, "weight of the model")
     places = {_memory(here[name]) for name in wanted if name in there}
     missing = [name for name in wanted if name not in there and _memory(here[name]) not in places]
     if missing:

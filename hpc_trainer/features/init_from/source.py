@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from hpc_trainer.config.rules.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
 from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.features.init_from.digest import remembered
-from hpc_trainer.features.init_from.header import read_names
 from hpc_trainer.features.init_from.names import check_patterns, renamed
 from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runs.files import check_trusted
@@ -30,6 +31,11 @@ from hpc_trainer.runs.metrics_log import scores_in
 from hpc_trainer.training.checkpoint.retention import Retention
 
 _MANIFEST, _INDEX, _FILE = "manifest.json", ".safetensors.index.json", ".safetensors"
+_FORMATS = frozenset({
+    "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64",
+    "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ",
+})  # fmt: skip
+"""Of numbers, as the library names them: those that training/checkpoint/trees.py reads."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SET_ASIDE = re.compile(r"\.old-\d+\Z")  # by `submit --fresh`
 _CONVERT = (
@@ -84,6 +90,32 @@ def files_in(place: Path) -> dict[str, Path]:
         if tensor not in held[name]:
             raise ConfigError(f"{index} says that {name} has {tensor}, and it has not. Copy the folder again.")
     return {tensor: place / name for tensor, name in found.items()}
+
+
+def read_names(path: Path) -> list[str]:
+    """The names of the tensors in a .safetensors file, by its header, each of which lies in it whole.
+
+    Raises:
+        ConfigError: it is no safetensors file, it is damaged, or it cannot be read.
+    """
+    try:
+        path.open("rb").close()  # of whatever the system says the library makes that the file is not there
+        with safe_open(path, "numpy") as file:
+            formats = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{path} is no safetensors file that we can read, or a damaged one: {said}. Copy it again."
+        ) from error
+    wrong = next((name for name, kind in formats.items() if kind not in _FORMATS), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"{path} is no safetensors file that we can read: {wrong} has the number format {formats[wrong]}, and we "
+            f"read {', '.join(sorted(_FORMATS))}. Convert it."
+        )
+    return list(formats)
 
 
 def names_in(place: Path) -> list[str]:

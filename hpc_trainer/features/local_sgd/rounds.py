@@ -91,9 +91,12 @@ class OuterOptimizer:
         self._momenta: dict[str, torch.Tensor] = {}
 
     def begin(self, model: nn.Module) -> None:
-        """The first round begins with these weights; does nothing in a round that was resumed."""
-        if not self._weights:
-            self._weights = {name: weight.detach().clone() for name, weight in _trained(model).items()}
+        """The first round begins with these weights; what a resumed one has of a checkpoint comes to their device."""
+        for name, weight in _trained(model).items():
+            known = self._weights.get(name)
+            self._weights[name] = weight.detach().clone() if known is None else known.to(weight.device)
+            if name in self._momenta:
+                self._momenta[name] = self._momenta[name].to(weight.device)
 
     def step(self, model: nn.Module) -> None:
         """Takes the mean of all ranks' weights from `model`, and leaves the next round's there."""

@@ -12,7 +12,6 @@ a + b and b + a are the same bits, so both ranks of a pair hold the same sum.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,6 +22,7 @@ from torch import nn
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.loader import Batch, shares_of
+from hpc_trainer.training.parallel.fully_sharded import broadcast
 from hpc_trainer.training.rng import seed_step
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
@@ -41,8 +41,7 @@ class LogicalStepper(Stepper):
     def __post_init__(self) -> None:
         """Weights and buffers become rank 0's, as with DDP. Collective."""
         Stepper.__post_init__(self)
-        with torch.no_grad():
-            _broadcast(itertools.chain(self.module.parameters(), self.module.buffers()), self.group)
+        _from_rank_zero([*self.module.parameters(), *self.module.buffers()], self.group)
 
     @property
     def num_shares(self) -> int:
@@ -69,7 +68,7 @@ class LogicalStepper(Stepper):
             for weight in weights:
                 weight.grad = None
         _put(state.model, after)
-        _broadcast(state.model.buffers(), self.group)
+        _from_rank_zero(state.model.buffers(), self.group)
         total = tree.total()
         if flag is not None:
             _unflat(total, [*weights, no_vote, no_vote])[-1].copy_(flag)
@@ -143,16 +142,10 @@ def _unflat(flat: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[
     return [next(parts[each.dtype]).view(each.shape) for each in like]
 
 
-def _broadcast(tensors: Iterable[torch.Tensor], group: RankGroup) -> None:
+def _from_rank_zero(tensors: Iterable[torch.Tensor], group: RankGroup) -> None:
     """Rank 0's values, in place. Collective."""
-    listed = list(tensors)
-    if group.world_size == 1 or not listed:
-        return
-    flat = _flat(listed)
-    for whole in flat:
-        dist.broadcast(whole, src=0)
-    for tensor, value in zip(listed, _unflat(flat, listed), strict=True):
-        tensor.detach().copy_(value)
+    if group.world_size > 1:
+        broadcast([each.detach() for each in tensors])
 
 
 def _copies(model: nn.Module) -> list[torch.Tensor]:

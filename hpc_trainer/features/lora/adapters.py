@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
-from hpc_trainer.config.name_patterns import there_are
+from hpc_trainer.config.name_patterns import fits_any, unfit
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.errors import ConfigError
@@ -54,18 +53,14 @@ def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
 def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
     """Names of layers, in the model's order. Raises ConfigError: a pattern fits none."""
     layers = {name: each for name, each in model.named_modules() if any(True for _ in each.parameters(recurse=False))}
-    for pattern in config.targets:
-        if not any(fnmatchcase(name, pattern) for name in layers):
-            raise ConfigError(
-                f"train.lora.targets has {pattern!r}, and no layer of {type(model).__name__} is called so. "
-                f"{there_are(pattern, layers)}"
-            )
+    for problem in unfit("train.lora.targets", config.targets, layers, f"layer of {type(model).__name__}"):
+        raise ConfigError(problem)
     inside = {id(layer) for block in blocks(model) for layer in block.modules()}
     found = [
         name
         for name, layer in layers.items()
         if (
-            any(fnmatchcase(name, pattern) for pattern in config.targets)
+            fits_any(name, config.targets)
             if config.targets
             else id(layer) in inside and (isinstance(layer, nn.Linear) or type(layer).__name__ == _CONV1D)
         )

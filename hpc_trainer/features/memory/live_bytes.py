@@ -49,7 +49,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, known: Iterable[torch.Tensor] = (), shares: Shares | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._shares = shares or Shares()
+        self.shares = shares or Shares()
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
         self.now = self.besides = 0
@@ -73,7 +73,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = id(storage)
         if key in self._storages:
             return
-        size = counts * storage.nbytes() // self._shares.share_of_activations
+        size = counts * storage.nbytes() // self.shares.share_of_activations
         self._storages[key] = weakref.ref(storage, lambda _: self._drop(key))
         self._sizes[key] = size
         self.now += size
@@ -84,27 +84,26 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def measure(
-    config: TrainConfig,
-    loss: nn.Module,
-    batch: Any,
-    shares: Shares | None = None,
-    num_parts: int = 1,
+    config: TrainConfig, loss: nn.Module, batch: Any, shares: Shares | None = None, num_parts: int = 1
 ) -> PassBytes:
-    """A forward and a backward pass of one rank, weights as FSDP would compute with them. Gradients are there then.
+    """A forward and a backward pass of one rank, weights as FSDP would compute with them. Weights that got a gradient
+    have one, without content, then.
 
     Args:
+        shares: how tensor parallel divides what is computed.
         num_parts: FSDP's, of which a rank keeps one.
     """
-    of_blocks = None
-    if config.parallel.strategy is Strategy.fsdp:
-        of_blocks = [list(block.parameters()) for block in blocks(loss)]
-        in_blocks = {id(weight) for group in of_blocks for weight in group}
-        of_blocks.append([weight for weight in loss.parameters() if id(weight) not in in_blocks])
     with as_gathered(config, loss, batch) as cast:
-        return _measure_pass(
-            loss, cast, autocast(config.precision, "cpu"), shares or Shares(), of_blocks, num_parts,
-            config.precision.format.weight_bytes,
-        )  # fmt: skip
+        live = LiveBytes([*loss.parameters(), *loss.buffers(), *tensors_of(cast)], shares)
+        with _gradients_taken(config, loss, live, num_parts) as complete, live:
+            with autocast(config.precision, "cpu"):
+                value = loss(cast)
+            kept = live.now
+            value.backward()
+            del value
+        for weight in complete:
+            weight.grad = torch.empty_like(weight)
+    return PassBytes(kept=kept, peak=live.peak, growing=live.growing)
 
 
 @contextlib.contextmanager
@@ -127,61 +126,43 @@ def as_gathered(config: TrainConfig, loss: nn.Module, batch: Any) -> Iterator[An
             weight.grad = None if gradient is None else gradient.to(data.dtype)
 
 
-def _measure_pass(
-    loss: nn.Module, batch: Any, around_forward: contextlib.AbstractContextManager[Any],
-    shares: Shares, groups: Iterable[list[nn.Parameter]] | None = None, num_parts: int = 1, part_itemsize: int = 4,
-) -> PassBytes:  # fmt: skip
-    """Runs a micro-batch forward and backward; a weight has a gradient (without content) afterwards if it got one.
-
-    Args:
-        around_forward: autocast.
-        shares: how tensor parallel divides what is computed.
-        groups: weights whose gradients stay whole until the last of them has come (FSDP's blocks, a weight in one of
-            them); None: each for itself.
-        num_parts: what is left on a rank of a gradient is a part of so many.
-        part_itemsize: bytes of an element of such a part, in whatever format the whole was.
-    """
-    live = LiveBytes([*loss.parameters(), *loss.buffers(), *tensors_of(batch)], shares)
-    complete: list[nn.Parameter] = []
-    with _gradients_taken(loss, live, shares, groups, num_parts, complete, part_itemsize), live:
-        with around_forward:
-            value = loss(batch)
-        kept = live.now
-        value.backward()
-        del value
-    for weight in complete:
-        weight.grad = torch.empty_like(weight)
-    return PassBytes(kept=kept, peak=live.peak, growing=live.growing)
-
-
 @contextlib.contextmanager
 def _gradients_taken(
-    loss: nn.Module, live: LiveBytes, shares: Shares, groups: Iterable[list[nn.Parameter]] | None, num_parts: int,
-    complete: list[nn.Parameter], part_itemsize: int,
-) -> Iterator[None]:  # fmt: skip
-    """Takes each gradient away when it is complete, and counts it in `live.besides` instead."""
+    config: TrainConfig, loss: nn.Module, live: LiveBytes, num_parts: int
+) -> Iterator[list[nn.Parameter]]:
+    """Takes each gradient away when it is complete, and counts it in `live.besides` instead; gives the weights whose
+    gradients have come. FSDP's stay whole until the last of their block has come.
+    """
     trained = [weight for weight in loss.parameters() if weight.requires_grad]
-    group_of = {id(weight): tuple(map(id, group)) for group in groups or [] for weight in group}
+    group_of = _messages_of(loss) if config.parallel.strategy is Strategy.fsdp else {}
     missing: dict[tuple[int, ...], set[int]] = {group: set(group) for group in group_of.values()}
     whole: dict[tuple[int, ...], int] = {}
+    complete: list[nn.Parameter] = []
 
     def take(weight: torch.Tensor) -> None:
         assert isinstance(weight, nn.Parameter)
         weight.grad = None
         complete.append(weight)
-        size = shares.num_bytes([weight])
+        size = live.shares.num_bytes([weight])
         group = group_of.get(id(weight), (id(weight),))
         whole[group] = whole.get(group, 0) + size
         live.besides += size
         left = missing.get(group, set())
         left.discard(id(weight))
-        if not left:
-            part = whole[group] // weight.itemsize * part_itemsize // num_parts if num_parts > 1 else whole[group]
+        if not left and num_parts > 1:  # in the format of the parts, whatever that of the whole was
+            part = whole[group] // weight.itemsize * config.precision.format.weight_bytes // num_parts
             live.besides += part - whole[group]
 
     handles = [weight.register_post_accumulate_grad_hook(take) for weight in trained]  # type: ignore[no-untyped-call]
     try:
-        yield
+        yield complete
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _messages_of(loss: nn.Module) -> dict[int, tuple[int, ...]]:
+    """FSDP's messages: by a weight's id those of its block, or of all that belong to none."""
+    found = {id(weight): tuple(map(id, block.parameters())) for block in blocks(loss) for weight in block.parameters()}
+    rest = tuple(id(weight) for weight in loss.parameters() if id(weight) not in found)
+    return found | dict.fromkeys(rest, rest)

@@ -12,10 +12,11 @@ number of ranks or the kind of device is another one, or memory ended all the sa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.hooks import overridden
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
-from hpc_trainer.training.rng import rng_state, set_rng_state
+from hpc_trainer.training.rng import random_state_kept
 
 if TYPE_CHECKING:
     from hpc_trainer.features.memory.estimate import MemoryEstimate
@@ -172,11 +173,19 @@ class Trials:
     _is_countable: bool = True
     _least_too_large: int | None = None
 
-    def unseen(self) -> _Unseen:
-        """Within it trials are made; what they changed is as before after it."""
-        unseen = _Unseen(self.loss)
-        (self._state, self._update), self._sample = self._bytes_besides(), self._one_sample()
-        return unseen
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Within it trials are made; what passes change by themselves is as before after it: random states, and buffers
+        as those of batch norm.
+        """
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self.loss.buffers()]
+        with random_state_kept():
+            (self._state, self._update), self._sample = self._bytes_besides(), self._one_sample()
+            try:
+                yield
+            finally:
+                for buffer, before in buffers:
+                    buffer.detach().copy_(before)
 
     def fits(self, size: int, *, is_evaluation: bool = False) -> bool:
         """True if this size fits on all ranks. Collective; every rank comes here, however its own trial went."""
@@ -302,16 +311,14 @@ class Trials:
         averaged = 0 if self.config.train.ema_decay is None else weights + buffers
         return 2 * weights + averaged, 0
 
+    @random_state_kept()
     def _estimate(self, size: int) -> MemoryEstimate | None:
         """Without memory; None if the model does not run on fake tensors, as one of a person's own need not."""
-        from hpc_trainer.features.memory.estimate import (
-            estimate,  # late: it imports the loop, and fake tensors
-        )
+        from hpc_trainer.features.memory.estimate import estimate  # late: it imports the loop, and fake tensors
 
         if not self._is_countable:
             return None
         train = dataclasses.replace(self.config.train, micro_batch_size=size, grad_accum_steps=self._accum(size))
-        state = rng_state()
         try:
             return estimate(dataclasses.replace(self.config, train=train), self.dataset)
         except Exception as error:
@@ -320,22 +327,3 @@ class Trials:
             self._is_countable = False
             print(f"train.micro_batch_size=auto: two moments a weight are assumed ({type(error).__name__}: {error}).")
             return None
-        finally:
-            set_rng_state(state)
-
-
-class _Unseen:
-    """Puts back what passes change by themselves: random states, and buffers as those of batch norm."""
-
-    def __init__(self, loss: nn.Module) -> None:
-        self._rng = rng_state()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in loss.buffers()]
-
-    def __enter__(self) -> None:
-        """It was all noted when this was made."""
-
-    def __exit__(self, *exception: object) -> None:
-        with torch.no_grad():
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
-        set_rng_state(self._rng)

@@ -10,12 +10,9 @@ import torch
 from torch import nn
 
 from hpc_trainer.datasets.batch_trees import of_size
-from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
-from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.build import build_model
-from hpc_trainer.training.rng import random_state_kept
 from hpc_trainer.training.state import TrainState
 
 FLOPS_FAILED = "mfu is left out: the operations of a step could not be counted"
@@ -37,8 +34,11 @@ class MfuAbility(Ability):
         if peak is None and run.device.type == "cuda":
             name, products = torch.cuda.get_device_name(run.device), self.config.precision.format.products
             print(f"mfu: unknown, nobody told the peak of {name} for {products} (config/gpu_types.py)")
-        build, example = partial(build_model, self.config, dataset), partial(_example, dataset, task)
-        self._count = lambda: flops_per_sample(build, task, example)
+
+        def example(size: int) -> Any:
+            return of_size(dataset, task, dataset.__getitems__(range(1)), size)
+
+        self._count = partial(flops_per_sample, partial(build_model, self.config, dataset), task, example)
 
     def logged(self, step: int, values: dict[str, float]) -> None:
         """Adds `mfu`, 0 to 1."""
@@ -52,11 +52,6 @@ class MfuAbility(Ability):
                 print(f"{FLOPS_FAILED} ({type(error).__name__}: {error}). A method flops_per_sample() of it may say.")
         if self._flops is not None:
             values["mfu"] = self._flops * values["samples_per_s"] / self._peak
-
-
-@random_state_kept()
-def _example(dataset: MapDataset, task: Task, size: int) -> Any:
-    return of_size(dataset, task, dataset.__getitems__(range(1)), size)
 
 
 ABILITY = MfuAbility

@@ -16,7 +16,7 @@ from hpc_trainer.config.gpu_types import peak_tflops
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.batch_trees import without_content
 from hpc_trainer.tasks.protocol import Task
-from hpc_trainer.training.rng import rng_state, set_rng_state
+from hpc_trainer.training.rng import random_state_kept
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _BATCH = 2
 
 
+@random_state_kept()
 def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callable[[int], Any]) -> float:
     """Operations of one sample, forward and backward; a multiplication with its addition is two.
 
@@ -41,25 +42,21 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    before = rng_state()
-    try:
-        real = example(_BATCH)
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.device("cpu"):
-            try:
-                model = build()
-            except DataDependentOutputException:  # its first weights are drawn until they fit, as trunc_normal_ does
-                model = _emptied(build, fake)
-            own: Any = getattr(model, "flops_per_sample", None)
-            if callable(own):
-                return float(own())
-            batch = without_content(real)
-            # The counter does not know the CPU's fused attention; as plain products it does.
-            with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-                loss: Any = task.loss(model, batch)
-                loss.backward()
-            return float(counter.get_total_flops()) / _BATCH
-    finally:
-        set_rng_state(before)
+    real = example(_BATCH)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.device("cpu"):
+        try:
+            model = build()
+        except DataDependentOutputException:  # its first weights are drawn until they fit, as trunc_normal_ does
+            model = _emptied(build, fake)
+        own: Any = getattr(model, "flops_per_sample", None)
+        if callable(own):
+            return float(own())
+        batch = without_content(real)
+        # The counter does not know the CPU's fused attention; as plain products it does.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            loss: Any = task.loss(model, batch)
+            loss.backward()
+        return float(counter.get_total_flops()) / _BATCH
 
 
 def _emptied(build: Callable[[], nn.Module], fake: FakeTensorMode) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.weight_names import match_weights
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.optim.build import Group, Recipe, fastest
 from hpc_trainer.training.optim.decay import decaying
@@ -145,15 +145,9 @@ def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter
     heads = [each for each in model.modules() if isinstance(each, nn.Linear) and id(each) not in in_blocks]
     known = [each for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))]
     apart = {id(module.weight) for module in [*known, *heads[-1:]]}
-    found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    for pattern in names:
-        fits = [weight for name, weight in found.items() if fnmatchcase(name, pattern)]
-        if not fits:
-            raise ConfigError(
-                f"optim.adamw_weights has {pattern}, and no weight of the model is called so: {', '.join(found)[:300]}."
-            )
+    for fits in match_weights(model, names, "optim.adamw_weights").values():
         apart |= {id(weight) for weight in fits}
     decay_of = decaying(model)
-    hidden = [weight for weight in found.values() if weight.ndim == 2 and decay_of[weight] and id(weight) not in apart]
+    hidden = [weight for weight, decays in decay_of.items() if weight.ndim == 2 and decays and id(weight) not in apart]
     chosen = {id(weight) for weight in hidden}
-    return hidden, [weight for weight in found.values() if id(weight) not in chosen]
+    return hidden, [weight for weight in decay_of if id(weight) not in chosen]

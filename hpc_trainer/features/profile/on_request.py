@@ -60,9 +60,7 @@ class StepperOnRequest:
 
     def step(self, state: Any, batches: Iterator[Batch], **words: Any) -> StepResult:
         """The stepper's own; in a window that somebody asked for with a profile of it."""
-        if self._watched is None:
-            if time.monotonic() < self._next_look:
-                return self._stepper.step(state, batches, **words)  # type: ignore[no-any-return]
+        if self._watched is None and time.monotonic() >= self._next_look:
             self._look(state.step)
         watched = self._watched
         if watched is None:

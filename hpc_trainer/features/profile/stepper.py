@@ -101,15 +101,12 @@ class ProfiledStepper:
             schedule=schedule(wait=0, warmup=1, active=self._end - self._first, repeat=1),
             on_trace_ready=self._write,
         )
-        try:
-            self._torch.start()
-        except Exception as error:  # counters that are not permitted, or another profiler: no reason to end a run
-            self._give_up(error)
+        self._safely(self._torch.start)
 
     def _safely(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except Exception as error:  # of the profiler itself
+        except Exception as error:  # counters that are not permitted, another profiler: no reason to end a run
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
@@ -180,12 +177,10 @@ def read_figures(
     operators = [each for each in main if not _is_mark(each)]
     outermost = [_span(each) for each in operators if _is_outermost(each)]
     work, own = outermost, [(each.name, each.self_cpu_time_total) for each in operators if not _is_in_wait(each)]
-    if device.type == "cuda":
-        kernels = [each for each in events if not _is_on_cpu(each) and not _is_mark(each)]
-        work = [_span(each) for each in kernels]
-        own = [(each.name, each.end - each.start) for each in work]
     memory = None
     if device.type == "cuda":
+        work = [_span(each) for each in events if not _is_on_cpu(each) and not _is_mark(each)]
+        own = [(each.name, each.end - each.start) for each in work]
         total = torch.cuda.get_device_properties(device).total_memory
         memory = torch.cuda.max_memory_allocated(device) / total
     return figures_of(

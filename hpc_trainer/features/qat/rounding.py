@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.name_patterns import fits_any, there_are
+from hpc_trainer.config.name_patterns import fits_any, unfit
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
@@ -24,12 +24,8 @@ def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[s
     Raises ConfigError: a pattern fits no layer, or none is left.
     """
     linear = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
-    for pattern in qat.exclude:
-        if not any(fits_any(name, [pattern]) for name in linear):
-            raise ConfigError(
-                f"qat.exclude has {pattern!r}, and no linear layer of {type(model).__name__} is called so. "
-                f"{there_are(pattern, linear)}"
-            )
+    for problem in unfit("qat.exclude", qat.exclude, linear, f"linear layer of {type(model).__name__}"):
+        raise ConfigError(problem)
     wanted = {name: each for name, each in linear.items() if not fits_any(name, qat.exclude)}
     uneven = [name for name, each in wanted.items() if qat.to in _OF_GROUPS and each.in_features % qat.group_size]
     chosen = [name for name in wanted if name not in uneven]

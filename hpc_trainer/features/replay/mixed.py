@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from hpc_trainer.datasets.augment import bits_of, by_epoch
-from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.datasets.protocol import DESCRIBED, MapDataset, hand_on
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.contract import fingerprint
 
 _USE = 0x7265706C6179  # "replay": keeps these streams apart from those of augmentation
-_TAKEN_OVER = ("classes", "preprocessing", "pixel_mean", "pixel_std")
 
 
 class Joined:
@@ -29,9 +28,7 @@ class Joined:
         self._changing = [by_epoch(part) for part in parts]
         self.input_shape, self.num_classes = parts[0].input_shape, parts[0].num_classes
         self.all_targets_count = all(getattr(part, "all_targets_count", False) for part in parts)
-        for name in _TAKEN_OVER:
-            if hasattr(parts[0], name):
-                setattr(self, name, getattr(parts[0], name))
+        hand_on(parts[0], self)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -120,7 +117,7 @@ def _check_alike(one: MapDataset, other: MapDataset) -> None:
                 "replay draws samples by their number, and a stream has none. Give the data set __len__ and "
                 "__getitem__, or use replay.share=null."
             )
-    facts = ("input_shape", "num_classes", *_TAKEN_OVER)
+    facts = ("input_shape", "num_classes", *DESCRIBED)
     for name in facts:
         here, there = (_plain(getattr(each, name, None)) for each in (one, other))
         if None not in (here, there) and here != there:

@@ -6,8 +6,6 @@ No torch: `plan` asks. What only the built data tell (`mixed.py`) the run itself
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 from hpc_trainer.config.load import plain_value, section_from_plain
 from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
+from hpc_trainer.config.rules.limit_rules import section_problems
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.config.schema.data.records import ArraysConfig, TableConfig, TokensConfig
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig, DigitsConfig, TextBytesConfig
@@ -24,7 +23,7 @@ from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.config.targets import check_target
-from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, valid
+from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, RunStateError, valid
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, read_spec
 
@@ -72,6 +71,7 @@ def given_problems(config: TrainConfig) -> Iterator[str]:
         except ConfigError as error:
             yield str(error)
             continue
+        yield from (f"replay.data[{place}]: {line}" for line in section_problems("data", data))
         if isinstance(data, TableConfig):
             yield "replay.data holds a table, whose numbers and categories are encoded by its own rows. Use arrays."
         problem = check_target(f"replay.data[{place}]._target_", data._target_, config.trust)
@@ -184,17 +184,15 @@ def _known(data: DataConfig) -> dict[str, Any]:
 
 
 def _classes(data: ImagesConfig) -> dict[str, Any]:
-    folder = data.folder if data.eval_fraction is not None else data.folder / "train"
-    listed = folder / "classes.json"
+    from hpc_trainer.datasets.images.folder import class_folders
+    from hpc_trainer.datasets.images.shard_index import read_classes
+    from hpc_trainer.datasets.images.splits import split_folder
+
     try:
-        if listed.is_file():
-            names = tuple(json.loads(listed.read_text(encoding="utf-8")))
-        else:
-            with os.scandir(folder) as entries:
-                names = tuple(sorted(each.name for each in entries if each.is_dir() and not each.name.startswith(".")))
-    except (OSError, ValueError, TypeError):
+        folder = split_folder(data, "train")
+        return {"classes": tuple(read_classes(folder) or class_folders(folder))}
+    except DataError:
         return {}
-    return {"classes": names} if names else {}
 
 
 def _vocabulary(data: TokensConfig) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class SpikeGuardAbility(Ability):
         Raises CheckpointError: there is none that can be read.
         """
         run, state, guard = self._run, self._state, self._guard
-        before, at = guard.counts, state.step
+        before, at = (guard.rollbacks, guard.offset), state.step
         state.resume(run.rewind(trouble.step, self.config.checkpoint.every_steps, **state.objects()))
         guard.rolled_back(before, trouble, state.step)
         self._has_begun = False

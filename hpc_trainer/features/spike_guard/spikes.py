@@ -127,22 +127,10 @@ class SpikeGuard(StepGuard):
                 f"gradients have become as large as that. {_ADVICE}"
             )
 
-    def rolled_back(self, before: SpikeGuard.Counts, trouble: Trouble, step: int) -> None:
-        """The state of `step` is loaded; `before` is what counted until then, and counts on."""
-        self.rollbacks, self.offset = before.rollbacks + 1, before.offset + trouble.step - step
+    def rolled_back(self, before: tuple[int, int], trouble: Trouble, step: int) -> None:
+        """The state of `step` is loaded; `before` are the rollbacks and the offset until then, which count on."""
+        self.rollbacks, self.offset = before[0] + 1, before[1] + trouble.step - step
         self._told = int(self._spikes)
-
-    @dataclass(frozen=True, slots=True)
-    class Counts:
-        """What no rollback takes back."""
-
-        rollbacks: int
-        offset: int
-
-    @property
-    def counts(self) -> SpikeGuard.Counts:
-        """To be kept over a rollback."""
-        return SpikeGuard.Counts(self.rollbacks, self.offset)
 
     def check_rollbacks(self, trouble: Trouble) -> None:
         """Raises DivergedError if there were as many as there may be."""

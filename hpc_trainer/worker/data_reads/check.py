@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.augment import by_epoch
@@ -198,21 +197,8 @@ def _digest(inputs: Tensor) -> int:
     return int.from_bytes(hashlib.blake2b(data.tobytes(), digest_size=8).digest(), "little")
 
 
-class _Cuts:
-    """DataLoader's batch sampler: the rows, a few at a time, made when they are asked for."""
-
-    def __init__(self, rows: Sequence[int]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._rows) / _BATCH)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (list(self._rows[start : start + _BATCH]) for start in range(0, len(self._rows), _BATCH))
-
-
 def _load(looked: _Looked, rows: Sequence[int], num_workers: int) -> Iterator[_Batch]:
-    cuts: Any = _Cuts(rows)
+    cuts = BatchSampler(rows, _BATCH, drop_last=False)
     source: Any = looked
     loader = DataLoader(source, batch_sampler=cuts, num_workers=min(num_workers, len(cuts)), collate_fn=_as_it_is)
     return iter(loader)

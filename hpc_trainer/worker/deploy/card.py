@@ -18,6 +18,11 @@ def form_of(batch: torch.Tensor) -> dict[str, Any]:
     return {"dtype": str(batch.dtype).removeprefix("torch."), "shape": list(batch.shape[1:])}
 
 
+def form_text(form: Mapping[str, Any]) -> str:
+    """As `float32 [batch, 3, 32, 32]`."""
+    return f"{form['dtype']} [{', '.join(['batch', *map(str, form['shape'])])}]"
+
+
 def data_facts(samples: MapDataset | None) -> dict[str, Any]:
     """Names of classes, and how raw data become inputs, where the data set says so (datasets/protocol.py)."""
     classes = getattr(samples, "classes", None)
@@ -66,10 +71,7 @@ def _facts(card: Mapping[str, Any]) -> list[str]:
                   + (f", {model['sparsity']:.1%} of them zero" if model["sparsity"] else "")),
         ("weights", "averaged (train.ema_decay)" if card["weights"] == "average" else "as trained"),
     ]  # fmt: skip
-    for name in ("inputs", "outputs"):
-        if card[name] is not None:
-            shape = ", ".join(["batch", *map(str, card[name]["shape"])])
-            rows.append((name, f"{card[name]['dtype']} [{shape}]"))
+    rows += [(name, form_text(card[name])) for name in ("inputs", "outputs") if card[name] is not None]
     if card["preprocessing"]:
         rows.append(("preprocessing", ", ".join(f"{key}: {value}" for key, value in card["preprocessing"].items())))
     if card["classes"]:

@@ -10,6 +10,7 @@ from typing import Any
 from hpc_trainer.config.schema.model.shipped import CustomModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.exported import FORMATS
+from hpc_trainer.worker.deploy.card import form_text
 from hpc_trainer.worker.deploy.deployed import DataShape
 
 _HERE = "here = Path(__file__).parent\n"
@@ -29,7 +30,7 @@ def load_lines(title: str, to: str, quantize: str | None, told: Mapping[str, Any
         told: what the card says of the model's inputs and outputs.
     """
     file = FORMATS[to].file
-    takes, gives = (_form(told[name]) for name in ("inputs", "outputs"))
+    takes, gives = (form_text(told[name]) for name in ("inputs", "outputs"))
     if to == "onnx":
         body = _ONNX.format(file=file, inputs=takes, outputs=gives)
         return f'"""{title}."""\n\nfrom pathlib import Path\n\nimport onnxruntime\n\n{_HERE}{body}'
@@ -38,10 +39,6 @@ def load_lines(title: str, to: str, quantize: str | None, told: Mapping[str, Any
         f'"""{title}: {takes} to outputs {gives}."""\n\nfrom pathlib import Path\n\nimport torch\n{more}\n'
         f'{_HERE}model = torch.export.load(here / "{file}").module()\n'
     )
-
-
-def _form(told: Mapping[str, Any]) -> str:
-    return f"{told['dtype']} [{', '.join(['batch', *map(str, told['shape'])])}]"
 
 
 def weights_lines(title: str, config: TrainConfig, to: str, quantize: str | None, shape: DataShape | None) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from hpc_trainer.runtime.environment.machine import cpu
 
 BATCHES = (1, 64)
 _WARM_UP, _FEWEST, _MOST = 3, 5, 50
@@ -52,19 +52,12 @@ def _times(models: Mapping[str, Callable[[torch.Tensor], Any]], batch: torch.Ten
 
 def machine() -> dict[str, Any]:
     """Where it was measured; no names of people or hosts."""
+    found = cpu()
     return {
-        "processor": _processor(), "num_cores": os.cpu_count(), "num_threads": torch.get_num_threads(),
-        "instructions": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__,
+        "processor": found["model"] or platform.machine(), "num_cores": found["count"],
+        "num_threads": torch.get_num_threads(), "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
     }  # fmt: skip
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
 
 
 def counts(state: Mapping[str, Any]) -> dict[str, Any]:

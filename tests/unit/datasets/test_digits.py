@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
 from hpc_trainer.datasets import MapDataset, digits
-from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.errors import DataError
 
 pytest.importorskip("sklearn", reason="the digits ship with scikit-learn")
 
@@ -83,18 +83,6 @@ def test_follows_the_protocol_in_a_loader():
     assert (images.shape, images.dtype) == ((100, 1, 8, 8), torch.float32)
     assert (targets.shape, targets.dtype) == ((100,), torch.int64)
     assert set(torch.cat([labels for _, labels in batches]).tolist()) == set(range(10))
-
-
-@pytest.mark.parametrize(("num_eval", "nearest"), [(0, 1), (-5, 1), (1797, 1796), (9999, 1796)])
-def test_an_empty_split_is_refused(num_eval, nearest):
-    with pytest.raises(ConfigError) as caught:
-        build("train", num_eval=num_eval)
-    assert str(caught.value) == (f"data.num_eval={num_eval} must be 1 to 1796; nearest legal: data.num_eval={nearest}.")
-
-
-def test_an_unknown_split_is_refused():
-    with pytest.raises(ConfigError, match="split='test' must be 'train' or 'eval'"):
-        build("test")
 
 
 @pytest.mark.parametrize("index", [-1, 360])

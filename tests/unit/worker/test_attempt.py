@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,3 +45,19 @@ def test_what_a_rank_waited_for_a_stuck_one_was_a_hang(tmp_path: Path, first_fai
             raise ConnectionError("closed by peer")
     assert spans.seconds()[kind] >= 0.3
     assert spans.seconds()[{Kind.hang: Kind.step, Kind.step: Kind.hang}[kind]] < 0.2
+
+
+def test_a_short_timeout_of_collectives_leaves_the_watchdog_the_time_that_it_needs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It begins with the stacks some seconds before its limit: below those every rank was stuck at once."""
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    spans = Spans()
+    run: Any = SimpleNamespace(spans=spans, saver=SimpleNamespace(standing_step=None), beat=lambda: None)
+    env = dataclasses.replace(read_rank_env({}), world_size=2)
+    config = make_config("parallel.timeout_s=3")
+    stop = Stop(config=config, paths=paths, env=env, flag=StopFlag(), attempt=0, saved_step=None)
+    with _watched(run, stop, FlightRecorder(stop, spans)):
+        time.sleep(1.0)
+    assert "watchdog" not in capfd.readouterr().err

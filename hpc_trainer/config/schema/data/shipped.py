@@ -51,7 +51,7 @@ class SyntheticImagesConfig(DataConfig):
     """Colour channels."""
     num_classes: int = key(10, ALWAYS, COUNTS, limits="≥ 2")
     """Classes."""
-    data_seed: int = key(0, ALWAYS, COUNTS, limits="≥ 0")
+    data_seed: int = key(0, ALWAYS, COUNTS, limits="0 to 9,223,372,036,854,775,807")
     """Seed of the class patterns and the noise; apart from the run's seed."""
     keep_in_memory: bool = key(False, ALWAYS, APART, SAFE)
     """Each rank (with num_workers, each loader process) keeps the images that it has made: 4 bytes a value, so 1,000
@@ -72,7 +72,7 @@ class SyntheticTokensConfig(DataConfig):
     """Tokens a window predicts."""
     vocab_size: int = key(50_257, ALWAYS, COUNTS, limits="2 to 2,147,483,648")
     """Tokens to tell apart; GPT-2's are 50,257."""
-    data_seed: int = key(0, ALWAYS, COUNTS, limits="≥ 0")
+    data_seed: int = key(0, ALWAYS, COUNTS, limits="0 to 9,223,372,036,854,775,807")
     """Seed of the tokens; apart from the run's seed."""
 
 

@@ -22,7 +22,7 @@ from hpc_trainer.config.schema.data.shipped import (
 )
 from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, Positions, ResnetConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
@@ -391,6 +391,15 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"model": GptConfig(num_heads=6, embed_dim=128), "data": TextBytesConfig()},
         "model.embed_dim=128 must be a multiple of model.num_heads=6. Use 126.",
+    ),
+    (
+        {"model": GptConfig(num_kv_heads=3), "data": TextBytesConfig()},
+        "model.num_kv_heads=3 must divide model.num_heads=4. Use model.num_kv_heads=2.",
+    ),
+    (
+        {"model": GptConfig(embed_dim=12, positions=Positions.rope), "data": TextBytesConfig()},
+        "model.positions=rope turns the dimensions of a head in pairs, and embed_dim=12 / num_heads=4 is an odd number "
+        "of them. Use model.embed_dim=16.",
     ),
     ({"model": GptConfig()}, "model=gpt does not go with data=digits: it reads text. Use data=text_bytes, or "
                              "model=cnn."),

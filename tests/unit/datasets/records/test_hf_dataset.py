@@ -87,6 +87,29 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save(tmp_path_factory.mktemp("hf") / "many", splits=("train", "test"))
 
 
+def _stored(image: Image.Image, **more: Any) -> dict[str, Any]:
+    file = io.BytesIO()
+    image.save(file, "PNG", **more)
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def test_a_picture_is_turned_as_its_camera_has_noted_it(tmp_path: Path) -> None:
+    """As those of data=image_folder, and as the library itself shows it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    pixels = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+    path = save(tmp_path / "turned", image=[_stored(Image.fromarray(pixels), exif=exif)] * COUNT)
+    inputs, _ = build(path).__getitems__([0])
+    assert torch.equal(inputs[0], torch.from_numpy(np.rot90(pixels, -1).transpose(2, 0, 1) / np.float32(255)))
+
+
+def test_a_picture_of_16_bits_is_refused_and_not_clipped_to_white(tmp_path: Path) -> None:
+    deep = _stored(Image.fromarray(np.full((4, 5), 3000, dtype=np.uint16)))
+    path = save(tmp_path / "deep", image=[deep] * COUNT)
+    with pytest.raises(DataError, match=r"image of row \d+ cannot be decoded: .*more than 8 bits a channel"):
+        build(path, num_channels=1)
+
+
 def test_images_are_decoded_and_classes_have_names(folder: str) -> None:
     data = build(folder)
     assert isinstance(data, MapDataset)

@@ -16,9 +16,8 @@ import safetensors.numpy
 from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.init_from import digest as digest_module
-from hpc_trainer.features.init_from.header import read_names
 from hpc_trainer.features.init_from.names import renamed
-from hpc_trainer.features.init_from.source import digest_of, names_in, resolved
+from hpc_trainer.features.init_from.source import digest_of, names_in, read_names, resolved
 
 RUN_ID = "cnn-digits-lr0.001-s0-0123456789"
 
@@ -188,9 +187,16 @@ def test_a_header_is_never_read_past_its_bound(tmp_path: Path) -> None:
     assert read_names(_with_header(tmp_path / "w.safetensors", fine, data=bytes(8))) == ["w"]
     for length in (2**63, len(fine) + 9, 0, 1):
         said = _refusal(_with_header(tmp_path / "w.safetensors", fine, length=length, data=bytes(8)))
-        assert "its header would have" in said
-    (tmp_path / "w.safetensors").write_bytes(b"abc")
-    assert "its header would have" in _refusal(tmp_path / "w.safetensors")
+        assert "is no safetensors file that we can read, or a damaged one: " in said
+    for content in (b"abc", b""):
+        (tmp_path / "w.safetensors").write_bytes(content)
+        assert "w.safetensors is no safetensors file" in _refusal(tmp_path / "w.safetensors")
+
+
+def test_a_format_that_nobody_reads_is_told_when_the_run_is_planned(tmp_path: Path) -> None:
+    header = json.dumps({"w": {**_FINE, "dtype": "F8_E8M0", "shape": [8]}}).encode()
+    said = _refusal(_with_header(tmp_path / "w.safetensors", header, data=bytes(8)))
+    assert "w has the number format F8_E8M0, and we read BF16, " in said
 
 
 def test_names_are_renamed_by_patterns() -> None:

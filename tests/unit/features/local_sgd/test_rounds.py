@@ -179,3 +179,17 @@ def test_messages_are_of_one_format_and_some_size() -> None:
     parts = list(_parts(tensors))
     assert [[each.numel() for each in part] for part in parts] == [[5 << 20], [3 << 20], [9 << 20], [4]]
     assert list(_parts([])) == []
+
+
+def test_a_resumed_round_goes_on_where_the_model_is() -> None:
+    """What a checkpoint has lies in host memory; the model may be on a GPU."""
+    model = torch.nn.Linear(3, 2)
+    saved = OuterOptimizer(lr=0.7, momentum=0.9)
+    saved.begin(model)
+    with torch.no_grad():
+        saved.step(model)
+    resumed = OuterOptimizer(lr=0.7, momentum=0.9)
+    resumed.load_state_dict(saved.state_dict())
+    resumed.begin(model.to("meta"))
+    state = resumed.state_dict()
+    assert {each.device.type for part in ("weights", "momenta") for each in state[part].values()} == {"meta"}

@@ -157,6 +157,7 @@ def test_folders_with_other_classes_are_refused(tmp_path: Path) -> None:
         ("[{name: digit}]", "Did you mean digits?"),
         ("[digits]", "must hold sections data"),
         ("[{name: digits, num_evil: 3}]", "num_evil is no key of DigitsConfig"),
+        ("[{name: digits, num_eval: 5000}]", "replay.data[0]: data.num_eval=5000 must be"),
         ("[{name: table, path: a.csv}]", "holds a table"),
         ("[{name: custom, _target_: my_lab.old}]", "add --trust my_lab"),
     ],

@@ -121,7 +121,7 @@ def test_what_counted_before_a_rollback_counts_on() -> None:
     trouble = guard.trouble
     assert trouble is not None
     guard.offset, guard.rollbacks = 5, 1
-    before = guard.counts
+    before = guard.rollbacks, guard.offset
     guard.load_state_dict(saved)
     guard.rolled_back(before, trouble, 6)
     assert (guard.rollbacks, guard.offset, guard.trouble) == (2, 7, None)
