@@ -7,16 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.array_files import array_problems
-from hpc_trainer.config.data_files.hf_folder import hf_problems
-from hpc_trainer.config.data_files.image_files import image_problems
-from hpc_trainer.config.data_files.table_files import table_problems
-from hpc_trainer.config.data_files.target_kind import target_kind
-from hpc_trainer.config.data_files.text_file import window_problems
-from hpc_trainer.config.data_files.token_sources import token_problems
-from hpc_trainer.config.schema.data.images import ImagesConfig
-from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig, TextBytesConfig
+from hpc_trainer.config.data_files.known import known_of
+from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.task import TaskConfig
 
 _PATHS = ("path", "eval_path", "sources")
@@ -26,7 +18,7 @@ _PATHS = ("path", "eval_path", "sources")
 def data_problems(data: DataConfig, task: TaskConfig) -> tuple[str, ...]:
     """What is wrong with the files of a data set, a line each; of data without files nothing."""
     unknown = tuple(line for key, path in _named(data) for line in home_problems(key, path))
-    return unknown or tuple(_of_files(data, task))
+    return unknown or tuple(known_of(data).problems(data, task.targets))
 
 
 def with_absolute_paths(data: DataConfig) -> DataConfig:
@@ -54,25 +46,3 @@ def _named(data: DataConfig) -> Iterator[tuple[str, str | None]]:
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
-
-
-def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
-    if isinstance(data, TextBytesConfig):
-        yield from _text_bytes(data)
-    elif isinstance(data, ImagesConfig):
-        yield from image_problems(data)
-    elif isinstance(data, TokensConfig):
-        yield from token_problems(data)
-    elif isinstance(data, ArraysConfig):
-        yield from array_problems(data, target_kind(task))
-    elif isinstance(data, TableConfig):
-        yield from table_problems(data, target_kind(task))
-    elif isinstance(data, HfDatasetConfig):
-        yield from hf_problems(data, target_kind(task))
-
-
-def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
-    if data.path is not None and not Path(data.path).expanduser().is_file():
-        yield f"data.path={data.path} must be a readable file; there is none."
-    else:
-        yield from window_problems(data)

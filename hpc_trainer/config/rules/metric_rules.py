@@ -6,16 +6,8 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import valid
 
-EVALUATED = {
-    "classification": ("eval_loss", "eval_accuracy"),
-    "language_model": ("eval_loss", "eval_accuracy", "eval_perplexity"),
-    "regression": ("eval_loss", "eval_mae", "eval_rmse"),
-    "multi_label": ("eval_loss", "eval_accuracy", "eval_f1"),
-}
-"""What an evaluation of the shared loop makes, by task; a person's own task makes more than the loss."""
 OF_STEPS = (
     "loss", "lr", "grad_norm", "sparsity", "skipped_steps", "spikes", "rollbacks", "steps_per_s", "step_time_s",
     "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "samples_per_s", "tokens_per_s", "data_wait_s",
@@ -47,6 +39,5 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
 def _evaluated(config: TrainConfig, *names: str | None) -> tuple[str, ...]:
     """Of a person's own task, any of `names` that may be one's."""
     if isinstance(config.task, CustomTaskConfig):
-        return ("eval_loss", *(name for name in names if name and name.startswith("eval_")))
-    kind = next(name for name, each in VARIANTS["task"].items() if each is type(config.task))
-    return EVALUATED[kind]
+        return (*config.task.evaluated, *(name for name in names if name and name.startswith("eval_")))
+    return config.task.evaluated

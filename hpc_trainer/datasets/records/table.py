@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.data_files.table_files import Columns, check_table
-from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
-from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
 from hpc_trainer.datasets.protocol import Split, check_split, index_array
 from hpc_trainer.datasets.splits import part_of
@@ -87,7 +86,7 @@ def build(config: TableConfig, split: Split, task: TaskConfig) -> Table:
         DataError: a file is missing or damaged.
     """
     check_split(split)
-    kind = target_kind(task)
+    kind = task.targets
     columns = check_table(config, kind)
     assert config.path is not None
     source = _read(Path(config.path).expanduser(), columns)

@@ -131,7 +131,7 @@ def breaking(feature: Feature, row: Row) -> TrainConfig:
 
 # What one types against a need.
 _WITHOUT = {"parallel=ddp": "parallel=fsdp", "data=custom": "data=digits", "parallel=fsdp": "parallel=ddp",
-            "optim=": "optim=muon", "model=mlp|cnn|resnet|mobilenet_v3": "model=hf",
+            "optim=": "optim=muon", "model=": "model=hf",
             "train.compile=true": "train.compile=false",
             "optim.lr_base_batch": "optim.lr_base_batch=null", "init_from.path": "init_from.path=null"}  # fmt: skip
 # What one types for a choice that names no value.
