@@ -6,14 +6,18 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.declarations import features
 from hpc_trainer.errors import valid
 
-OF_STEPS = (
-    "loss", "lr", "grad_norm", "sparsity", "skipped_steps", "spikes", "rollbacks", "steps_per_s", "step_time_s",
-    "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "samples_per_s", "tokens_per_s", "data_wait_s",
-    "data_wait_share", "mfu",
+_OF_STEPS = (
+    "loss", "lr", "grad_norm", "skipped_steps", "steps_per_s", "step_time_s", "step_time_p50_s", "step_time_p95_s",
+    "step_time_p99_s", "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share",
 )  # fmt: skip
-"""What the shared loop writes into metrics.jsonl besides."""
+
+
+def of_steps() -> tuple[str, ...]:
+    """What the shared loop writes into metrics.jsonl beside evaluations, and features do."""
+    return (*_OF_STEPS, *(name for each in features() for name in each.logs))
 
 
 def metric_problems(config: TrainConfig) -> Iterator[str]:
@@ -29,8 +33,7 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
             f"train.early_stop.metric={early.metric} is none of the evaluation's metrics. "
             f"{valid(early.metric, evaluated)}"
         )
-    logged = (*evaluated, *OF_STEPS)
-    if best is not None and best not in logged:
+    if best is not None and best not in (logged := (*evaluated, *of_steps())):
         yield (
             f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. {valid(best, logged)}"
         )

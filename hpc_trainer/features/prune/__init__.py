@@ -42,6 +42,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 FEATURE = Feature(
     on="prune.method",
     example="prune.method=unstructured prune.end_step=1",
+    logs=("sparsity",),
     needs=(
         Row(
             models(having=[Trait.channel_groups], also=["custom"]),
