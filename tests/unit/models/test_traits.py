@@ -81,7 +81,8 @@ def test_a_model_declares_what_it_is(name: str) -> None:
 def test_a_model_has_as_many_blocks_as_it_says(name: str) -> None:
     """A new one with blocks has a property `num_blocks`."""
     config: Any = composed([f"model={name}"]).model
-    assert config.num_blocks == (len([*blocks(_built(config, _readable(config)[0]))]) or None)
+    found = len([*blocks(_built(config, _readable(config)[0]))]) or None
+    assert config.num_blocks == found, f"{type(config).__name__}.num_blocks"
 
 
 def test_each_kind_but_two_is_looked_at() -> None:

@@ -155,8 +155,8 @@ def _word_for(part: str) -> str:
         first = values.partition("|")[0]
         # Models and data sets come in pairs, and hardware.device counts no CUDA devices.
         beside = {"mlp": "data=digits", "cnn": "data=digits"}.get(first, "") if key == "model" else ""
-        files = {"resnet": "resnet18", "mobilenet_v3": "mobilenet_v3_small", "vit": "vit_tiny"}
-        return f"{key}={files.get(first, first)} {beside}"
+        chosen = VARIANTS[key][first]().name if key == "model" else first  # of a family its usual one
+        return f"{key}={chosen} {beside}"
     if sign == "!=" and key in _OTHER:
         return f"{key}={next(each for each in _OTHER[key] if each not in values.split('|'))}"
     if sign == "<":
