@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.load import section_from_plain
-from hpc_trainer.config.mesh import known_vocabulary
 from hpc_trainer.config.schema.model.shipped import GptConfig, Positions
 from hpc_trainer.config.schema.precision import FORMATS, Dtype
 from hpc_trainer.config.store import variant_of

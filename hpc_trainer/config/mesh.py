@@ -16,17 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_trainer.config.data_files.token_sources import vocabulary
-from hpc_trainer.config.schema.data.records import HfDatasetConfig, TokensConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig, SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model.shipped import GptConfig, ModelConfig, ResnetConfig
-from hpc_trainer.config.schema.model.vision import MobilenetSize, MobilenetV3Config, VitConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 
-_NUM_BLOCKS = {18: 8, 34: 16, 50: 16, MobilenetSize.small: 11, MobilenetSize.large: 15}
-"""Of ResNets, by depth (He et al. 2015, table 1), and of MobileNets (Howard et al. 2019, tables 1 and 2)."""
-NUM_BYTES = 256
 DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
@@ -93,23 +85,3 @@ def mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
 def num_data_ranks(parallel: ParallelConfig, hardware: HardwareConfig) -> int:
     """Data-parallel ranks: world_size / (tensor_parallel × pipeline_parallel); 0 where that leaves none."""
     return hardware.world_size // (max(1, parallel.tensor_parallel) * max(1, parallel.pipeline_parallel))
-
-
-def num_blocks(model: ModelConfig) -> int | None:
-    """What stages and FSDP cut between. None of a model that has none, or of which only its own code knows."""
-    if isinstance(model, (GptConfig, VitConfig)):
-        return model.num_layers
-    if isinstance(model, MobilenetV3Config):
-        return _NUM_BLOCKS[model.size]
-    return _NUM_BLOCKS.get(model.depth) if isinstance(model, ResnetConfig) else None
-
-
-def known_vocabulary(data: DataConfig) -> int | None:
-    """Ids of text that a model tells apart, where the configuration, or a folder that it names, says how many."""
-    if isinstance(data, TextBytesConfig):
-        return NUM_BYTES
-    if isinstance(data, TokensConfig):
-        return vocabulary(data.path, data.sources)
-    if isinstance(data, HfDatasetConfig):
-        return data.vocab_size
-    return data.vocab_size if isinstance(data, SyntheticTokensConfig) else None

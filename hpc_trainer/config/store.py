@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema import optim, task
-from hpc_trainer.config.schema.data import images, records, shipped
-from hpc_trainer.config.schema.model import hf, vision
-from hpc_trainer.config.schema.model import shipped as models
+from hpc_trainer.config.schema import data, model, optim, task
+from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.model.shipped import ModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
@@ -18,23 +19,24 @@ if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for
 
 
 def _variants(base: Any, *schemas: ModuleType) -> dict[str, type]:
-    """The dataclasses of modules that are kinds of `base`, by the name that each has where nobody sets it.
-
-    `base` itself is one if it has a name.
+    """The dataclasses of modules that are kinds of `base`, by their family, or by the name that each has where nobody
+    sets it. `base` itself is one if it has a name.
     """
     found: list[Any] = [each for schema in schemas for each in vars(schema).values() if isinstance(each, type)]
     kinds = [each for each in found if issubclass(each, base)]
-    return {_NAMES.get(kind, kind().name): kind for kind in kinds if kind().name != "???"}
+    return {getattr(kind, "family", None) or kind().name: kind for kind in kinds if kind().name != "???"}
 
 
-_NAMES: dict[type, str] = {
-    models.ResnetConfig: "resnet", vision.MobilenetV3Config: "mobilenet_v3", vision.VitConfig: "vit",
-}  # fmt: skip
-"""Of a kind that has several names: resnet18, resnet50."""
+def _modules(package: ModuleType) -> list[ModuleType]:
+    """All of its files, what we ship without files of a person's first."""
+    names = sorted((each.name for each in pkgutil.iter_modules(package.__path__)), key=lambda name: name != "shipped")
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+
+
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": _variants(models.ModelConfig, models, vision, hf),
-    "data": _variants(shipped.DataConfig, shipped, images, records),
+    "model": _variants(ModelConfig, *_modules(model)),
+    "data": _variants(DataConfig, *_modules(data)),
     "task": _variants(task.TaskConfig, task),
     "optim": _variants(optim.OptimConfig, optim),
 }

@@ -143,7 +143,7 @@ def _context(
             attempts=journal.read(),
         ),
         contract=ResumeContract.of(config, group),
-        make_tracker=partial(build_tracker, config, paths.folder / "tensorboard"),
+        make_tracker=partial(build_tracker, config, paths.folder / config.tracker.name.value),
         heartbeat_every_s=config.monitor.heartbeat_every_s,
         max_no_progress=config.cluster.max_no_progress,
         spans=spans,

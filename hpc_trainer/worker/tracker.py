@@ -38,7 +38,7 @@ class TensorBoardTracker:
 
 
 def build_tracker(config: TrainConfig, folder: Path, first_step: int) -> Tracker:
-    """The tracker that `tracker=` chose, of those that a run writes itself. Call it on rank 0 only.
+    """The tracker that `tracker=` chose, of those that a run writes itself, into `folder`. Call it on rank 0 only.
 
     Raises:
         ConfigError: its package is not installed.

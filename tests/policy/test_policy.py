@@ -6,8 +6,12 @@ import ast
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from hpc_trainer.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hpc_trainer"
@@ -226,13 +230,37 @@ def test_every_test_can_fail() -> None:
 
 def test_the_table_of_groups_lists_each_choice() -> None:
     text = (ROOT / "docs" / "configure.md").read_text(encoding="utf-8")
-    listed = {
-        group: {name.strip() for name in names.split(",")}
-        for group, names in re.findall(r"^\| `(\w+)` \| ([\w, ]+?) \|", text, flags=re.MULTILINE)
-        if (ROOT / "conf" / group).is_dir()
-    }
-    assert listed == {group: {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} for group in listed}
-    assert {"model", "parallel", "sweep"} <= listed.keys()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]+?) \|", text, flags=re.MULTILINE))
+    listed = {group: {name.strip() for name in rows.get(group, "").split(",")} - {""} for group in GROUPS}
+    wrong = [
+        f"docs/configure.md, the row of `{group}`: {word} {', '.join(sorted(names))}"
+        for group, choices in GROUPS.items()
+        for word, names in (("add", choices - listed[group]), ("leave out", listed[group] - choices))
+        if names
+    ]
+    assert wrong == [], "\n".join(wrong)
+
+
+GROUPS = {each.name: {path.stem for path in each.glob("*.yaml")} for each in (ROOT / "conf").iterdir() if each.is_dir()}
+
+
+def _verbs() -> set[str]:
+    """What one types behind `hpc-trainer`, but for what is hidden."""
+    found: Any = typer.main.get_command(app)
+    return {name for name, each in found.commands.items() if not each.hidden}
+
+
+def test_each_verb_stands_in_the_docs() -> None:
+    """In the table of the README, and with its JSON in docs/json.md; `log` prints none."""
+    readme, json_page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/json.md"))
+    rows = re.findall(r"^\| (`[a-z`, -]+`) \|", readme.partition("## Verbs")[2], flags=re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
+    titles = re.findall(r"^## (.*)$", json_page, flags=re.MULTILINE)
+    with_json = {words.split()[0] for title in titles for words in title.split(", ")} | {"log"}
+    assert "plan" in told & with_json
+    assert sorted(_verbs() - told) == [], "README.md, the table of verbs: add them"
+    assert sorted(_verbs() - with_json) == [], "docs/json.md: a heading for each"
+    assert sorted(told - _verbs()) == [], "README.md, the table of verbs: leave them out"
 
 
 def test_ids_in_the_docs_have_the_digits_of_an_id() -> None:

@@ -13,9 +13,9 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpc_trainer.config.data_files.target_kind import TargetKind
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
+from hpc_trainer.config.schema.task import TargetKind
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
 
 USUAL_FRACTION = ArraysConfig().eval_fraction

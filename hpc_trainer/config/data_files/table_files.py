@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.data_files.array_files import check_parts
-from hpc_trainer.config.data_files.target_kind import TargetKind
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import TableConfig
+from hpc_trainer.config.schema.task import TargetKind
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
 
 NUMBER, TEXT, OTHER = "number", "text", "other"

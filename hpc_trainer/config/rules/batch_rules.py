@@ -7,19 +7,7 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.batch import num_parts, whole_batch
 from hpc_trainer.config.checks import LARGEST
-from hpc_trainer.config.data_files.array_files import num_train_rows
-from hpc_trainer.config.data_files.image_files import num_train_images
-from hpc_trainer.config.data_files.text_file import num_train_windows
-from hpc_trainer.config.data_files.token_sources import num_train_samples
-from hpc_trainer.config.schema.data.images import ImagesConfig
-from hpc_trainer.config.schema.data.records import ArraysConfig, TokensConfig
-from hpc_trainer.config.schema.data.shipped import (
-    DataConfig,
-    DigitsConfig,
-    SyntheticImagesConfig,
-    SyntheticTokensConfig,
-    TextBytesConfig,
-)
+from hpc_trainer.config.data_files.known import known_of
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -73,7 +61,7 @@ def batch_problems(config: TrainConfig) -> Iterator[str]:
     given = [size for size in (sizes.total, sizes.micro, sizes.accum) if size is not None]
     if min(given) < 1 or max(given) > LARGEST or parts < 1:
         return
-    num_samples = _num_train_samples(config.data)
+    num_samples = max(0, known_of(config.data).num_train_samples(config.data) or 0)  # of none another rule tells
     if num_samples and num_samples < parts:
         yield (
             f"data={config.data.name} has {num_samples} training samples, and each of {parts} ranks takes one or more "
@@ -114,18 +102,3 @@ def _multiple(config: TrainConfig, sizes: _Sizes, count: int, way: str) -> Itera
             f"grad_accum_steps={sizes.accum} × {called}={count} = {unit}. "
             f"Use {way}, or leave one of the three null."
         )
-
-
-def _num_train_samples(data: DataConfig) -> int:
-    """Training samples, where the configuration alone says how many; else 0."""
-    if isinstance(data, DigitsConfig):
-        return max(0, 1797 - data.num_eval)
-    if isinstance(data, TextBytesConfig):
-        return num_train_windows(data) or 0  # of none another rule tells
-    if isinstance(data, TokensConfig):
-        return num_train_samples(data) or 0
-    if isinstance(data, ArraysConfig):
-        return num_train_rows(data) or 0
-    if isinstance(data, ImagesConfig):
-        return num_train_images(data) or 0
-    return max(0, data.num_samples) if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0

@@ -7,17 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.array_files import check_headers
-from hpc_trainer.config.data_files.hf_folder import check_hf_folder
-from hpc_trainer.config.data_files.image_files import image_problems
-from hpc_trainer.config.data_files.table_files import check_table
-from hpc_trainer.config.data_files.target_kind import target_kind
-from hpc_trainer.config.data_files.text_file import window_problems
-from hpc_trainer.config.data_files.token_sources import check_tokens
+from hpc_trainer.config.data_files.known import known_of
 from hpc_trainer.config.look import home_problems
-from hpc_trainer.config.schema.data.images import ImagesConfig
-from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig, TextBytesConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.errors import HpcTrainerError
 
@@ -51,18 +43,9 @@ def _absolute(path: str) -> str:
 
 
 def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
+    known = known_of(data)
     try:
-        if isinstance(data, TextBytesConfig):
-            yield from window_problems(data)
-        elif isinstance(data, ImagesConfig):
-            yield from image_problems(data)
-        elif isinstance(data, TokensConfig):
-            check_tokens(data)
-        elif isinstance(data, ArraysConfig):
-            check_headers(data, target_kind(task))
-        elif isinstance(data, TableConfig):
-            check_table(data, target_kind(task))
-        elif isinstance(data, HfDatasetConfig):
-            check_hf_folder(data, target_kind(task))
+        yield from known.problems(data)
+        known.check(data, task.targets)
     except HpcTrainerError as error:
         yield str(error)

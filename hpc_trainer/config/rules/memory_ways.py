@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.batch import divisors, num_parts
-from hpc_trainer.config.mesh import known_vocabulary, num_blocks
+from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.config.schema.data.shipped import SyntheticTokensConfig, TextBytesConfig
@@ -105,7 +105,7 @@ def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
 
 def _of_fsdp(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     """What of the weights is whole at a time, and in which format."""
-    parallel, computed, blocks = config.parallel, config.precision.compute_dtype, num_blocks(config.model)
+    parallel, computed, blocks = config.parallel, config.precision.compute_dtype, config.model.num_blocks
     if parallel.strategy is not Strategy.fsdp:
         return
     # A stage stays whole in any case. Two blocks are whole with it, too, the one that runs and the next.

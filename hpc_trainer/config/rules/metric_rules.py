@@ -6,22 +6,18 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS
+from hpc_trainer.config.table.declarations import features
 from hpc_trainer.errors import valid
 
-EVALUATED = {
-    "classification": ("eval_loss", "eval_accuracy"),
-    "language_model": ("eval_loss", "eval_accuracy", "eval_perplexity"),
-    "regression": ("eval_loss", "eval_mae", "eval_rmse"),
-    "multi_label": ("eval_loss", "eval_accuracy", "eval_f1"),
-}
-"""What an evaluation of the shared loop makes, by task; a person's own task makes more than the loss."""
-OF_STEPS = (
-    "loss", "lr", "grad_norm", "sparsity", "skipped_steps", "spikes", "rollbacks", "steps_per_s", "step_time_s",
-    "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "samples_per_s", "tokens_per_s", "data_wait_s",
-    "data_wait_share", "mfu",
+_OF_STEPS = (
+    "loss", "lr", "grad_norm", "skipped_steps", "steps_per_s", "step_time_s", "step_time_p50_s", "step_time_p95_s",
+    "step_time_p99_s", "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share",
 )  # fmt: skip
-"""What the shared loop writes into metrics.jsonl besides."""
+
+
+def of_steps() -> tuple[str, ...]:
+    """What the shared loop writes into metrics.jsonl beside evaluations, and features do."""
+    return (*_OF_STEPS, *(name for each in features() for name in each.logs))
 
 
 def metric_problems(config: TrainConfig) -> Iterator[str]:
@@ -37,8 +33,7 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
             f"train.early_stop.metric={early.metric} is none of the evaluation's metrics. "
             f"{valid(early.metric, evaluated)}"
         )
-    logged = (*evaluated, *OF_STEPS)
-    if best is not None and best not in logged:
+    if best is not None and best not in (logged := (*evaluated, *of_steps())):
         yield (
             f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. {valid(best, logged)}"
         )
@@ -47,6 +42,5 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
 def _evaluated(config: TrainConfig, *names: str | None) -> tuple[str, ...]:
     """Of a person's own task, any of `names` that may be one's."""
     if isinstance(config.task, CustomTaskConfig):
-        return ("eval_loss", *(name for name in names if name and name.startswith("eval_")))
-    kind = next(name for name, each in VARIANTS["task"].items() if each is type(config.task))
-    return EVALUATED[kind]
+        return (*config.task.evaluated, *(name for name in names if name and name.startswith("eval_")))
+    return config.task.evaluated

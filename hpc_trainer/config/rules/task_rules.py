@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpc_trainer.config.look import is_file
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig
-from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig
+from hpc_trainer.config.schema.task import CustomTaskConfig, TargetKind
 from hpc_trainer.config.schema.train import TrainConfig
 
 _FIX = "Give it loss(self, model, batch), which returns the mean loss of the batch (docs/tasks.md)."
@@ -20,12 +20,12 @@ def task_problems(config: TrainConfig) -> Iterator[str]:
     if train.main is not None:
         return
     has_own = config.data.takes_task or isinstance(config.data, CustomDataConfig)
-    if isinstance(task, (RegressionConfig, MultiLabelConfig)) and not has_own:
+    if task.targets in (TargetKind.numbers, TargetKind.labels) and not has_own:
         yield (
             f"task={task.name} needs data of its own, and the targets of data={config.data.name} are classes. Use "
             "data=custom or arrays, or task=classification."
         )
-    if isinstance(task, (RegressionConfig, MultiLabelConfig, CustomTaskConfig)) and train.label_smoothing:
+    if task.targets is not TargetKind.classes and train.label_smoothing:
         yield (
             f"train.label_smoothing={train.label_smoothing:g} is of cross entropy over classes, and this is task="
             f"{task.name}. Use train.label_smoothing=0."

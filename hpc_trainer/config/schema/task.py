@@ -7,9 +7,21 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, key, only_with
+
+
+class TargetKind(enum.Enum):
+    """How targets are read."""
+
+    classes = "classes"
+    """Whole numbers from 0 on; -100 counts nothing."""
+    numbers = "numbers"
+    labels = "labels"
+    """0 or 1 each."""
+    any = "any"
+    """As they are: a person's own task knows."""
 
 
 class RegressionLoss(str, enum.Enum):
@@ -25,6 +37,9 @@ class TaskConfig:
     """Cross entropy over classes, of a sample or, in a text, of each token: `classification`, the default."""
 
     # OmegaConf puts other tasks in its place only if they are of its kind: so it is no class of its own.
+    targets: ClassVar[TargetKind] = TargetKind.classes
+    evaluated: ClassVar[tuple[str, ...]] = ("eval_loss", "eval_accuracy")
+    """What an evaluation of the shared loop makes. Of a person's own task more may come."""
     name: str = key("classification", ALWAYS, COUNTS)
     _target_: str = key("hpc_trainer.tasks.cross_entropy.build", ALWAYS, COUNTS)
 
@@ -33,6 +48,7 @@ class TaskConfig:
 class LanguageModelConfig(TaskConfig):
     """The same loss; evaluations tell the perplexity too."""
 
+    evaluated: ClassVar[tuple[str, ...]] = ("eval_loss", "eval_accuracy", "eval_perplexity")
     name: str = "language_model"
     _target_: str = "hpc_trainer.tasks.cross_entropy.build_language_model"
 
@@ -41,6 +57,8 @@ class LanguageModelConfig(TaskConfig):
 class RegressionConfig(TaskConfig):
     """Numbers: the model gives as many as the target has."""
 
+    targets: ClassVar[TargetKind] = TargetKind.numbers
+    evaluated: ClassVar[tuple[str, ...]] = ("eval_loss", "eval_mae", "eval_rmse")
     name: str = "regression"
     _target_: str = "hpc_trainer.tasks.regression.build"
     loss: RegressionLoss = key(RegressionLoss.mse, ALWAYS, COUNTS)
@@ -53,6 +71,8 @@ class RegressionConfig(TaskConfig):
 class MultiLabelConfig(TaskConfig):
     """Any number of labels a sample: the model gives a logit for each, the target is 0 or 1."""
 
+    targets: ClassVar[TargetKind] = TargetKind.labels
+    evaluated: ClassVar[tuple[str, ...]] = ("eval_loss", "eval_accuracy", "eval_f1")
     name: str = "multi_label"
     _target_: str = "hpc_trainer.tasks.multi_label.build"
 
@@ -61,6 +81,8 @@ class MultiLabelConfig(TaskConfig):
 class CustomTaskConfig(TaskConfig):
     """Your own loss (docs/tasks.md)."""
 
+    targets: ClassVar[TargetKind] = TargetKind.any
+    evaluated: ClassVar[tuple[str, ...]] = ("eval_loss",)
     name: str = "custom"
     _target_: str = "???"
     kwargs: dict[str, Any] = key({}, ALWAYS, COUNTS)

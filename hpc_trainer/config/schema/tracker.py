@@ -17,7 +17,11 @@ class TrackerName(str, enum.Enum):
     @property
     def is_synced(self) -> bool:
         """`hpc-trainer sync` writes it, from metrics.jsonl; training knows nothing of it."""
-        return self in (TrackerName.wandb, TrackerName.mlflow)
+        return self in SYNCED
+
+
+SYNCED = (TrackerName.wandb, TrackerName.mlflow)
+"""Those that `operate/sync/` knows."""
 
 
 @dataclass(kw_only=True, slots=True)

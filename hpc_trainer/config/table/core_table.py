@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 
 from hpc_trainer.config.batch import nearest_divisor
 from hpc_trainer.config.mesh import num_data_ranks
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.config.table.kinds import datasets, models
 
 _NO_OWN_LOOP = Row("train.main", "it is a way of the shared loop, and your own calls fully_shard itself")
 _ONE_RANK = "it is for one rank"
@@ -74,13 +76,12 @@ def _computed(format: str) -> Row:
 CORE = (
     Feature(
         name="gpt",
-        on="model=gpt",
+        on=models(having=[Trait.reads_tokens]),
         off="model=cnn",
         example="model=gpt",
         excludes=(
             Row(
-                "data=digits|synthetic_images|image_folder|image_shards|arrays|table "
-                "or data=hf_dataset & data.seq_len=null",
+                f"{datasets(of_text=False)} or data=hf_dataset & data.seq_len=null",
                 "it reads text",
                 use="data=text_bytes",
             ),
@@ -88,16 +89,16 @@ CORE = (
     ),
     Feature(
         name="text",
-        on="data=text_bytes|synthetic_tokens|tokens or data=hf_dataset & data.seq_len",
+        on=f"{datasets(of_text=True)} or data=hf_dataset & data.seq_len",
         off="data=digits",
         example="data=text_bytes",
         excludes=(
-            Row("model=mlp|cnn|resnet|mobilenet_v3|vit", "it is text, and such a model reads images", use="model=gpt"),
+            Row(models(without=[Trait.reads_tokens]), "it is text, and such a model reads images", use="model=gpt"),
         ),
     ),
     Feature(
         name="image_model",
-        on="model=cnn|resnet|mobilenet_v3|vit",
+        on=models(having=[Trait.reads_images]),
         off="model=mlp",
         example="model=cnn data=digits",
         excludes=(Row("data=table", "it reads images, and these are rows of columns", use="model=mlp"),),
@@ -148,7 +149,10 @@ CORE = (
         (
             _computed("bf16"),
             _computed("fp16"),
-            Row("model=resnet|mobilenet_v3", "batch norm takes weights in the format of its running statistics, fp32"),
+            Row(
+                models(having=[Trait.batch_norm]),
+                "batch norm takes weights in the format of its running statistics, fp32",
+            ),
             Row("task=regression|custom", "FSDP hands the targets over in it too, and numbers would be rounded"),
         ),
     ),

@@ -74,6 +74,8 @@ class Feature:
     fill: Callable[[TrainConfig, Memo], None] = _nothing
     """Of a configuration without problems that has it on: fills in what follows from its own values, in copies of
     sections, once for points that share one. May read files. Raises ConfigError."""
+    logs: tuple[str, ...] = ()
+    """Metrics of steps that its ability adds (`Ability.logged`): checkpoint.keep_best may name them."""
     num_threads: int | None = None
     """Threads of each rank, where it counts on a number; None: as many as it has cores."""
 

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.data_files.array_files import check_headers
-from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
-from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
@@ -89,7 +88,7 @@ def build(config: ArraysConfig, split: Split, task: TaskConfig) -> Arrays:
         ConfigError: shapes, dtypes or values do not fit; the message has the file and the row.
         DataError: a file is missing or damaged.
     """
-    kind = target_kind(task)
+    kind = task.targets
     check_headers(config, kind)
     assert config.path is not None
     train = Path(config.path).expanduser()

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.data_files.hf_folder import CLASSES, IMAGE, WHOLE, HfParts, check_hf_folder
-from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
-from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
 from hpc_trainer.datasets.images.pictures import decode, to_array
 from hpc_trainer.datasets.protocol import Split, index_array
@@ -183,6 +182,6 @@ def build(config: HfDatasetConfig, split: Split, task: TaskConfig) -> HfDataset:
         ConfigError: a package, split or column is not there, or targets do not fit the task.
         DataError: the folder is missing or damaged.
     """
-    kind = target_kind(task)
+    kind = task.targets
     parts = check_hf_folder(config, kind)
     return HfDataset(parts.train if split == "train" else parts.evaluation, parts, config, kind, split)

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.data_files.table_files import Columns, check_table
-from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
-from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
@@ -86,7 +85,7 @@ def build(config: TableConfig, split: Split, task: TaskConfig) -> Table:
         ConfigError: a column or a value does not fit; the message has the file, the column and the row.
         DataError: a file is missing or damaged.
     """
-    kind = target_kind(task)
+    kind = task.targets
     columns = check_table(config, kind)
     assert config.path is not None
     source = _read(Path(config.path).expanduser(), columns)

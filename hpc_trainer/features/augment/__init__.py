@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
 from hpc_trainer.config.schema.features.augment import OF_COLOURS, OF_IMAGES, AugmentConfig, RunOn
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.table.kinds import datasets, models
 
 _IMAGES = " or ".join(OF_IMAGES)
 _MIXES = "augment.mixup_alpha or augment.cutmix_alpha"
@@ -61,9 +63,9 @@ FEATURE = Feature(
     example="augment.crop=padded augment.crop_padding=1 augment.flip=0.5 augment.mixup_alpha=0.2",
     excludes=(
         OF_SHARED_LOOP,
-        Row("data=text_bytes|synthetic_tokens|tokens", "it is for images, and these are tokens"),
+        Row(datasets(of_text=True), "it is for images, and these are tokens"),
         Row("data=table", "it is for images, and these are columns", when=_IMAGES, use="data=image_folder"),
-        Row("model=gpt", "it is for images, and such a model reads tokens"),
+        Row(models(having=[Trait.reads_tokens]), "it is for images, and such a model reads tokens"),
         Row("task=custom", "nobody knows which of your batch are images and classes"),
         Row(
             "task=language_model|regression|multi_label", "it mixes two classes", when=_MIXES, use="task=classification"

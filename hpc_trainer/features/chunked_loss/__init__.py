@@ -1,12 +1,14 @@
 """`train.loss_chunk_size`: logits of so many rows at a time."""
 
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 FEATURE = Feature(
     on="train.loss_chunk_size",
     example="train.loss_chunk_size=2048",
     excludes=(
-        Row("model=mlp|cnn|resnet|mobilenet_v3|vit", "it is for the logits of many tokens, and there are few classes"),
+        Row(models(without=[Trait.reads_tokens]), "it is for the logits of many tokens, and there are few classes"),
         Row("task=regression|multi_label|custom", "it is cross entropy, over many classes"),
         Row("parallel.tensor_parallel", "it runs the output layer apart, which is shared out", use="parallel=fsdp"),
         Row("parallel.pipeline_parallel", "nobody has tried both"),

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.batch import accum_steps
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.train import CompileMode, TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
@@ -33,7 +35,7 @@ FEATURE = Feature(
             use="model.width=8",
         ),
         Row(
-            "model=mlp|cnn",
+            models(without=[Trait.blocks]),
             "it compiles blocks, and there are none",
             when="train.compile_scope=blocks",
             use="train.compile_scope=model, or another model",

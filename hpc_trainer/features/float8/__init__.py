@@ -1,6 +1,8 @@
 """`precision=fp8`: matrix products of linear layers in 8 bits."""
 
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 FEATURE = Feature(
     on="precision=fp8",
@@ -15,7 +17,7 @@ FEATURE = Feature(
             use="hardware with such a GPU",
         ),
         Row(
-            "model=mlp|cnn|resnet|mobilenet_v3",
+            models(without=[Trait.block_matrices]),
             "it is for the linear layers of blocks, and there are none",
             use="model=gpt",
         ),

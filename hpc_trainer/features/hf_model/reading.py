@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.mesh import known_vocabulary
+from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig

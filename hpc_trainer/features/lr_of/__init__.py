@@ -1,13 +1,15 @@
 """`optim.lr_of` and `optim.layer_decay`: some weights have a learning rate of their own, a multiple of that of all."""
 
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 FEATURE = Feature(
     on="optim.lr_of or optim.layer_decay",
     example="+optim.lr_of={*.bias:0.1}",
     excludes=(
         Row(
-            "model=mlp|cnn",
+            models(without=[Trait.blocks]),
             "it counts blocks, and there are none",
             when="optim.layer_decay",
             use="optim.lr_of",

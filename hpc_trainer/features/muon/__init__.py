@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
@@ -25,7 +27,7 @@ FEATURE = Feature(
     example="optim=muon",
     excludes=(
         Row(
-            "model=cnn|resnet|mobilenet_v3",
+            models(having=[Trait.convolutions], without=[Trait.block_matrices]),
             "it is for hidden matrices, and there are convolutions alone",
             use="model=gpt",
         ),

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.batch import num_parts, whole_batch, with_batch
-from hpc_trainer.config.mesh import num_blocks
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.parallel import PipelineSchedule
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    stages, blocks = config.parallel.pipeline_parallel, num_blocks(config.model)
+    stages, blocks = config.parallel.pipeline_parallel, config.model.num_blocks
     if stages <= 1:
         return
     if blocks is not None and stages > blocks:
@@ -54,7 +55,7 @@ FEATURE = Feature(
     example="parallel.pipeline_parallel=2 train.grad_accum_steps=2",
     excludes=(
         Row(
-            "model=mlp|cnn",
+            models(without=[Trait.pipeline_parts]),
             "it cuts a model between its blocks, and there are none",
             use="another model, or one of your own with pipeline_parts (hpc_trainer/models/parts.py)",
         ),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.schema.model.shipped import CnnConfig, ResnetConfig
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 
@@ -283,9 +283,9 @@ def _gpu_advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
             f"products and convolutions take {heavy:.0%} of the time in {dtype.value}: precision="
             f"{'fp16' if is_old else 'bf16'} (now {dtype.value})."
         )
-    is_image = isinstance(config.model, (CnnConfig, ResnetConfig))
+    is_open = Trait.convolutions in (config.model.traits or ()) and not train.channels_last
     share = figures.work.get("convolutions", 0.0) + figures.work.get("layout", 0.0)
-    if is_image and share >= _HEAVY and not train.channels_last and config.precision.format.autocast is not None:
+    if is_open and share >= _HEAVY and config.precision.format.autocast is not None:
         layout = figures.work.get("layout", 0.0)
         yield f"convolutions take {share:.0%} of the time, {layout:.1%} to reorder images: train.channels_last=true."
     pointwise = figures.work.get("pointwise", 0.0)

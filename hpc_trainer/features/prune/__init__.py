@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.schema.features.compress import PruneMethod
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.table.kinds import models
 from hpc_trainer.features.prune.schedule import end_step
 
 
@@ -40,9 +42,10 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 FEATURE = Feature(
     on="prune.method",
     example="prune.method=unstructured prune.end_step=1",
+    logs=("sparsity",),
     needs=(
         Row(
-            "model=mlp|cnn|resnet|mobilenet_v3|vit|gpt|custom",
+            models(having=[Trait.channel_groups], also=["custom"]),
             "a model says by `channel_groups` which weights go together (hpc_trainer/models/channels.py), and this one "
             "does not",
             when="prune.method=channels",

@@ -3,13 +3,15 @@
 `train.recompute=budget` is a feature of its own: the compiler carries it out.
 """
 
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 FEATURE = Feature(
     on="train.recompute=full|selective",
     example="train.recompute=full",
     excludes=(
-        Row("model=mlp|cnn", "it computes blocks again, and there are none", use="another model"),
+        Row(models(without=[Trait.blocks]), "it computes blocks again, and there are none", use="another model"),
         Row(
             "train.compile & train.compile_scope=model",
             "the compiler decides itself what is computed again",

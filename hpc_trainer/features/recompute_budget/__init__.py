@@ -1,6 +1,7 @@
 """`train.recompute=budget`: the compiler chooses what to compute again, so that a budget of memory is kept."""
 
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 _BY_BLOCKS = "train.recompute=full train.compile_scope=blocks"
 
@@ -12,7 +13,7 @@ FEATURE = Feature(
     ),
     excludes=(
         Row(
-            "model=mlp|cnn|gpt|mobilenet_v3|vit & model.dropout>0",
+            models(key="dropout") + " & model.dropout>0",
             "dropout would be drawn anew when it is computed again (a fault of torch up to 2.13)",
             use=f"model.dropout=0, or {_BY_BLOCKS}",
         ),

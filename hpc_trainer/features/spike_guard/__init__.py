@@ -5,6 +5,7 @@ from hpc_trainer.config.table.feature import Feature, Row
 FEATURE = Feature(
     on="train.guard.on_spike or train.guard.on_divergence",
     example="train.guard.on_spike=skip",
+    logs=("spikes", "rollbacks"),
     excludes=(
         Row(
             "train.max_skipped_steps=null",

@@ -1,6 +1,8 @@
 """`precision=bf16_sr`: weights are bf16, without a copy in fp32, and updates are rounded stochastically."""
 
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.table.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 FEATURE = Feature(
     on="precision=bf16_sr",
@@ -9,7 +11,7 @@ FEATURE = Feature(
     needs=(BY_WEIGHT,),
     excludes=(
         Row(
-            "model=resnet|mobilenet_v3",
+            models(having=[Trait.batch_norm]),
             "batch norm takes weights in the format of its statistics, fp32",
             use="model=cnn",
         ),

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.batch import nearest_divisor
-from hpc_trainer.config.mesh import known_vocabulary
+from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.schema.model.shipped import GptConfig, MlpKind
+from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.model.vision import VitConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.table.kinds import models
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
@@ -44,7 +46,7 @@ FEATURE = Feature(
     example="parallel.tensor_parallel=2",
     excludes=(
         Row(
-            "model=mlp|cnn|resnet|mobilenet_v3",
+            models(without=[Trait.tensor_parallel_plan]),
             "it shares layers out by the model's plan, and there is none",
             use="model=gpt or vit_tiny, or a model of your own with a `tensor_parallel_plan`",
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpc_trainer.config.mesh import num_blocks
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.operate.advice.facts import Facts, worked_s
@@ -133,7 +132,7 @@ def _compile(facts: Facts) -> Iterator[Finding]:
     if not train.compile or lost_s < 5 * LEAST_LOST_S or lost_s / facts.wall_s < _COMPILE or not facts.is_complete:
         return
     changes = []
-    if train.compile_scope is CompileScope.model and (blocks := num_blocks(facts.config.model) or 0) > 1:
+    if train.compile_scope is CompileScope.model and (blocks := facts.config.model.num_blocks or 0) > 1:
         gain = Gain(share=lost_s / facts.wall_s * (1 - 1 / blocks))
         changes.append(Change({"train.compile_scope": CompileScope.blocks}, gain))
     # A guess on the safe side: steps take half as long again without it.

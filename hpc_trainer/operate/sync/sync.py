@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.schema.tracker import TrackerConfig, TrackerName
+from hpc_trainer.config.schema.tracker import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.config.trackers import missing_package
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.operate.find import select
@@ -24,6 +24,10 @@ from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
+DESTINATIONS: dict[TrackerName, Callable[[TrackerConfig, Path], Destination]] = {
+    TrackerName.wandb: lambda config, runs_dir: ToWandb(config),
+    TrackerName.mlflow: ToMlflow,
+}
 # So many runs in a row that a tracker does not take: it takes none, and each may wait for a minute.
 _MOST_FAILURES = 3
 
@@ -55,8 +59,8 @@ class SyncResult:
 
 def tracker_named(name: str, option: str) -> TrackerName:
     """The tracker of this name. Raises ConfigError: none is synced so; `option` is how it was asked for."""
-    if name not in (each.value for each in TrackerName if each.is_synced):
-        raise ConfigError(f"{option}{name}: it is wandb or mlflow.")
+    if name not in (each.value for each in SYNCED):
+        raise ConfigError(f"{option}{name}: it is {' or '.join(each.value for each in SYNCED)}.")
     return TrackerName(name)
 
 
@@ -82,8 +86,8 @@ def sync_runs(status: SweepStatus, run_ids: Sequence[str], to: TrackerName | Non
     chosen = {run_id: found for run_id in run_ids if (found := _tracker(status, run_id, to)).name.is_synced}
     if not chosen:
         raise ConfigError(
-            "no run here has tracker=wandb or tracker=mlflow. Name one for all: "
-            f"hpc-trainer sync {status.sweep.name} --to wandb"
+            f"no run here has {' or '.join(f'tracker={each.value}' for each in SYNCED)}. Name one for all: "
+            f"hpc-trainer sync {status.sweep.name} --to {SYNCED[0].value}"
         )
     result = SyncResult()
     with _only_one(status.sweep), contextlib.ExitStack() as stack:
@@ -122,7 +126,7 @@ def _open(config: TrackerConfig, runs_dir: Path) -> Destination:
     if missing is not None:
         raise ConfigError(f"{missing}, into the environment of hpc-trainer: {sys.prefix}")
     try:
-        return ToWandb(config) if config.name is TrackerName.wandb else ToMlflow(config, runs_dir)
+        return DESTINATIONS[config.name](config, runs_dir)
     except HpcTrainerError:
         raise
     except Exception as error:

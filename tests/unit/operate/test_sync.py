@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.schema.tracker import TrackerConfig, TrackerName
+from hpc_trainer.config.schema.tracker import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.sync import sync as driver
 from hpc_trainer.operate.sync import to_wandb
@@ -207,6 +207,10 @@ def test_a_tracker_that_takes_nothing_is_left_alone_after_a_few_runs(
     assert (list(result.failed.values()), result.has_given_up) == (["OSError: no room"] * 3, True)
     assert not sweep.run().tracker.exists()
     assert len(sync_all(sweep).synced) == 5, "the next sync begins where this one failed"
+
+
+def test_each_tracker_that_is_synced_has_a_destination() -> None:
+    assert tuple(driver.DESTINATIONS) == SYNCED
 
 
 def test_a_store_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

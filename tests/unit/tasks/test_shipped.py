@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
@@ -11,12 +12,14 @@ from torch.nn import functional
 from torchmetrics.classification import MultilabelAccuracy, MultilabelF1Score
 
 from hpc_trainer.config.schema.task import RegressionConfig, RegressionLoss
+from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError, DataError
 from hpc_trainer.tasks.cross_entropy import CrossEntropy, LanguageModel
 from hpc_trainer.tasks.multi_label import MultiLabel
 from hpc_trainer.tasks.pairs import PairTask
 from hpc_trainer.tasks.regression import Regression
 from hpc_trainer.training.data.target_shares import by_share
+from tests.composed import composed
 
 OUTPUTS, TARGETS = torch.tensor([[1.0], [2.0], [-4.0]]), torch.tensor([1.5, 2.0, 0.0])
 
@@ -167,3 +170,12 @@ def test_a_row_without_shares_counts_nothing_however_the_batch_is_cut(label_smoo
         share = torch.tensor([task.num_targets(part) * 4, 5])
         parts.append(by_share(task.loss(_Same(), part), share) / 4)
     assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-6)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS["task"].keys() - {"custom"}))
+def test_a_task_declares_what_its_evaluations_tell(name: str) -> None:
+    """Else `plan` would refuse a metric that comes, or take one that never does, for early_stop and keep_best."""
+    config = composed([f"task={name}"])
+    module, _, builder = config.task._target_.rpartition(".")
+    task: PairTask = getattr(importlib.import_module(module), builder)(config)
+    assert set(task.figures([1.0] * task.num_sums)) == set(config.task.evaluated)

@@ -1,12 +1,14 @@
 """What the table of what goes with what takes trains: two steps of each pair of features, of every rank's own.
 
-A sample in `make test`; all of them in `make test-long`. Pairs that need a GPU train nowhere here: their refusals and
+A sample in `make test`, or all pairs of the features that HPC_TRAINER_PAIRS names, as `lion,zero1`; all of them in
+`make test-long`. Pairs that need a GPU train nowhere here: their refusals and
 acceptance are looked at in tests/unit/config/table/test_declarations.py.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import safetensors.torch
 import torch
 
 from hpc_trainer.config.load import plain_value
+from hpc_trainer.config.rules.metric_rules import of_steps
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from tests.composed import composed
@@ -24,6 +27,7 @@ from tests.unit.training.ranks import play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(3600)]
 SEED, SAMPLE = 14, 8
+VARIABLE = "HPC_TRAINER_PAIRS"
 _SLOW = ("compile", "recompute_budget")
 """Some ten seconds a pair: in the sample's place the compiler's own tests train."""
 
@@ -64,20 +68,29 @@ def _train(folder: Path, ranks: int, chosen: dict[str, list[str]]) -> None:
         for name, words in chosen.items()
     ]
     ends = play_jobs(folder, ranks, f"pairs-{ranks}", jobs)
-    assert all(code == 0 for code, _ in ends), "\n".join(f"{code}: {output[-3000:]}" for code, output in ends)
+    begun = [f"{name} ({' '.join(words)})" for name, words in chosen.items() if (folder / name).is_dir()]
+    said = [f"{code}: {output[-3000:]}" for code, output in ends]
+    assert all(code == 0 for code, _ in ends), "\n".join([*said, f"the pair is {begun[-1:]}"])
     for name in chosen:
-        losses = {
-            line["step"]: line["loss"] for line in read_metrics(folder / name / "metrics.jsonl") if "loss" in line
-        }
+        lines = read_metrics(folder / name / "metrics.jsonl")
+        losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+        unknown = {key for line in lines for key in line if not key.startswith("eval_")} - {"step", "time", *of_steps()}
+        assert unknown == set(), f"{name}: name them in the `logs` of its feature"
         assert sorted(losses) == [1, 2], name
         assert all(0 < loss < 20 for loss in losses.values()), (name, losses)
 
 
 def test_a_sample_of_the_pairs_that_are_taken_trains(tmp_path: Path) -> None:
     print(f"seed {SEED}")
-    taken = {name: words for name, words in _trainable(2).items() if not set(name.split("-")) & set(_SLOW)}
-    chosen = random.Random(SEED).sample(sorted(taken), SAMPLE)
-    _train(tmp_path, 2, {name: taken[name] for name in chosen})
+    named = set(os.environ.get(VARIABLE, "").split(",")) - {""}
+    assert named <= pairs.FEATURES.keys(), f"{VARIABLE}: {named - pairs.FEATURES.keys()} are no features"
+    for ranks in (1, 2, 4) if named else (2,):
+        taken = {name: words for name, words in _trainable(ranks).items() if not set(name.split("-")) & set(_SLOW)}
+        of_named = [name for name in taken if named & set(name.split("-"))]
+        chosen = of_named if named else random.Random(SEED).sample(sorted(taken), SAMPLE)
+        if chosen:
+            (tmp_path / str(ranks)).mkdir()
+            _train(tmp_path / str(ranks), ranks, {name: taken[name] for name in chosen})
 
 
 @pytest.mark.long

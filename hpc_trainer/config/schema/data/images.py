@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, SAFE, key
@@ -24,6 +25,7 @@ class OnBroken(str, enum.Enum):
 class ImagesConfig(DataConfig):
     """What sources of pictures have in common. Not chosen itself."""
 
+    is_text: ClassVar[bool | None] = False
     _target_: str = "hpc_trainer.datasets.images.dataset.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
     """The folder, which must be there on every node; it has to be set."""

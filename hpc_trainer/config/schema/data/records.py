@@ -14,6 +14,7 @@ from hpc_trainer.config.schema.key import ALWAYS, COUNTS, RULED, SAFE, key
 class TokensConfig(DataConfig):
     """Folders of tokens, memory-mapped; documents packed to windows without padding, several sources by weight."""
 
+    is_text: ClassVar[bool | None] = True
     name: str = "tokens"
     _target_: str = "hpc_trainer.datasets.records.tokens.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
@@ -33,6 +34,7 @@ class ArraysConfig(DataConfig):
     """Inputs and targets as arrays: a folder of .npy files (memory-mapped), an .npz or a .parquet file."""
 
     takes_task: ClassVar[bool] = True
+    is_text: ClassVar[bool | None] = False
     name: str = "arrays"
     _target_: str = "hpc_trainer.datasets.records.arrays.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
@@ -70,6 +72,7 @@ class TableConfig(DataConfig):
     """Rows of a .csv or .parquet file: numbers standardised, categories encoded, by the training rows alone."""
 
     takes_task: ClassVar[bool] = True
+    is_text: ClassVar[bool | None] = False
     name: str = "table"
     _target_: str = "hpc_trainer.datasets.records.table.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)

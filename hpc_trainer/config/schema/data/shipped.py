@@ -17,6 +17,8 @@ class DataConfig:
 
     takes_task: ClassVar[bool] = False
     """Its targets are read as the task takes them: the builder is called as `build(config, split, task)`."""
+    is_text: ClassVar[bool | None] = None
+    """Inputs are tokens; False: images, or rows of numbers. None: another key, or its own code, says."""
     name: str = key("???", ALWAYS, COUNTS)
     _target_: str = key("???", ALWAYS, COUNTS)
     num_workers: int = key(0, ALWAYS, APART, SAFE, limits="≥ 0")
@@ -27,6 +29,7 @@ class DataConfig:
 class DigitsConfig(DataConfig):
     """1,797 handwritten digits, 8x8 (scikit-learn, UCI Optical Recognition of Handwritten Digits)."""
 
+    is_text: ClassVar[bool | None] = False
     name: str = "digits"
     _target_: str = "hpc_trainer.datasets.digits.build"
     num_eval: int = key(360, ALWAYS, COUNTS, limits="1 to 1796")
@@ -39,6 +42,7 @@ class DigitsConfig(DataConfig):
 class SyntheticImagesConfig(DataConfig):
     """Images made from (index, data_seed) alone: a class pattern under noise; for speed and shape tests."""
 
+    is_text: ClassVar[bool | None] = False
     name: str = "synthetic_images"
     _target_: str = "hpc_trainer.datasets.synthetic_images.build"
     num_samples: int = key(10_000, ALWAYS, COUNTS, limits="≥ 1")
@@ -62,6 +66,7 @@ class SyntheticImagesConfig(DataConfig):
 class SyntheticTokensConfig(DataConfig):
     """Windows of random tokens made from (index, data_seed) alone; for speed and shape tests of language models."""
 
+    is_text: ClassVar[bool | None] = True
     name: str = "synthetic_tokens"
     _target_: str = "hpc_trainer.datasets.synthetic_tokens.build"
     num_samples: int = key(10_000, ALWAYS, COUNTS, limits="≥ 1")
@@ -80,6 +85,7 @@ class SyntheticTokensConfig(DataConfig):
 class TextBytesConfig(DataConfig):
     """Windows of bytes of one file, memory-mapped: next-byte prediction on any text."""
 
+    is_text: ClassVar[bool | None] = True
     name: str = "text_bytes"
     _target_: str = "hpc_trainer.datasets.text_bytes.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)

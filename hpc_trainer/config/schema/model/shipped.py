@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, ONCE_SET, SCHEDULE, key
+from hpc_trainer.config.schema.model.traits import Trait
 
 
 class Positions(str, enum.Enum):
@@ -38,12 +39,22 @@ class MlpKind(str, enum.Enum):
 class ModelConfig:
     """What every model has. Not chosen itself."""
 
+    family: ClassVar[str | None] = None
+    """What files of `conf/model/` call its schema, where it has several names, as resnet18 and resnet50."""
+    traits: ClassVar[frozenset[Trait] | None] = None
+    """What it is, and has. None: its own code knows."""
     name: str = key("???", ALWAYS, COUNTS)
     _target_: str = key("???", ALWAYS, COUNTS)
+
+    @property
+    def num_blocks(self) -> int | None:
+        """What stages and FSDP cut between; None: there are none, or its own code knows."""
+        return None
 
 
 @dataclass(kw_only=True, slots=True)
 class MlpConfig(ModelConfig):
+    traits: ClassVar[frozenset[Trait] | None] = frozenset({Trait.channel_groups})
     name: str = "mlp"
     _target_: str = "hpc_trainer.models.mlp.Mlp"
     hidden_dim: int = key(256, ALWAYS, COUNTS, limits="≥ 1")
@@ -56,6 +67,13 @@ class MlpConfig(ModelConfig):
 
 @dataclass(kw_only=True, slots=True)
 class CnnConfig(ModelConfig):
+    traits: ClassVar[frozenset[Trait] | None] = frozenset(
+        {
+            Trait.reads_images,
+            Trait.convolutions,
+            Trait.channel_groups,
+        }
+    )
     name: str = "cnn"
     _target_: str = "hpc_trainer.models.cnn.Cnn"
     num_channels: int = key(32, ALWAYS, COUNTS, limits="≥ 1")
@@ -66,6 +84,17 @@ class CnnConfig(ModelConfig):
 
 @dataclass(kw_only=True, slots=True)
 class ResnetConfig(ModelConfig):
+    family: ClassVar[str | None] = "resnet"
+    traits: ClassVar[frozenset[Trait] | None] = frozenset(
+        {
+            Trait.reads_images,
+            Trait.blocks,
+            Trait.convolutions,
+            Trait.batch_norm,
+            Trait.channel_groups,
+            Trait.pipeline_parts,
+        }
+    )
     name: str = "resnet18"
     _target_: str = "hpc_trainer.models.resnet.Resnet"
     depth: int = key(18, ALWAYS, COUNTS, limits="18, 34 or 50")
@@ -77,9 +106,24 @@ class ResnetConfig(ModelConfig):
     zero_init: bool = key(True, ALWAYS, ONCE_SET)
     """The last norm of each block begins at 0, so that a fresh block is the identity (Goyal et al. 2017)."""
 
+    @property
+    def num_blocks(self) -> int | None:
+        """He et al. 2015, table 1."""
+        return {18: 8, 34: 16, 50: 16}.get(self.depth)
+
 
 @dataclass(kw_only=True, slots=True)
 class GptConfig(ModelConfig):
+    traits: ClassVar[frozenset[Trait] | None] = frozenset(
+        {
+            Trait.reads_tokens,
+            Trait.blocks,
+            Trait.block_matrices,
+            Trait.channel_groups,
+            Trait.pipeline_parts,
+            Trait.tensor_parallel_plan,
+        }
+    )
     name: str = "gpt"
     _target_: str = "hpc_trainer.models.gpt.Gpt"
     num_layers: int = key(4, ALWAYS, COUNTS, limits="≥ 1")
@@ -103,6 +147,11 @@ class GptConfig(ModelConfig):
     num_kv_heads: int | None = key(None, ALWAYS, ONCE_SET, limits="≥ 1")
     """Heads of keys and values, each for num_heads / num_kv_heads heads of queries (Ainslie et al. 2023); must divide
     num_heads. null: num_heads."""
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Its layers."""
+        return self.num_layers
 
     @property
     def mlp_dim(self) -> int:

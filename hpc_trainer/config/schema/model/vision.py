@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, SCHEDULE, key
 from hpc_trainer.config.schema.model.shipped import ModelConfig
+from hpc_trainer.config.schema.model.traits import Trait
 
 
 class MobilenetSize(str, enum.Enum):
@@ -18,6 +20,17 @@ class MobilenetSize(str, enum.Enum):
 
 @dataclass(kw_only=True, slots=True)
 class MobilenetV3Config(ModelConfig):
+    family: ClassVar[str | None] = "mobilenet_v3"
+    traits: ClassVar[frozenset[Trait] | None] = frozenset(
+        {
+            Trait.reads_images,
+            Trait.blocks,
+            Trait.convolutions,
+            Trait.batch_norm,
+            Trait.channel_groups,
+            Trait.pipeline_parts,
+        }
+    )
     name: str = "mobilenet_v3_small"
     _target_: str = "hpc_trainer.models.mobilenet_v3.MobilenetV3"
     size: MobilenetSize = key(MobilenetSize.small, ALWAYS, COUNTS)
@@ -25,9 +38,25 @@ class MobilenetV3Config(ModelConfig):
     dropout: float = key(0.2, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
     """Probability, before the last layer."""
 
+    @property
+    def num_blocks(self) -> int | None:
+        """Howard et al. 2019, tables 1 and 2."""
+        return {MobilenetSize.small: 11, MobilenetSize.large: 15}[self.size]
+
 
 @dataclass(kw_only=True, slots=True)
 class VitConfig(ModelConfig):
+    family: ClassVar[str | None] = "vit"
+    traits: ClassVar[frozenset[Trait] | None] = frozenset(
+        {
+            Trait.reads_images,
+            Trait.blocks,
+            Trait.block_matrices,
+            Trait.channel_groups,
+            Trait.pipeline_parts,
+            Trait.tensor_parallel_plan,
+        }
+    )
     name: str = "vit_tiny"
     _target_: str = "hpc_trainer.models.vit.Vit"
     patch_size: int = key(16, ALWAYS, COUNTS, limits="≥ 1")
@@ -40,6 +69,11 @@ class VitConfig(ModelConfig):
     """Width of the residual stream."""
     dropout: float = key(0.0, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
     """Probability."""
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Its layers."""
+        return self.num_layers
 
     def patch_problem(self, height: int, width: int) -> str | None:
         """What is wrong with images of so many pixels; None: nothing."""

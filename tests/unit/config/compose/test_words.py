@@ -42,9 +42,9 @@ def test_every_key_is_offered_while_it_is_typed(key: str) -> None:
 @pytest.mark.parametrize(
     ("word", "found"),
     [
-        ("model=res", ["model=resnet18", "model=resnet34", "model=resnet50"]),
-        ("model=mlp,res", ["model=mlp,resnet18", "model=mlp,resnet34", "model=mlp,resnet50"]),
-        ("model=resnet18,res", ["model=resnet18,resnet34", "model=resnet18,resnet50"]),
+        ("model=resnet", ["model=resnet18", "model=resnet34", "model=resnet50"]),
+        ("model=mlp,resnet", ["model=mlp,resnet18", "model=mlp,resnet34", "model=mlp,resnet50"]),
+        ("model=resnet18,resnet", ["model=resnet18,resnet34", "model=resnet18,resnet50"]),
         ("model=nothing", []),
         ("optim.l", ["optim.lr=", "optim.lr_of=", "optim.lr_scaling=", "optim.lr_base_batch=", "optim.layer_decay="]),
         ("cluster.exec", ["cluster.executor=", "cluster.executor=slurm", "cluster.executor=local"]),

@@ -103,7 +103,7 @@ def test_the_page_of_keys_is_made_of_the_schemas() -> None:
     if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN") == "1":
         PAGE.parent.mkdir(exist_ok=True)
         PAGE.write_text(_page(), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == _page(), "HPC_TRAINER_UPDATE_GOLDEN=1 writes it anew"
+    assert PAGE.read_text(encoding="utf-8") == _page(), "HPC_TRAINER_UPDATE_GOLDEN=1 writes it anew: read what changed"
 
 
 def _with_variant(each: Declared) -> TrainConfig:

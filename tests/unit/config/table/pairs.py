@@ -131,7 +131,7 @@ def breaking(feature: Feature, row: Row) -> TrainConfig:
 
 # What one types against a need.
 _WITHOUT = {"parallel=ddp": "parallel=fsdp", "data=custom": "data=digits", "parallel=fsdp": "parallel=ddp",
-            "optim=": "optim=muon", "model=mlp|cnn|resnet|mobilenet_v3": "model=hf",
+            "optim=": "optim=muon", "model=": "model=hf",
             "train.compile=true": "train.compile=false",
             "optim.lr_base_batch": "optim.lr_base_batch=null", "init_from.path": "init_from.path=null"}  # fmt: skip
 # What one types for a choice that names no value.
@@ -155,8 +155,8 @@ def _word_for(part: str) -> str:
         first = values.partition("|")[0]
         # Models and data sets come in pairs, and hardware.device counts no CUDA devices.
         beside = {"mlp": "data=digits", "cnn": "data=digits"}.get(first, "") if key == "model" else ""
-        files = {"resnet": "resnet18", "mobilenet_v3": "mobilenet_v3_small", "vit": "vit_tiny"}
-        return f"{key}={files.get(first, first)} {beside}"
+        chosen = VARIANTS[key][first]().name if key == "model" else first  # of a family its usual one
+        return f"{key}={chosen} {beside}"
     if sign == "!=" and key in _OTHER:
         return f"{key}={next(each for each in _OTHER[key] if each not in values.split('|'))}"
     if sign == "<":

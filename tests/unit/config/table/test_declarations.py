@@ -144,4 +144,4 @@ def test_the_page_is_current() -> None:
     text = page(declarations.declarations())
     if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN") == "1":
         PAGE.write_text(text)
-    assert PAGE.read_text() == text
+    assert PAGE.read_text() == text, "HPC_TRAINER_UPDATE_GOLDEN=1 writes it anew: read what changed"

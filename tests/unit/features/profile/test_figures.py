@@ -144,6 +144,8 @@ ADVICE: list[tuple[dict[str, Any], TrainConfig, list[str]]] = [
         _config("model=cnn"),
         ["train.channels_last=true", "60%", "10.0%"],
     ),
+    ({"work": {"convolutions": 0.5}}, _config("model=mobilenet_v3_small"), ["train.channels_last=true", "50%"]),
+    ({"work": {"convolutions": 0.5}}, _config("model=vit_tiny"), []),
     ({"work": {"convolutions": 0.5}}, _config("model=cnn", "train.channels_last=true"), []),
     ({"work": {"pointwise": 0.5}}, _config(), ["train.compile=true", "50%"]),
     ({"work": {"copies": 0.1}}, _config(), ["monitor.log_every_steps=100", "10%"]),

@@ -179,12 +179,14 @@ def test_a_rule_names_its_fault_and_a_legal_change(
 def test_every_rule_has_a_case_and_stands_in_the_docs() -> None:
     names = [rule.name for rule in RULES]
     assert len(set(names)) == len(names)
-    assert {case[0] for case in CASES} | {"data-staging"} == set(names)
+    assert set(names) - {case[0] for case in CASES} - {"data-staging"} == set(), "give each a case in CASES"
+    assert {case[0] for case in CASES} - set(names) == set()
     table = (ROOT / "docs/decisions/0049-advice.md").read_text()
     told = re.findall(r"^\| `([a-z-]+)` \| (.*?) \| (.*?) \|", table, re.MULTILINE)
-    assert told == [(rule.name, rule.when, rule.why) for rule in RULES]
+    assert told == [(rule.name, rule.when, rule.why) for rule in RULES], "a row each, in the order of RULES"
     page = (ROOT / "docs/tune.md").read_text()
-    assert re.findall(r"`([a-z-]+)`", page[page.index("| fault |") : page.index("[Decision 0049]")]) == names
+    listed = re.findall(r"`([a-z-]+)`", page[page.index("| fault |") : page.index("[Decision 0049]")])
+    assert listed == names, "the table of docs/tune.md has all, in the order of RULES"
 
 
 def test_facts_that_nobody_knows_give_no_advice() -> None:

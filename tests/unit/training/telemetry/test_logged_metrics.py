@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.rules.metric_rules import EVALUATED, OF_STEPS
+from hpc_trainer.config.rules.metric_rules import of_steps
 from tests.unit.training.train_here import config_of, train_here
 
 
@@ -28,6 +28,6 @@ def test_the_known_names_are_those_of_a_run(tmp_path: Path) -> None:
     train_here(config, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     names = {name for line in lines for name in line} - {"step", "time"}
-    evaluated = set(EVALUATED["classification"])
-    assert evaluated < names <= evaluated | set(OF_STEPS)
+    evaluated = set(config.task.evaluated)
+    assert evaluated < names <= evaluated | set(of_steps())
     assert names >= {"loss", "lr", "grad_norm", "samples_per_s"}
