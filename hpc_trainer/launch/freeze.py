@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, run_id_of, run_label
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.program import is_one_a_node
+from hpc_trainer.config.rules.code_names import unread_params
 from hpc_trainer.config.rules.command_rules import unread_overrides
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.budget import BudgetConfig
@@ -110,8 +111,7 @@ def _freeze_grid(
                 except ConfigError as error:
                     problems.update(dict.fromkeys(str(error).splitlines()))
                     continue
-                if config.train.command is not None:
-                    problems.update(dict.fromkeys(unread_overrides(config, point.overrides, point.axes)))
+                problems.update(dict.fromkeys(_unread(composer, config, point)))
                 spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
                 if composed.is_seed_alone and not point.exclude:
                     twins.keep(split, config, spec)
@@ -145,6 +145,15 @@ def _freeze_grid(
         compose_counts=counts,
         notes=notes,
     )
+
+
+def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterator[str]:
+    """Overrides of a point that change nothing, a line each."""
+    if config.train.command is not None:
+        yield from unread_overrides(config, point.overrides, point.axes)
+    else:
+        is_taken_from = functools.partial(composer.is_interpolated, "params", point.overrides)
+        yield from unread_params(config, point.overrides, point.axes, is_taken_from)
 
 
 def _by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec]) -> dict[str, RunSpec]:
