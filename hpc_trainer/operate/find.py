@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
+from hpc_trainer.runs.layout import OTHER_FOLDER, SweepPaths, default_runs_dir
 from hpc_trainer.runs.reading import Faults, exists, list_folder
 from hpc_trainer.state.lost import known_specs
 from hpc_trainer.state.status import SweepStatus, read_status
@@ -78,7 +78,7 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     if not sweeps:
         others = sum((folder / "specs.jsonl").exists() for folder in _folders(runs_dir) if os.access(folder, os.X_OK))
         whose = f" of yours, and {others} of others" if others else ""
-        raise RunStateError(f"{runs_dir} holds no sweep{whose}. $HPC_TRAINER_RUNS or --runs-dir names another folder.")
+        raise RunStateError(f"{runs_dir.absolute()} holds no sweep{whose}. {OTHER_FOLDER}")
     return SweepPaths(sweeps[0].folder.absolute())
 
 
