@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.errors import RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.runs.layout import OTHER_FOLDER, SweepPaths, default_runs_dir
 from hpc_trainer.runs.reading import Faults, exists, list_folder
 from hpc_trainer.state.lost import known_specs
@@ -112,8 +112,10 @@ def select(
                 f"{', '.join(names)} are runs of several sweeps: name those of one at a time."
             ) from None
         # A person may have meant a sweep.
-        known = ", ".join(each.name for each in list_sweeps(runs_dir)[:_SWEEPS_SHOWN])
-        raise RunStateError(f"there is no such sweep, and {error} Sweeps: {known}.") from None
+        known = [each.name for each in list_sweeps(runs_dir)]
+        meant = did_you_mean(names[0], known)
+        shown = ", ".join(known[:_SWEEPS_SHOWN])
+        raise RunStateError(f"there is no such sweep, and {error} {meant}Sweeps: {shown}.") from None
 
 
 _SWEEPS_SHOWN = 10

@@ -102,6 +102,8 @@ def test_runs_are_looked_for_in_the_newest_sweep_then_in_the_others(
     assert _selected(runs_dir, ["mlp-"], "old") == ("old", old)
     with pytest.raises(RunStateError, match=r"no such sweep, and no run of new is named 'nope'.* Sweeps: new, old\."):
         select(runs_dir, ["nope"], None)
+    with pytest.raises(RunStateError, match=r"no such sweep, .* Did you mean new\? Sweeps: new, old\."):
+        select(runs_dir, ["neww"], None)
     with pytest.raises(RunStateError, match="no run of old is named"):
         select(runs_dir, [new[0]], "old")
 
