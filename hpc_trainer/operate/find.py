@@ -78,7 +78,8 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     if not sweeps:
         others = sum((folder / "specs.jsonl").exists() for folder in _folders(runs_dir) if os.access(folder, os.X_OK))
         whose = f" of yours, and {others} of others" if others else ""
-        raise RunStateError(f"{runs_dir.absolute()} holds no sweep{whose}. {OTHER_FOLDER}")
+        is_there = "" if runs_dir.is_dir() else ": there is no such folder"
+        raise RunStateError(f"{runs_dir.absolute()} holds no sweep{whose}{is_there}. {OTHER_FOLDER}")
     return SweepPaths(sweeps[0].folder.absolute())
 
 

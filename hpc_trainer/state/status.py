@@ -257,5 +257,6 @@ def _no_sweep(sweep: SweepPaths) -> str:
     parent = sweep.folder.parent
     known = sorted(each.name for each in parent.glob("*") if SweepPaths(each).exists)
     few = ", ".join(known[:_SWEEPS_SHOWN]) + (" .." if len(known) > _SWEEPS_SHOWN else "")
-    listed = f"Sweeps in {parent}: {few}." if known else f"{parent} holds no sweep."
+    is_there = "" if parent.is_dir() else ": there is no such folder"
+    listed = f"Sweeps in {parent}: {few}." if known else f"{parent} holds no sweep{is_there}."
     return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, known)}{listed} {OTHER_FOLDER}"
