@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.style import Style
 
-from hpc_trainer.cli.fit_table import GAP, cut, fit_table
+from hpc_trainer.cli.fit_table import GAP, Least, cut, fit_table
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
 from hpc_trainer.errors import ConfigError
@@ -128,14 +128,16 @@ def throughput_words(speed: Mapping[str, float]) -> str | None:
     return next((f"{short_number(speed[key])} {unit}" for key, unit in WORK.items() if key in speed), None)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]], *, least: Sequence[str] = ()) -> None:
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str | RunState]], *, least: Sequence[Least] = ()
+) -> None:
     """A plain table: a heading, a line a row, states in their colour. A column in which no row has anything is left
     out. A terminal gets no line that is wider than it is; a pipe, for grep, gets all of it.
 
     rich's own tables take 1 ms a row to measure and wrap; these lines are written at once.
 
     Args:
-        least: columns that a narrow terminal may do without, what tells least first.
+        least: what a narrow terminal may do without, or may cut, what tells least first (`fit_table`).
     """
     told = [index for index in range(len(columns)) if not rows or any(row[index] != "-" for row in rows)]
     columns, rows = [columns[index] for index in told], [[row[index] for index in told] for row in rows]

@@ -74,15 +74,10 @@ class Chosen:
 
 
 def resolve_runs_dir(option: Path | None) -> Path:
-    """--runs-dir, else what is configured; tells on standard error of a project file that is not used."""
-    from hpc_trainer.config.compose.project import read_project
+    """--runs-dir, else what is configured."""
     from hpc_trainer.operate.find import configured_runs_dir
 
-    if option is not None:
-        return option
-    project = read_project()
-    tell_notes(project.notes if project.unused is not None else ())
-    return configured_runs_dir()
+    return configured_runs_dir() if option is None else option
 
 
 def tell_notes(notes: Sequence[str]) -> None:

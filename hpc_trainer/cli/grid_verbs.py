@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -125,13 +126,26 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
             f"{told.verdict} Cause: {told.cause}. Do: {'; or: '.join(told.advice)}"
         )
     if not wanted:
-        is_cancelled = RunState.CANCELLED in states.values()
-        hint = " A cancelled run is brought back by its own name: hpc-trainer retry RUN." if is_cancelled else ""
-        raise RunStateError(
-            f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}.{hint}"
-        )
+        raise RunStateError(_nothing_to_retry(status, chosen))
     done = retry(status.sweep, wanted, take_back=take_back, changes=changes)
     print_json(submit_json(done)) if as_json else print_submitted(done)
+
+
+def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
+    """What these runs are, none of which has failed or was interrupted, and what brings each kind back."""
+    states = [status.states[run_id] for run_id in run_ids]
+    if len(states) == 1:
+        words = [f"nothing to retry: {run_ids[0]} is {states[0].value}."]
+    else:
+        told = counts_line(Counter(state.value for state in states))
+        words = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({told})."]
+    if any(state.is_active for state in states):
+        words.append("What waits or works goes on by itself.")
+    if RunState.CANCELLED in states:
+        words.append("A cancelled run is brought back by its own name: hpc-trainer retry RUN.")
+    if RunState.COMPLETED in states:
+        words.append("What is complete is trained anew by its `hpc-trainer submit` with --fresh.")
+    return " ".join(words)
 
 
 def run_top_up(folder: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -14,6 +14,7 @@ from rich.live import Live
 
 from hpc_trainer.cli.common import console, figure, short_duration
 from hpc_trainer.cli.live_table import GpuNow, end_note, gpu_now, table_of
+from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
@@ -25,6 +26,9 @@ _LINE_EVERY_S = 10.0
 _GPU_EVERY_S = 5.0
 _MOST_GPUS = 20
 
+Axes = Mapping[str, Mapping[str, str]]
+"""What runs differ in, by run id."""
+
 
 def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> SweepStatus:
     """Shows the named runs until none of them waits or works (operate/waits.py), and returns the last status."""
@@ -34,7 +38,8 @@ def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> Sweep
         return status
     done: set[str] = set()
     is_told = False
-    with _shown(sweep, quiet) as shown:
+    axes = {} if quiet else find_axes([spec for run_id, spec in first.specs.items() if run_id in run_ids])
+    with _shown(sweep, axes, quiet) as shown:
         for status in itertools.chain([first], following):
             if (status.silence is not None) != is_told:
                 is_told = not is_told
@@ -60,7 +65,7 @@ def _news(status: SweepStatus, run_ids: set[str], done: set[str]) -> list[RunSta
 
 
 @contextlib.contextmanager
-def _shown(sweep: SweepPaths, quiet: bool) -> Iterator[_Lines | _Screen]:
+def _shown(sweep: SweepPaths, axes: Axes, quiet: bool) -> Iterator[_Lines | _Screen]:
     """What tells a line, and what shows how a run stands now."""
     out = console()
     if quiet or not out.is_terminal or out.is_dumb_terminal:
@@ -68,7 +73,7 @@ def _shown(sweep: SweepPaths, quiet: bool) -> Iterator[_Lines | _Screen]:
         return
     # Drawn where something was read, and by nobody in between: no thread, no flicker.
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
-        yield _Screen(sweep, live)
+        yield _Screen(sweep, axes, live)
 
 
 @dataclass(slots=True)
@@ -99,6 +104,7 @@ class _Screen:
     """A table that is drawn anew at each look that found something new."""
 
     sweep: SweepPaths
+    axes: Axes
     live: Live
     runs: dict[str, RunStatus] = field(default_factory=dict)
     gpus: dict[str, GpuNow] = field(default_factory=dict)
@@ -123,7 +129,7 @@ class _Screen:
             )
             self.gpus = {run.run_id: gpu for run, gpu in found if gpu is not None}
         size = self.live.console.size
-        drawn = table_of(list(self.runs.values()), self.gpus, width=size.width, height=size.height)
+        drawn = table_of(list(self.runs.values()), self.gpus, width=size.width, height=size.height, axes=self.axes)
         if drawn.plain != self.drawn:
             self.drawn = drawn.plain
             self.live.update(drawn, refresh=True)

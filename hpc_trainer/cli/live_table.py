@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from hpc_trainer.cli.common import figure, short_duration, short_number, state_style, throughput_words
+from hpc_trainer.cli.fit_table import cut
 from hpc_trainer.cli.terminal import one_line
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.telemetry import newest_samples
@@ -20,8 +21,11 @@ from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus
 
 _BAR, _WIDE_BAR = 12, 40
-_SHORTEST_ID, _USUAL_ID = 16, 28
+_SHORTEST_ID = 16
 _NOTE = 20
+_FIGURES = 60
+"""What runs differ in is shown where so much room is left beside it: of the terminal's width, not of what a look finds,
+or columns would come and go."""
 _GAP = "  "
 
 
@@ -72,12 +76,19 @@ def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
     )
 
 
-def table_of(runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], *, width: int, height: int) -> Text:
-    """What a terminal of this size shows: never wider, and never as high as it is, or it would scroll at each look."""
+def table_of(
+    runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], *, width: int, height: int,
+    axes: Mapping[str, Mapping[str, str]] = {},
+) -> Text:  # fmt: skip
+    """What a terminal of this size shows: never wider, and never as high as it is, or it would scroll at each look.
+
+    Args:
+        axes: what runs differ in, by run id (`find_axes`).
+    """
     if len(runs) == 1:
         lines = _of_one(runs[0], gpus.get(runs[0].run_id), width)[: max(1, height - 1)]
     else:
-        lines = _of_many(runs, gpus, width, max(2, height - 1))
+        lines = _of_many(runs, gpus, _names(runs, axes, width), width, max(2, height - 1))
     for line in lines:
         line.truncate(width)
     return Text("\n", no_wrap=True, end="").join(lines)
@@ -153,31 +164,41 @@ def _bar(run: RunStatus, width: int) -> Text | None:
     return Text.assemble(("━" * done, state_style(run.state)), ("╌" * (width - done), "dim"))
 
 
-def _of_many(runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], width: int, height: int) -> list[Text]:
+def _names(runs: Sequence[RunStatus], axes: Mapping[str, Mapping[str, str]], width: int) -> dict[str, str]:
+    """What each line begins with, all equally wide: the run's id, cut alike at every look, and what it differs in."""
+    longest = max(len(run.run_id) for run in runs)
+    size = min(longest, max(_SHORTEST_ID, width // 4))
+    found = {run.run_id: cut(run.run_id, size).ljust(size) for run in runs}
+    words = {run_id: " ".join(f"{key}={value}" for key, value in row.items()) for run_id, row in axes.items()}
+    more = max((len(words.get(run_id, "")) for run_id in found), default=0)
+    if not more or size + len(_GAP) + more + _FIGURES > width:
+        return found
+    return {run_id: name + _GAP + one_line(words.get(run_id, "")).ljust(more) for run_id, name in found.items()}
+
+
+def _of_many(
+    runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], names: Mapping[str, str], width: int, height: int
+) -> list[Text]:
     """A line a run: those at work first, if not all have room."""
     shown, rest = list(runs), Counter[str]()
     if len(runs) > height:
         order = {RunState.RUNNING: 0, RunState.FAILED: 1, RunState.OUT_OF_MEMORY: 1}
         chosen = sorted(runs, key=lambda run: order.get(run.state, 2 if run.state.is_active else 3))[: height - 1]
-        names = {run.run_id for run in chosen}
-        shown = [run for run in runs if run.run_id in names]
-        rest = Counter(run.state.value for run in runs if run.run_id not in names)
+        ids = {run.run_id for run in chosen}
+        shown = [run for run in runs if run.run_id in ids]
+        rest = Counter(run.state.value for run in runs if run.run_id not in ids)
     cells = {run.run_id: _cells(run, gpus.get(run.run_id)) for run in shown}
     states, steps = (max(map(len, each)) for each in (
         [run.state.value for run in shown], [run.progress for run in shown]
     ))  # fmt: skip
-    fixed = states + steps + 2 * len(_GAP)
-    longest = max(len(run.run_id) for run in shown)
-    kept = _that_fit(list(cells.values()), width - fixed - min(longest, _SHORTEST_ID))
+    fixed = len(names[shown[0].run_id]) + states + steps + 2 * len(_GAP)
+    kept = _that_fit(list(cells.values()), width - fixed)
     notes = max((len(_GAP + end_note(run)) for run in shown if run.state is not RunState.RUNNING), default=0)
     used = fixed + max(min(notes, _NOTE), sum(len(_GAP) + size for size in kept.values()))
-    has_bar = width - used - min(longest, _USUAL_ID) >= _BAR + len(_GAP)
-    room = width - used - (_BAR + len(_GAP) if has_bar else 0)
-    name_width = min(longest, max(_SHORTEST_ID, room))
+    has_bar = width - used >= _BAR + len(_GAP)
     lines = []
     for run in shown:
-        name = run.run_id if len(run.run_id) <= name_width else f"…{run.run_id[1 - name_width :]}"
-        line = Text.assemble(name.ljust(name_width), _GAP, (run.state.value.ljust(states), state_style(run.state)))
+        line = Text.assemble(names[run.run_id], _GAP, (run.state.value.ljust(states), state_style(run.state)))
         if has_bar:
             line.append(_GAP)
             line.append_text(_bar(run, _BAR) or Text(" " * _BAR))

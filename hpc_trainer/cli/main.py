@@ -5,6 +5,7 @@ Imports nothing heavy: each verb brings what it needs.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -35,7 +36,7 @@ from hpc_trainer.cli.options import (
     WithApp,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
-from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.errors import HpcTrainerError, RunStateError
 
 app = typer.Typer(
     name="hpc-trainer",
@@ -185,6 +186,8 @@ def _main() -> None:
     try:
         app()
     except HpcTrainerError as error:
+        if isinstance(error, RunStateError):
+            _tell_unused_project()
         _complain(error)
         sys.exit(2 if error.exit_code == 2 else 1)
     except KeyboardInterrupt:
@@ -199,6 +202,16 @@ def _main() -> None:
     except Exception:  # a fault of ours; what it says may hold anything
         traceback.print_exc()
         sys.exit(1)
+
+
+def _tell_unused_project() -> None:
+    """A sweep or run that is not found may lie where a project file says that is not used."""
+    from hpc_trainer.cli.given import tell_notes
+    from hpc_trainer.config.compose.project import read_project
+
+    with contextlib.suppress(HpcTrainerError):
+        unused = read_project().unused
+        tell_notes(() if unused is None or "--runs-dir" in " ".join(sys.argv) else (unused,))
 
 
 def _complain(error: Exception) -> None:

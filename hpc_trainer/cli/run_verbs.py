@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,24 @@ from hpc_trainer.cli.common import (
     print_next,
     print_table,
     say,
-    short_duration,
-    throughput_words,
     warn,
 )  # fmt: skip
-from hpc_trainer.cli.fit_table import cut
 from hpc_trainer.cli.given import resolve_runs_dir, tell_notes
+from hpc_trainer.cli.status_table import print_runs
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import check_one_each, elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import metrics_now, outcome_metrics, result_rows, sort_rows
+from hpc_trainer.operate.results import metrics_now, result_rows, sort_rows
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import exists
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
-_MUCH_WAIT = 0.05  # of a step
 _MOST_REMARKS = 5
-_MOST_OF_CAUSE = 120
-_QUIET_S = 60.0
-
 
 # Of more runs than this, a person gets a summary by state, unless asked for all.
 MOST_LINES = 200
@@ -67,6 +62,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
     """The stable form of `status --json` (docs/json.md)."""
     goodput = goodputs(status, status.runs)
     metrics = metrics_now(status, status.runs)
+    axes = find_axes([run.spec for run in status.runs])
     return {
         "sweep": status.sweep.name,
         "counts": status.counts,
@@ -75,7 +71,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
              "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause,
              "pending_reason": run.pending_reason, "node": run.node, "metrics": metrics[run.run_id][0],
              "metrics_step": metrics[run.run_id][1], "speed": dict(run.speed), "remarks": list(run.remarks),
-             "goodput": goodput.get(run.run_id)}
+             "goodput": goodput.get(run.run_id), "axes": axes[run.run_id]}
             for run in status.runs
         ],
         "notes": status.notes,
@@ -84,7 +80,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
 
 def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     is_long = len(status.specs) > MOST_LINES and not every_run
-    _print_runs(status, _most_telling(status) if is_long else status.runs)
+    print_runs(status, _most_telling(status) if is_long else status.runs)
     if is_long:
         print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
@@ -111,58 +107,6 @@ _TELLING = (
     RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.UNKNOWN, RunState.NODE_FAIL, RunState.TIMEOUT, RunState.HELD,
     RunState.PREEMPTED, RunState.RUNNING,
 )  # fmt: skip
-
-
-def _print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
-    if not runs:
-        return
-    goodput, metrics = goodputs(status, runs), metrics_now(status, runs)
-    print_table(
-        ["RUN", "STATE", "STEP", "ETA", "SPEED", "GOODPUT", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE"],
-        [
-            [
-                run.run_id, run.state, run.progress, short_duration(run.eta_s),
-                speed_words(run.speed), f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
-                str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(run, *metrics[run.run_id]),
-                _cause(run),
-            ]
-            for run in runs
-        ],
-        least=("JOB", "ATTEMPTS", "NODE", "GOODPUT", "SPEED", "ETA"),
-    )  # fmt: skip
-
-
-def _metrics(run: RunStatus, metrics: Mapping[str, Any], step: int | None) -> str:
-    shown = outcome_metrics(run, metrics) or {key: metrics[key] for key in ("loss",) if key in metrics}
-    words = [f"{key}={figure(value)}" for key, value in shown.items()]
-    return " ".join([*words, *([] if step is None or not words else [f"(of step {step})"])]) or "-"
-
-
-def speed_words(speed: Mapping[str, float]) -> str:
-    """`482k tokens/s mfu 42%`; samples/s or steps/s where there are no tokens; what a step waits for data, if much."""
-    throughput = throughput_words(speed)
-    words = [] if throughput is None else [throughput]
-    words += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
-    waits = speed.get("data_wait_share", 0.0)
-    return " ".join([*words, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"
-
-
-def _short_job(job_id: str | None) -> str:
-    """Slurm's id as it is; a local queue by its process id."""
-    if job_id is None:
-        return "-"
-    return f"local:{job_id.rsplit(':', 2)[1]}" if ":" in job_id else job_id
-
-
-def _cause(run: RunStatus) -> str:
-    if run.warning is not None:
-        return run.warning
-    if run.state is RunState.RUNNING and (run.age_s or 0.0) >= _QUIET_S:  # it may hang: its speed is of before
-        return f"last sign of life {short_duration(run.age_s)} ago"
-    if run.state is RunState.COMPLETED or run.reason is None or run.reason.upper() == run.state.value:
-        return "-"
-    age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
-    return cut(run.reason, _MOST_OF_CAUSE) + age
 
 
 def _next_command(status: SweepStatus) -> str:

@@ -14,6 +14,7 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.show import DEFAULT, as_text, difference, find_run, sweep_lines, values
 from hpc_trainer.runs.first_weights import read_first_weights
+from hpc_trainer.runs.layout import OTHER_FOLDER
 from hpc_trainer.runs.monitoring.environment import changes_of
 from hpc_trainer.state.journal import Journal
 
@@ -84,7 +85,7 @@ def run_sweeps(runs_dir: Path | None, *, as_json: bool) -> None:
         print_json([dataclasses.asdict(each) for each in lines])
         return
     if not lines:
-        print(as_typed(f"{folder} holds no sweep of yours. $HPC_TRAINER_RUNS or --runs-dir names another folder."))
+        print(f"{folder.absolute()} holds no sweep of yours. {OTHER_FOLDER}")
         return
     print_table(
         ["SWEEP", "RUNS", "SUBMITTED", "BY", "COMMAND"],

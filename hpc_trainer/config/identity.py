@@ -28,6 +28,8 @@ for _each in all_keys():
     if _each.key.identity is Identity.once_set:
         _NOT_SET.setdefault(_section, {})[_name] = plain_value(_each.default)
 _CUSTOM = "custom"
+_EXPONENT = re.compile(r"e[+]?(-?)0*(?=\d)")
+_LARGE = 1e5
 # What is left of a section of a run that may go on with another number of ranks. Another type of GPU rounds otherwise.
 _OF_ANY_WORLD = ("device", "gpu_type")
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
@@ -117,13 +119,33 @@ def build_run_id(config: TrainConfig, digest: str) -> str:
 def run_label(config: TrainConfig) -> str:
     """What a run's id begins with: the words before its seed."""
     task = "" if config.task == TaskConfig() else f"-{_named(config.task)}"
-    label = f"{_named(config.model)}-{_named(config.data)}{task}-lr{config.optim.lr:g}"
+    label = f"{_named(config.model)}-{_named(config.data)}{task}-lr{_number(config.optim.lr)}"
     if config.train.main is not None:
         label = config.train.main.removesuffix(".main")
     if config.train.command is not None:
-        given = [f"{name}{value}" for name, value in config.params.items() if isinstance(value, (int, float, str))]
+        given = [f"{name}{_value(each)}" for name, each in config.params.items() if isinstance(each, (int, float, str))]
         label = "-".join([program_name(config.train.command), *given])
     return re.sub(r"[^A-Za-z0-9._-]", "_", label)
+
+
+def _number(value: float) -> str:
+    """As a person types it: 1e-5 and 1e9, not 1e-05 and 1e+09."""
+    return _EXPONENT.sub(lambda found: f"e{found[1]}", f"{value:g}")
+
+
+def _value(value: float | str) -> str:
+    """Of `params`; a number that `_number` would round keeps its digits."""
+    is_long = isinstance(value, float) and ("e" in str(value) or abs(value) >= _LARGE)
+    return _number(value) if is_long and float(f"{value:g}") == value else str(value)
+
+
+def had_another_name(plain: Mapping[str, Any]) -> bool:
+    """True if another version called the run of this configuration otherwise, or may have: its digest tells."""
+    if any(plain[group]["name"] == _CUSTOM for group in ("model", "data")):
+        return True
+    if plain["train"].get("command") is not None:
+        return any(_value(each) != str(each) for each in plain["params"].values() if isinstance(each, float))
+    return "e" in f"{plain['optim']['lr']:g}"
 
 
 def _named(section: ModelConfig | DataConfig | TaskConfig) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from hpc_trainer.config.compose.grid import Point, expand_grid
 from hpc_trainer.config.compose.point_values import PointValues
 from hpc_trainer.config.compose.project import read_project
 from hpc_trainer.config.compose.user import read_user_config
-from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, run_id_of, run_label
+from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.program import is_one_a_node
+from hpc_trainer.config.rules.code_names import unread_params
 from hpc_trainer.config.rules.command_rules import unread_overrides
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.budget import BudgetConfig
@@ -30,7 +31,6 @@ from hpc_trainer.runs.shape import resources
 from hpc_trainer.runs.spec import RunSpec, read_specs
 
 _DUPLICATES_KEPT = 5
-_OWN = "custom"
 _Split = tuple[int, tuple[str, ...]]
 """The seed of a point, and its other overrides."""
 
@@ -110,8 +110,7 @@ def _freeze_grid(
                 except ConfigError as error:
                     problems.update(dict.fromkeys(str(error).splitlines()))
                     continue
-                if config.train.command is not None:
-                    problems.update(dict.fromkeys(unread_overrides(config, point.overrides, point.axes)))
+                problems.update(dict.fromkeys(_unread(composer, config, point)))
                 spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
                 if composed.is_seed_alone and not point.exclude:
                     twins.keep(split, config, spec)
@@ -147,9 +146,18 @@ def _freeze_grid(
     )
 
 
+def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterator[str]:
+    """Overrides of a point that change nothing, a line each."""
+    if config.train.command is not None:
+        yield from unread_overrides(config, point.overrides, point.axes)
+    else:
+        is_taken_from = functools.partial(composer.is_interpolated, "params", point.overrides)
+        yield from unread_params(config, point.overrides, point.axes, is_taken_from)
+
+
 def _by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec]) -> dict[str, RunSpec]:
-    """Runs with a person's own code keep the ids by which the sweep has them: other versions named them otherwise."""
-    if not any(_OWN in (each.config[group]["name"] for group in ("model", "data")) for each in specs.values()):
+    """Runs keep the ids by which the sweep has them: other versions named some otherwise."""
+    if not any(had_another_name(each.config) for each in specs.values()):
         return specs
     known = {each.digest: run_id for run_id, each in read_specs(sweep).items()}
     named = (dataclasses.replace(each, run_id=known.get(each.digest, each.run_id)) for each in specs.values())

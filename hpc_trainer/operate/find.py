@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
+from hpc_trainer.errors import RunStateError, UntrustedFileError, did_you_mean
+from hpc_trainer.runs.layout import OTHER_FOLDER, SweepPaths, default_runs_dir
 from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.state.lost import known_by_files
 from hpc_trainer.state.status import SweepStatus, read_status
@@ -77,7 +77,8 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     if not sweeps:
         others = sum((folder / "specs.jsonl").exists() for folder in _folders(runs_dir) if os.access(folder, os.X_OK))
         whose = f" of yours, and {others} of others" if others else ""
-        raise RunStateError(f"{runs_dir} holds no sweep{whose}. $HPC_TRAINER_RUNS or --runs-dir names another folder.")
+        is_there = "" if runs_dir.is_dir() else ": there is no such folder"
+        raise RunStateError(f"{runs_dir.absolute()} holds no sweep{whose}{is_there}. {OTHER_FOLDER}")
     return SweepPaths(sweeps[0].folder.absolute())
 
 
@@ -109,8 +110,10 @@ def select(
         if all(any(fits(run_id, name) for run_ids in sweeps for run_id in run_ids) for name in names):
             raise RunStateError(_SEVERAL.format(names=", ".join(names))) from None
         # A person may have meant a sweep.
-        known = ", ".join(each.name for each in list_sweeps(runs_dir)[:_SWEEPS_SHOWN])
-        raise RunStateError(f"there is no such sweep, and {error} Sweeps: {known}.") from None
+        known = [each.name for each in list_sweeps(runs_dir)]
+        meant = did_you_mean(names[0], known)
+        shown = ", ".join(known[:_SWEEPS_SHOWN])
+        raise RunStateError(f"there is no such sweep, and {error} {meant}Sweeps: {shown}.") from None
 
 
 _SWEEPS_SHOWN = 10

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.monitoring.energy import energy_columns
 from hpc_trainer.runs.metrics_log import SPEED, newest_metrics_in, read_metrics
@@ -123,7 +123,7 @@ def sort_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
     if rows and key not in columns:
-        raise ConfigError(f"--sort {key}: there is no such column. Valid: {', '.join(columns)}.")
+        raise ConfigError(f"--sort {key}: there is no such column. {valid(key, columns)}")
     lower_is_better = key.endswith("loss")
     numbers = [(_number(row.get(key)), row) for row in rows]
     known = [(number, row) for number, row in numbers if number is not None]

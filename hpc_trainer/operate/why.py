@@ -175,6 +175,8 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Seque
             yield from frames[-_TRACEBACK_LINES:]
     elif run.cause == NOT_FINITE and run.warning is not None:
         yield run.warning
+    elif run.pending_reason is not None:  # what the word means the verdict says
+        yield "; ".join([*([] if run.cause is None else [run.cause]), f"Slurm's reason: {run.pending_reason}"])
     elif run.reason is not None and run.state is not RunState.COMPLETED and run.reason.upper() != run.state.value:
         yield run.reason
     yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)".removeprefix("step -, ")

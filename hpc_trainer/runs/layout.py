@@ -15,6 +15,8 @@ def default_runs_dir() -> Path:
     return Path(os.environ.get("HPC_TRAINER_RUNS") or "runs")
 
 
+OTHER_FOLDER = "For sweeps in another folder add --runs-dir FOLDER, or once: export HPC_TRAINER_RUNS=FOLDER"
+"""What to do where a sweep is not found."""
 SWEEP_FILES = ("specs.jsonl", "submissions.jsonl", "sweep.json")
 """What tells that a folder is a sweep's: any of them may be lost."""
 _UUID, _RUN = "[0-9a-f]" * 32, f"*-{'[0-9a-f]' * 10}"

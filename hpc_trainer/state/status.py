@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import RunStateError
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.errors import RunStateError, did_you_mean
+from hpc_trainer.runs.layout import OTHER_FOLDER, SweepPaths
 from hpc_trainer.runs.reading import Faults, FaultsOf, exists, list_folder
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
@@ -33,6 +33,8 @@ from hpc_trainer.state.run_folder import RunFolder, read_folder, unstarted_folde
 from hpc_trainer.state.run_state import End, SchedulerView, decide
 from hpc_trainer.state.run_status import RunStatus, gpu_hours, status_of
 from hpc_trainer.state.submissions import Ledger, Submission, latest_of_each_run, read_ledger
+
+_SWEEPS_SHOWN = 10
 
 __all__ = ["RunStatus", "SweepStatus", "gpu_hours", "read_status"]
 
@@ -259,5 +261,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 def _no_sweep(sweep: SweepPaths) -> str:
     parent = sweep.folder.parent
     known = sorted(each.name for each in parent.glob("*") if SweepPaths(each).exists)
-    listed = f"Sweeps in {parent}: {', '.join(known)}." if known else f"{parent} holds no sweep."
-    return f"there is no sweep {sweep.name}. {listed} $HPC_TRAINER_RUNS names another folder of sweeps."
+    few = ", ".join(known[:_SWEEPS_SHOWN]) + (" .." if len(known) > _SWEEPS_SHOWN else "")
+    is_there = "" if parent.is_dir() else ": there is no such folder"
+    listed = f"Sweeps in {parent}: {few}." if known else f"{parent} holds no sweep{is_there}."
+    return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, known)}{listed} {OTHER_FOLDER}"

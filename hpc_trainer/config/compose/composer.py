@@ -69,6 +69,7 @@ class Composer:
             check_config_dir(folder)
         self._config_dirs = [folder.resolve() for folder in config_dirs]
         self._stack = contextlib.ExitStack()
+        self._interpolated: dict[tuple[str, ...], bool] = {}
 
     def __enter__(self) -> Composer:
         register_schemas()
@@ -137,6 +138,15 @@ class Composer:
             return to_typed(composed)
         except (OmegaConfBaseException, AttributeError) as error:
             raise self.explain(error, overrides) from error
+
+    def is_interpolated(self, section: str, overrides: Sequence[str]) -> bool:
+        """True if a value of the composed configuration is taken from this section, as ${params.lr}."""
+        # Only a file, which a group chooses, or an interpolation can be one.
+        telling = (section, *(each for each in overrides if "." not in each.partition("=")[0] or "${" in each))
+        if telling not in self._interpolated:
+            texts = _texts(OmegaConf.to_container(self.compose_untyped(overrides), resolve=False))
+            self._interpolated[telling] = any("${" in each and section in each for each in texts)
+        return self._interpolated[telling]
 
     def choices_made(self, overrides: Sequence[str]) -> dict[str, str | None]:
         """Group -> what these overrides choose of it, the defaults of `conf/` included."""
@@ -256,6 +266,15 @@ class Composer:
             return self._hydra_compose(chosen)
         except (HydraException, OmegaConfBaseException):
             return self._hydra_compose([])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def _in_a_section(name: str, known: Iterable[str]) -> str:

@@ -119,7 +119,7 @@ STATUS = {
             "run_id": str, "state": str, "step": int, "num_steps": int, "attempt": int, "job_id": NULLABLE,
             "cause": NULLABLE, "pending_reason": NULLABLE, "node": NULLABLE, "metrics": dict,
             "metrics_step": (int, type(None)), "speed": dict, "goodput": (float, type(None)),
-            "remarks": list,
+            "remarks": list, "axes": dict,
         }
     ],
     "notes": list,

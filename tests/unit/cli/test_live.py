@@ -117,6 +117,35 @@ def test_no_line_is_wider_than_the_terminal(width: int, sweep: SweepOnDisk) -> N
         assert "GPU" not in many[1]
 
 
+@pytest.mark.parametrize("width", [40, 80, 100, 140])
+def test_a_run_s_name_is_cut_alike_at_every_look(width: int, sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """Whatever else a line says, as more steps, states with other names, figures that come and go."""
+    first = _lines(_runs(sweep), width=width)
+    for index, step in ((0, 7), (1, 150)):
+        sweep.beat(index, step=step)
+    second = _lines(_runs(sweep), width=width)
+    fake_slurm.answer("squeue", "500_1|RUNNING|n1|None|x\n500_2|PENDING||Priority|x\n")
+    sweep.end(0, state=RunState.FAILED, cause="exception", error={"type": "ValueError", "message": "words " * 20})
+    third = _lines(_runs(sweep), width=width)
+    sweep.end(1, state=RunState.OUT_OF_MEMORY, cause="out_of_memory")
+    fourth = _lines(_runs(sweep), width=width)
+    names = [[line.split()[0] for line in look] for look in (first, second, third, fourth)]
+    assert names[0] == names[1] == names[2] == names[3]
+    assert all(name.endswith(spec.run_id[-10:]) for name, spec in zip(names[0], sweep.specs, strict=True))
+
+
+def test_what_runs_differ_in_is_shown_where_it_fits(sweep: SweepOnDisk) -> None:
+    runs = _runs(sweep)
+    axes = {run.run_id: {"optim.lr": "1e-3", "seed": str(place)} for place, run in enumerate(runs)}
+
+    def shown(width: int) -> list[str]:
+        return table_of(runs, {}, width=width, height=24, axes=axes).plain.split("\n")
+
+    assert all(f"  optim.lr=1e-3 seed={place}  " in line for place, line in enumerate(shown(140)))
+    assert all("ETA 30s" in line and "loss 1.235" in line for line in shown(140)[:2])
+    assert "seed" not in "".join(shown(80))
+
+
 def test_of_more_runs_than_lines_those_at_work_are_shown(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(30, "cluster=slurm"))
     sweep.submit()

@@ -70,6 +70,8 @@ def test_a_file_of_somebody_else_is_told_and_not_used(project: Path, cli: Cli) -
     code, _, err = cli("status")
     assert code == 1
     assert err.startswith(f"Note: {path} is not used: it belongs to user 54321")
+    SweepOnDisk(project / "below" / "runs" / "other", make_specs(1))
+    assert "is not used" not in cli("status")[2], "what is asked for was found"
     code, out, _ = cli("plan", "experiment=digits", "cluster=local")
     assert code == 0
     assert f"Note: {path} is not used" in out

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.cli.grid_verbs import run_retry
 from hpc_trainer.cli.run_verbs import run_cancel, run_results, run_status, status_json
 from hpc_trainer.cli.show_verbs import run_show
 from hpc_trainer.cli.verbs.report import run_report
@@ -218,3 +219,23 @@ def test_each_verb_names_the_next_one(
         run_show("sweep", None, folder, every_key=False, as_json=False)
     run_show(sweep.specs[0].run_id, None, folder, every_key=False, as_json=False)
     assert f"Folder: {sweep.run(0).folder}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_retry_where_nothing_failed_says_what_there_is_and_what_helps(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2, "cluster=local"))
+    for index in (0, 1):
+        sweep.start(index, executor="local")
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index, eval_accuracy=0.5)
+    folder = sweep.paths.folder.parent
+    fresh = "What is complete is trained anew by its `hpc-trainer submit` with --fresh."
+    with pytest.raises(RunStateError) as error:
+        run_retry(["sweep"], None, folder, as_json=False)
+    assert str(error.value) == (
+        f"nothing to retry: no run of sweep has failed or was interrupted (2 COMPLETED). {fresh}"
+    )
+    run_id = sweep.specs[0].run_id
+    with pytest.raises(RunStateError) as error:
+        run_retry([run_id], None, folder, as_json=False)
+    assert str(error.value) == f"nothing to retry: {run_id} is COMPLETED. {fresh}"

@@ -10,10 +10,11 @@ import pytest
 
 from hpc_trainer.cli.common import print_table
 from hpc_trainer.cli.fit_table import cut, fit_table
-from hpc_trainer.cli.run_verbs import run_results, run_status
+from hpc_trainer.cli.run_verbs import run_results, run_status, status_json
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import read_status
 from tests.unit.cli.screens import Screen
-from tests.unit.runs.builders import make_specs
+from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 from tests.unit.state.sweeps import SweepOnDisk
 
@@ -74,6 +75,62 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(
         assert "ValueError: words" in lines[2]
 
 
+@pytest.fixture
+def grid(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    """Two axes: two runs that are complete, and two at work."""
+    specs = [
+        make_spec("cluster=slurm", optim__lr=float(lr), seed=seed, axes={"optim.lr": lr, "seed": str(seed)})
+        for lr in ("1e-3", "3e-3") for seed in (0, 1)
+    ]  # fmt: skip
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", specs)
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_2|RUNNING|n1|None|x\n500_3|RUNNING|n1|None|x\n")
+    fake_slurm.answer("sacct", "")
+    for index in range(4):
+        sweep.start(index, resumed=0)
+    for index in (0, 1):
+        sweep.done(index, eval_loss=0.25, eval_accuracy=0.987654, samples_per_s=123456.0)
+    for index in (2, 3):
+        sweep.beat(index, step=50, eval_loss=1.5, eval_accuracy=0.123456, samples_per_s=123456.0)
+    return sweep
+
+
+def test_status_shows_what_runs_differ_in(
+    grid: SweepOnDisk, on_terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of `results`, at 80 columns too."""
+    _status("sweep", grid.paths.folder.parent)
+    piped = [line.split() for line in capsys.readouterr().out.splitlines()[:5]]
+    assert piped[0][:6] == ["RUN", "STATE", "STEP", "ETA", "OPTIM.LR", "SEED"]
+    assert [line[4:6] for line in piped[1:]] == [["1e-3", "0"], ["1e-3", "1"], ["3e-3", "0"], ["3e-3", "1"]]
+    screen = _shown(on_terminal, 80, grid, _status)
+    shown = [line.split() for line in screen.lines if line.strip()]
+    assert shown[0] == ["RUN", "STATE", "STEP", "ETA", "OPTIM.LR", "SEED", "METRICS"]
+    assert [line[4:6] for line in shown[1:5]] == [line[4:6] for line in piped[1:]]
+    told = status_json(read_status(grid.paths))["runs"]
+    assert told[0]["axes"] == {"optim.lr": "1e-3", "seed": "0"}
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100])
+def test_a_person_sees_state_progress_and_eta_before_metrics(
+    width: int, grid: SweepOnDisk, on_terminal: Terminal
+) -> None:
+    head, *lines = (line for line in _shown(on_terminal, width, grid, _status).lines if line.strip())
+    assert head.split()[:4] == ["RUN", "STATE", "STEP", "ETA"]
+    assert all("50/" in line and "30s" in line for line in lines[2:4])
+    if width >= 70:
+        assert "eval_loss=0.25" in lines[0], "the first metrics, whole"
+        assert re.search(r"eval_accuracy=[\d.]*…", lines[0]) is None
+
+
+def test_metrics_are_cut_between_words() -> None:
+    text = "eval_loss=0.1788 eval_accuracy=0.9639"
+    assert cut(text, 37) == text
+    assert cut(text, 36) == cut(text, 18) == "eval_loss=0.1788 …"
+    assert cut(text, 17) == "eval_loss=0.1788…"
+    assert cut(text, 12) == "eval_loss=0…"
+
+
 def test_what_is_left_out_is_said(sweep: SweepOnDisk, on_terminal: Terminal) -> None:
     lines = [line for line in _shown(on_terminal, 100, sweep, _status).lines if line.strip()]
     head, told = lines[0].split(), lines[4]
@@ -82,7 +139,7 @@ def test_what_is_left_out_is_said(sweep: SweepOnDisk, on_terminal: Terminal) -> 
     assert "JOB" in left_out
     assert {*head} & {*left_out} == set()
     assert {*head} | {*left_out} == {
-        "RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE",
+        "RUN", "STATE", "STEP", "ETA", "SEED", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE",
     }  # fmt: skip
 
 
@@ -101,6 +158,9 @@ def test_what_tells_least_goes_first_and_what_has_room_after_all_comes_back() ->
     assert fit_table(columns, rows, 52) == ([0, 1, 2, 3], [10, 3, 30, 3])
     assert fit_table(columns, rows, 51, ("B", "A", "WIDE")) == ([0, 1, 2], [10, 3, 30])
     assert fit_table(columns, rows, 30, ("B", "WIDE", "A")) == ([0, 1, 3], [10, 3, 3]), "B fits once WIDE is gone"
+    cut_first = (("WIDE", 20), "A", ("WIDE", 10))
+    assert fit_table(columns, rows, 45, cut_first) == ([0, 1, 2, 3], [10, 3, 23, 3]), "no more than it must"
+    assert fit_table(columns, rows, 40, cut_first) == ([0, 2, 3], [10, 23, 3]), "and grows again where a column went"
     assert fit_table(columns, rows, 40) == ([0, 1, 2, 3], [10, 3, 18, 3]), "cut where nothing may be left out"
     assert fit_table(columns, rows, 8) == ([0], [8])
 

@@ -125,6 +125,46 @@ def test_the_label_is_readable_and_safe_as_a_folder() -> None:
     assert build_run_id(config, "0123456789abcdef") == "my_lab.loop-s0-0123456789"
 
 
+@pytest.mark.parametrize(
+    ("value", "in_a_rate", "in_params"),
+    [
+        (1e-5, "1e-5", "1e-5"), (2.5e-7, "2.5e-7", "2.5e-7"), (1e9, "1e9", "1e9"), (3e-4, "0.0003", "0.0003"),
+        (0.1, "0.1", "0.1"), (1.0, "1", "1.0"), (1e-10, "1e-10", "1e-10"), (1234567.0, "1.23457e6", "1234567.0"),
+        (-1.0, "-1", "-1.0"), (1e300, "1e300", "1e300"), (-1e-5, "-1e-5", "-1e-5"),
+    ],
+)  # fmt: skip
+def test_numbers_in_a_label_read_as_a_person_types_them(value: float, in_a_rate: str, in_params: str) -> None:
+    config = make_config()
+    config.optim.lr = value
+    assert build_run_id(config, "0123456789abcdef") == f"mlp-digits-lr{in_a_rate}-s0-0123456789"
+    config.train.command, config.params = "python fit.py", {"x": value, "n": 3}
+    assert build_run_id(config, "0123456789abcdef") == f"fit-x{in_params}-n3-s0-0123456789"
+
+
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize(
+    ("words", "older"),
+    [
+        (["optim.lr=1e-5,0.01"], ["mlp-digits-lr1e-05-s0", "mlp-digits-lr0.01-s0"]),
+        (["train.command='python fit.py {params.x}'", "params.x=1e9,2"], ["fit-x1000000000.0-s0", "fit-x2-s0"]),
+    ],
+)  # fmt: skip
+def test_a_sweep_of_an_older_version_is_found_again(words: list[str], older: list[str], tmp_path: Path) -> None:
+    (tmp_path / "fit.py").touch()
+    if "python fit.py" in words[0]:
+        words = [*words, f"train.command_dir={tmp_path}"]
+    words = [*words, f"paths.runs_dir={tmp_path}", "sweep_name=before"]
+    new = freeze_grid(words)
+    assert new.specs[0].run_id.partition("-s0")[0] in ("mlp-digits-lr1e-5", "fit-x1e9")
+    before = [
+        dataclasses.replace(spec, run_id=f"{label}-{spec.digest[:10]}")
+        for spec, label in zip(new.specs, older, strict=True)
+    ]
+    new.sweep.intents.mkdir(parents=True)
+    append_specs(new.sweep, before)
+    assert freeze_grid(words).specs == tuple(before)
+
+
 def test_runs_are_named_after_a_person_s_own_classes() -> None:
     config = make_config()
     config.model = CustomModelConfig(_target_="my_lab.net.Net")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.targets import TO_BE_FOUND, check_target, locate
 from hpc_trainer.errors import ConfigError
 from tests.unit.runs.builders import make_config
@@ -106,3 +106,27 @@ def test_a_module_that_is_there_and_breaks_while_it_is_imported_is_not_said_to_b
     (tmp_path / "breaks.py").write_text("import json\njson.no_such_function()\n")
     with pytest.raises(AttributeError, match="no_such_function"):  # with its own traceback
         locate("model._target_", "breaks.Net", ["breaks"])
+
+
+@pytest.mark.parametrize(
+    ("group", "target", "told"),
+    [
+        ("model", "my_lab.net.Net",
+         "model._target_=my_lab.net.Net is for model=custom: model=mlp is built by hpc_trainer.models.mlp.Mlp. Use "
+         "model=custom model._target_=my_lab.net.Net, or leave model._target_ out."),
+        ("model", "hpc_trainer.models.cnn.Cnn", "Use model=cnn, or leave model._target_ out."),
+        ("data", "my_lab.rings.build", "Use data=custom data._target_=my_lab.rings.build, or leave"),
+        ("task", "my_lab.loss.Loss", "Use task=custom task._target_=my_lab.loss.Loss, or leave"),
+    ],
+)  # fmt: skip
+def test_code_of_ones_own_beside_a_choice_that_is_built_otherwise_is_refused(
+    group: str, target: str, told: str
+) -> None:
+    config = make_config("model=mlp")
+    config.trust = ["my_lab"]
+    getattr(config, group)._target_ = target
+    with pytest.raises(ConfigError) as error:
+        validate(config)
+    assert told in str(error.value)
+    config.train.main = "my_lab.loop.main"
+    assert not any("_target_" in each for each in find_problems(config)), "one's own loop reads what it likes"

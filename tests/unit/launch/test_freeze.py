@@ -269,7 +269,7 @@ def test_merged_points_are_shown_in_pairs() -> None:
         (["seed=1,2,3", f"train.main=my_lab.{'a_long_name' * 9}.main"], 1),
         # Something hangs on the seed, or may: each point is composed.
         (["seed=range(1,4)", "train.num_steps=${seed}"], 3),
-        (["seed=range(3)", "+params.width=${seed}"], 3),
+        (["seed=range(3)", "+params.width=${seed}", "train.main=my_lab.loop.main"], 3),
         (["++seed=1,2"], 2),
         (["seed='1','2'"], 2),
         (["seed=1,2,3", "sweep.exclude=['seed == 2']"], 1),
@@ -292,3 +292,34 @@ def test_points_that_differ_in_their_seed_alone_are_the_runs_that_each_would_be(
     monkeypatch.setattr(freeze_module._Twins, "freeze", lambda *_: None)
     assert found == freeze_grid(words, trust=["my_lab"])
     assert counted <= num_composed
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model=mlp", "params.hidden_dim=64"],
+         "params.hidden_dim=64 has no effect: params is for code of your own, and this is model=mlp with the shared "
+         "loop, which reads none. Use model.hidden_dim=64, or take a key's value from it: KEY=${params.hidden_dim}."),
+        (["model=cnn", "params.num_heads=64"], "which reads none. Leave it out, or take"),
+        (["params.lr=1e-3,3e-3"], "params.lr has no effect: params is for code"),
+        (["params.lr=1e-3,3e-3"], "Use optim.lr, or take"),
+        (["params.nothing_like_it=1"], "which reads none. Leave it out, or take"),
+    ],
+)  # fmt: skip
+def test_values_that_nothing_reads_are_refused(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        freeze_grid(["cluster=local", *words])
+    assert told in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_values_that_a_key_is_taken_from_are_read(tmp_path: Path) -> None:
+    grid = freeze_grid(["cluster=local", "params.width=32,64", "model=mlp", "model.hidden_dim=${params.width}"])
+    assert [spec.config["model"]["hidden_dim"] for spec in grid.specs] == [32, 64]
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "wide.yaml").write_text(
+        "# @package _global_\nparams:\n  width: 8\ntrain:\n  num_steps: ${params.width}\n"
+    )
+    own = ["cluster=local", "experiment=wide", "params.width=3,4"]
+    grid = freeze_grid(own, config_dirs=[tmp_path])
+    assert [spec.num_steps for spec in grid.specs] == [3, 4]

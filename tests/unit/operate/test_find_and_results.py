@@ -74,7 +74,10 @@ def test_a_sweep_by_name_or_path(
 
 
 def test_no_sweep_at_all_is_said(runs_dir: Path) -> None:
-    with pytest.raises(RunStateError, match=r"holds no sweep\. \$HPC_TRAINER_RUNS or --runs-dir"):
+    with pytest.raises(
+        RunStateError,
+        match=r"/.* holds no sweep(: there is no such folder)?\. For sweeps in another folder add --runs-dir",
+    ):
         find_sweep(runs_dir, None)
 
 
@@ -102,6 +105,8 @@ def test_runs_are_looked_for_in_the_newest_sweep_then_in_the_others(
     assert _selected(runs_dir, ["mlp-"], "old") == ("old", old)
     with pytest.raises(RunStateError, match=r"no such sweep, and no run of new is named 'nope'.* Sweeps: new, old\."):
         select(runs_dir, ["nope"], None)
+    with pytest.raises(RunStateError, match=r"no such sweep, .* Did you mean new\? Sweeps: new, old\."):
+        select(runs_dir, ["neww"], None)
     with pytest.raises(RunStateError, match="no run of old is named"):
         select(runs_dir, [new[0]], "old")
 

@@ -227,7 +227,7 @@ def test_slurms_reason_is_told_in_words_with_what_helps(sweep: SweepOnDisk, fake
     why = _why(sweep)
     assert (why.state, why.pending_reason) == (RunState.HELD, "JobHeldAdmin")
     assert why.verdict == "Slurm holds its job. An administrator holds it."
-    assert why.evidence[0] == "JobHeldAdmin: an administrator holds it"
+    assert why.evidence[0] == "Slurm's reason: JobHeldAdmin"
     assert why.advice == ["ask the administrators: they may scontrol release 500_0"]
     fake_slurm.answer("squeue", "500_0|PENDING||PartitionTimeLimit|x\n")
     why = _why(sweep)
@@ -243,7 +243,8 @@ def test_a_requeued_run_keeps_its_cause_beside_the_reason(sweep: SweepOnDisk, fa
     fake_slurm.answer("squeue", "500_0|PENDING||BeginTime|x\n")
     why = _why(sweep)
     assert (why.state, why.cause, why.pending_reason) == (RunState.REQUEUED, "preempted", "BeginTime")
-    assert why.evidence[0] == "preempted; BeginTime: it may not begin yet; a requeued job is held for two minutes"
+    assert why.evidence[0] == "preempted; Slurm's reason: BeginTime"
+    assert "\n".join([why.verdict, *why.evidence, *why.advice]).count("two minutes") == 1
 
 
 @pytest.mark.parametrize("row", ["", "500_0|RUNNING|n1|None|x\n"])

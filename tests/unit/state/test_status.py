@@ -385,7 +385,9 @@ def test_local_runs_ask_no_slurm(local: SweepOnDisk, fake_slurm: FakeSlurm) -> N
 def test_a_sweep_that_is_not_there_names_those_that_are(local: SweepOnDisk) -> None:
     with pytest.raises(RunStateError, match=r"there is no sweep other\. Sweeps in .*: local\..*HPC_TRAINER_RUNS"):
         read_status(SweepPaths(local.paths.folder.parent / "other"))
-    with pytest.raises(RunStateError, match="holds no sweep"):
+    with pytest.raises(RunStateError, match=r"there is no sweep locals\. Did you mean local\? Sweeps in"):
+        read_status(SweepPaths(local.paths.folder.parent / "locals"))
+    with pytest.raises(RunStateError, match="deeper holds no sweep: there is no such folder"):
         read_status(SweepPaths(local.paths.folder / "deeper" / "other"))
 
 
