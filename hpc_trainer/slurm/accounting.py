@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError
@@ -15,6 +15,8 @@ from hpc_trainer.slurm.queue import CLOCKS_S, JobRow, find_by_uuid, is_job, job_
 _FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment"
 _TIMES = "JobID,Start,End,ElapsedRaw,State"
 _TIMEOUT_S = 30.0
+# A word of a command has 128 KiB at the most on Linux; an id has some 15 characters.
+_IDS_A_CALL = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +51,21 @@ def read_accounting(
     Raises:
         SlurmError: there is accounting, or may be, and it did not answer, or not to the end.
     """
-    ids = sorted(set(job_ids))
-    told = _ask(_FIELDS, ["-j", ",".join(ids)], since, timeout_s) if ids else None
-    return {} if told is None else parse_accounting(told)
+    told = (_ask(_FIELDS, ["-j", ids], since, timeout_s) for ids in _listed(job_ids))
+    return {job_id: row for each in told if each is not None for job_id, row in parse_accounting(each).items()}
 
 
 def ask_allocations(job_ids: Iterable[str], since: float) -> list[Allocation]:
     """Every allocation of these jobs that has ended, each time that Slurm started them; else as `read_accounting`."""
-    ids = sorted(set(job_ids))
     # -D: also of the starts before the newest one.
-    told = _ask(_TIMES, ["-D", "-j", ",".join(ids)], since) if ids else None
-    return [] if told is None else parse_allocations(told)
+    told = (_ask(_TIMES, ["-D", "-j", ids], since) for ids in _listed(job_ids))
+    return [row for each in told if each is not None for row in parse_allocations(each)]
+
+
+def _listed(job_ids: Iterable[str]) -> Iterator[str]:
+    """`1,2,3`: each id once, so many at a time as one word of a command may have."""
+    ids = sorted(set(job_ids))
+    return (",".join(ids[start : start + _IDS_A_CALL]) for start in range(0, len(ids), _IDS_A_CALL))
 
 
 def _ask(fields: str, words: Sequence[str], since: float, timeout_s: float = _TIMEOUT_S) -> str | None:

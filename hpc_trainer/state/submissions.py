@@ -50,7 +50,7 @@ class Submission:
     code: str | None = None
     """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
     after: str | None = None
-    """Of a successor: the uuid of the submission that it follows."""
+    """Of a successor: the uuid of the submission that it follows. None before there was this field."""
     num_attempts: tuple[int, ...] = ()
     """Of the local executor: how many attempts each run had before; () before there was this field."""
     cluster: str | None = None
@@ -362,7 +362,11 @@ def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Subm
 def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
     """True if the last of these followed `submission`, over others or at once."""
     by_uuid = {each.uuid: each for each in successors}
-    root = successors[-1]
+    newest = root = successors[-1]
     for _ in successors:
-        root = by_uuid.get(root.after or "", root)
+        if root.after is None:
+            return submission.time <= newest.time  # written before successors said what they follow
+        if root.after not in by_uuid:
+            break
+        root = by_uuid[root.after]
     return root.after == submission.uuid

@@ -99,6 +99,17 @@ def test_the_accounting_is_asked_once_for_all_arrays(fake_slurm: FakeSlurm) -> N
     assert 600 <= int(start[1]) - 90 * 86_400 < 700, "clocks differ"
 
 
+def test_more_jobs_than_one_word_of_a_command_may_name_are_asked_in_several_calls(fake_slurm: FakeSlurm) -> None:
+    """128 KiB on Linux: 20,000 runs with a successor job each were UNKNOWN for good."""
+    fake_slurm.print("sacct", SACCT)
+    ids = [str(10_000_000 + number) for number in range(20_000)]
+    assert len(read_accounting(ids, time.time())) == 13
+    asked = [call.rpartition(" -j ")[2].split(",") for call in fake_slurm.calls("sacct")]
+    assert [job_id for each in asked for job_id in each] == ids
+    fake_slurm.print("sacct", ANSWER)
+    assert len(ask_allocations(ids, time.time())) == 2 * len(asked)
+
+
 def test_no_jobs_ask_nothing(fake_slurm: FakeSlurm) -> None:
     assert read_accounting([], 0.0) == {}
     assert fake_slurm.calls() == []

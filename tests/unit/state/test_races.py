@@ -21,6 +21,7 @@ from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state import run_state
 from hpc_trainer.state.status import RunStatus, read_status
+from hpc_trainer.state.submissions import read_submissions
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 from tests.unit.state.sweeps import SweepOnDisk
@@ -103,7 +104,7 @@ def _header(fake: FakeSlurm) -> Path:
 def test_a_run_whose_successor_appears_while_slurm_is_asked_waits(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     intent = {
         "event": "intent", "kind": "successor", "uuid": "f" * 32, "executor": "slurm", "hardware": "cpu_x1",
-        "run_ids": [sweep.specs[0].run_id], "time": time.time(),
+        "run_ids": [sweep.specs[0].run_id], "time": time.time(), "after": read_submissions(sweep.paths)[-1].uuid,
     }  # fmt: skip
     answer = {"event": "confirmed", "uuid": "f" * 32, "job_id": "501", "time": time.time()}
     lines = f"{json.dumps(intent)}\\n{json.dumps(answer)}\\n"

@@ -101,9 +101,9 @@ def test_a_report_draws_each_rank_over_time(sweep: SweepOnDisk) -> None:
     assert [each.title for each in charts] == ["GPU temperature", "GPU power"]
     (first, _) = charts[0].lines
     assert first.name == "rank 0 GPU-0<b>"
-    assert len(first.points) == 168  # three samples each
-    assert first.points[0] == (0.0, pytest.approx(50 + 1 / 3))
-    assert first.points[1][0] == pytest.approx(3 * 6 / 60)
+    assert len(first.points) == 168  # three samples each, where the last of them stands, and the newest as it is
+    assert first.points[0] == (pytest.approx(2 * 6 / 60), pytest.approx(50 + 1 / 3))
+    assert first.points[1][0] == pytest.approx(5 * 6 / 60)
     page = render_telemetry(charts)
     assert page.count("<figure>") == 2
     assert "rank 1 GPU-1&lt;b&gt;" in page
