@@ -33,15 +33,6 @@ _SCRIPTS = (".py", ".sh", ".bash", ".zsh", ".R", ".jl", ".pl", ".rb")
 """How names end of files that a person edits and an interpreter runs."""
 
 
-def split_words(command: str) -> list[str]:
-    """The words of a command, as a shell would cut them; placeholders as they stand.
-
-    Raises:
-        ValueError: a quote is not closed.
-    """
-    return shlex.split(command)
-
-
 def placeholders(command: str) -> Iterator[str]:
     """The names between single braces, in order.
 
@@ -129,7 +120,7 @@ def module_names(words: Sequence[str]) -> list[str]:
 
 def program_name(command: str) -> str:
     """What the program is called: `train` of `torchrun --nproc-per-node 2 train.py`, `fit` of `python -m my.fit`."""
-    words = split_words(command)
+    words = shlex.split(command)
     scripts = [word for word in words if word.endswith(_SCRIPTS) and "{" not in word]
     named = [Path(each).stem for each in scripts] or [each.rpartition(".")[2] for each in module_names(words)]
     return (named or [Path(words[0]).stem])[0]

@@ -134,21 +134,12 @@ def python_problem(python: str) -> Iterator[str]:
         )
         return
     try:
-        words = split_python(python)
+        words = shlex.split(python)
     except ValueError as error:
         yield f"{what}: {error}. Quote it as a shell would, or use python."
         return
     if not words or not words[0] or words[0].startswith("-"):
         yield f"{what} must begin with a program. Use python, or null for the one that submits."
-
-
-def split_python(python: str) -> list[str]:
-    """cluster.python as words.
-
-    Raises:
-        ValueError: a quote is not closed.
-    """
-    return shlex.split(python)
 
 
 def shown(value: str) -> str:

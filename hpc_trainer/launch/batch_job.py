@@ -171,7 +171,7 @@ def top_up_command(sweep_dir: Path, python: str | None = None) -> tuple[str, ...
 
 
 def _program(python: str | None) -> list[str]:
-    return words.split_python(python) if python else [sys.executable]
+    return shlex.split(python) if python else [sys.executable]
 
 
 def megabytes(gigabytes: float) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.program import fill, is_one_a_node, script_files, split_words, values_of
+from hpc_trainer.config.program import fill, is_one_a_node, script_files, values_of
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RankEnvError
 from hpc_trainer.runs.files import write_json
@@ -41,7 +41,7 @@ def words_of(config: TrainConfig, paths: RunPaths, environ: Mapping[str, str] = 
     """
     places = {"run.id": paths.run_id, "run.dir": str(paths.folder), "run.checkpoints": str(paths.own_checkpoints)}
     value_of = values_of(to_plain(config), places)
-    raw = split_words(config.train.command or "")
+    raw = shlex.split(config.train.command or "")
     scripts, copies = set(script_files(raw)), json.loads(environ.get(_COPIES, "{}"))
     folder = config.train.command_dir or os.curdir
     words = [_frozen(word, folder, copies) if word in scripts else fill(word, value_of) for word in raw]

@@ -29,6 +29,7 @@ from hpc_trainer.config.compose.words import choices_in, conf_dir
 from hpc_trainer.config.compose.wrong_value import wrong_value
 from hpc_trainer.config.keys import DECLARED, declared_at
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
+from hpc_trainer.config.look import is_folder
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
 from hpc_trainer.errors import ConfigError, did_you_mean, valid
@@ -63,7 +64,7 @@ class Composer:
 
     def __init__(self, config_dirs: Sequence[Path] = ()) -> None:
         for folder in config_dirs:
-            if not folder.is_dir():
+            if not is_folder(folder):
                 raise ConfigError(f"--config-dir {folder} must be a folder; there is none.")
             check_config_dir(folder)
         self._config_dirs = [folder.resolve() for folder in config_dirs]
@@ -335,7 +336,13 @@ def default_overrides(given: Iterable[str]) -> Iterator[str]:
     for key, value in own.items():
         is_overruled = key == "paths.runs_dir" and "HPC_TRAINER_RUNS" in os.environ
         if key not in named and not is_overruled:
-            yield f"{key}={override_value(value)}"
+            yield f"{'++' if _is_of_a_mapping(key) else ''}{key}={override_value(value)}"
+
+
+def _is_of_a_mapping(key: str) -> bool:
+    """True of a name of the person's own, as `cluster.env.NCCL_DEBUG`: Hydra has to be told that it may be new."""
+    known = declared_at(key)
+    return known is not None and known.section is None and known.name != key
 
 
 def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:

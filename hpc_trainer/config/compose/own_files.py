@@ -66,9 +66,13 @@ def check_config_dir(folder: Path) -> None:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """The folders and YAML files that Hydra may read; hidden folders, as .git, are none."""
-    for parent, folders, files in os.walk(folder):
+    """The folders and YAML files that Hydra may read, through links too; hidden folders, as .git, are none."""
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [each for each in folders if not each.startswith(".")]
+        if (real := os.path.realpath(parent)) in seen:  # a link that leads back
+            folders.clear()
+        seen.add(real)
         names = (*folders, *(each for each in files if each.endswith((".yaml", ".yml"))))
         yield from (path for path in map(Path(parent).joinpath, names) if path.exists())
 

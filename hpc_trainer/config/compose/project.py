@@ -18,6 +18,7 @@ from typing import Any
 
 from hpc_trainer.config.compose.own_files import others_may_write
 from hpc_trainer.config.compose.user import read_user_config
+from hpc_trainer.config.look import is_file, is_folder
 from hpc_trainer.errors import ConfigError, UntrustedFileError, valid
 
 YAML_NAME, TOML_NAME = "hpc_trainer.yaml", "pyproject.toml"
@@ -89,7 +90,7 @@ def _folders() -> Iterator[Path]:
 
 def _is_one(path: Path) -> bool:
     if path.name == YAML_NAME:
-        return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises where a folder above may not be looked into
+        return is_file(path)
     try:
         return _OUR_TABLE.search(path.read_text(encoding="utf-8")) is not None and _names_us(path)
     except (OSError, UnicodeError):  # none, or of no use to anybody
@@ -145,7 +146,7 @@ def _below(path: Path, folder: str) -> Path:
 
 def _config_dir(path: Path, named: str) -> Path:
     folder = _below(path, named)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise ConfigError(f"{path}: config_dir names {folder}, and there is no such folder.")
     # A team may write the project's folder, and so put another one in the place of this.
     owner = folder.stat().st_uid

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.own_files import check_own_file
+from hpc_trainer.config.look import is_file
 from hpc_trainer.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ def read_user_config() -> dict[str, Any]:
         UntrustedFileError: others own it or may write it.
     """
     path = user_config_path()
-    if not path.is_file():
+    if not is_file(path):
         return {}
     check_own_file(path)
     import yaml  # late: most commands have no such file; SafeLoader builds plain values only

@@ -10,11 +10,11 @@ numpy and pyarrow are imported late: `plan` of other data needs neither.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.data_files.target_kind import TargetKind
+from hpc_trainer.config.look import is_folder
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
@@ -42,7 +42,7 @@ def read_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFac
         DataError: it is missing or damaged; pyarrow is.
     """
     try:
-        if path.is_dir():
+        if is_folder(path):
             found: dict[str, Any] = {each.stem: each for each in sorted(path.glob("*.npy"))}
             _check_names(path, names, found)
             return _npy_facts(found[names[0]]), _npy_facts(found[names[1]])
@@ -62,16 +62,8 @@ def read_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFac
     raise ConfigError(f"data.path={path} must be {_PER_FILE}; there is no such file. Check the path, on every node.")
 
 
-def array_problems(data: ArraysConfig, kind: TargetKind) -> Iterator[str]:
-    """What headers tell to be wrong."""
-    try:
-        check_headers(data, kind)
-    except HpcTrainerError as error:
-        yield str(error)
-
-
 def num_train_rows(data: ArraysConfig) -> int | None:
-    """Training samples; None where something is wrong, of which `array_problems` tells."""
+    """Training samples; None where something is wrong, of which `check_headers` tells."""
     if data.path is None:
         return None
     try:

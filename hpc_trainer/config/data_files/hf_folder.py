@@ -8,15 +8,15 @@ state.json            names of the arrow files
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.data_files.array_files import check_parts
 from hpc_trainer.config.data_files.target_kind import TargetKind
+from hpc_trainer.config.look import is_file
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
-from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
+from hpc_trainer.errors import ConfigError, DataError, valid
 
 IMAGE, CLASSES, WHOLE, FLOAT, LIST, OTHER = "image", "classes", "whole numbers", "numbers", "lists", "other"
 _USUAL_FRACTION = HfDatasetConfig().eval_fraction
@@ -76,14 +76,6 @@ def check_hf_folder(data: HfDatasetConfig, kind: TargetKind) -> HfParts:
     return HfParts(train, evaluation, given, target)
 
 
-def hf_problems(data: HfDatasetConfig, kind: TargetKind) -> Iterator[str]:
-    """What `check_hf_folder` raises."""
-    try:
-        check_hf_folder(data, kind)
-    except HpcTrainerError as error:
-        yield str(error)
-
-
 def _check_sizes(data: HfDatasetConfig) -> None:
     if (data.seq_len is None) != (data.vocab_size is None):
         raise ConfigError("data.seq_len and data.vocab_size go together: set both for tokens, or neither.")
@@ -110,12 +102,12 @@ def _check_target(target: Column, kind: TargetKind, folder: Path) -> None:
 
 
 def _split_folder(path: Path, key: str, split: str) -> Path:
-    if (path / "dataset_dict.json").is_file():
+    if is_file(path / "dataset_dict.json"):
         splits = _json(path / "dataset_dict.json").get("splits", [])
         if split not in splits:
             raise ConfigError(f"data.{key}={split}: {path} has no such split. {valid(split, map(str, splits))}")
         return path / split
-    if not (path / "state.json").is_file():
+    if not is_file(path / "state.json"):
         raise DataError(
             f"{path} must be a folder that Dataset.save_to_disk made, and has no dataset_dict.json and no state.json. "
             "Check the path, on every node."
@@ -127,7 +119,7 @@ def _split_folder(path: Path, key: str, split: str) -> Path:
 
 def _columns(folder: Path) -> dict[str, Column]:
     for name in _files(folder):
-        if not (folder / name).is_file():
+        if not is_file(folder / name):
             raise DataError(f"{folder} says that it has {name}, and it has not. Copy the folder again.")
     features = _json(folder / "dataset_info.json").get("features")
     if not isinstance(features, dict):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_trainer.config.look import is_file, is_folder
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.images import EVAL_FOLDERS, ImagesConfig, ImageShardsConfig
 
@@ -62,18 +63,14 @@ def _folders(data: ImagesConfig) -> Iterator[str]:
     if data.path is None:
         yield f"data={data.name} needs data.path, the folder of the pictures, as data.path=/data/flowers."
         return
-    try:
-        path = data.folder
-    except RuntimeError:
-        yield f"data.path={data.path!r} begins with the home of a user who is not known here. Write the folder out."
-        return
-    if not path.is_dir():
+    path = data.folder
+    if not is_folder(path):
         yield f"data.path={data.path} must be a readable folder; there is none."
         return
     folders = [path]
     if data.eval_fraction is None:
-        found = next((path / name for name in EVAL_FOLDERS if (path / name).is_dir()), None)
-        if found is None or not (path / "train").is_dir():
+        found = next((path / name for name in EVAL_FOLDERS if is_folder(path / name)), None)
+        if found is None or not is_folder(path / "train"):
             yield (
                 f"data.path={data.path} must hold the folders train and eval (data.eval_fraction=null); "
                 f"{'train' if found else 'eval'} is not there. Make it, or hold out a share of all pictures: "
@@ -86,7 +83,7 @@ def _folders(data: ImagesConfig) -> Iterator[str]:
 
 def _shards(folders: list[Path]) -> Iterator[str]:
     for folder in folders:
-        if not (folder / _INDEX).is_file():
+        if not is_file(folder / _INDEX):
             yield (
                 f"{folder} must hold tar shards and their index; {_INDEX} is not there. Write it once with: "
                 f"hpc-trainer data index {folder}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,14 +115,6 @@ def check_table(data: TableConfig, kind: TargetKind) -> Columns:
             if name not in others:
                 raise ConfigError(f"data.eval_path={held_out} has no column {name}, which {path} has. Add it.")
     return columns
-
-
-def table_problems(data: TableConfig, kind: TargetKind) -> Iterator[str]:
-    """What `check_table` raises."""
-    try:
-        check_table(data, kind)
-    except HpcTrainerError as error:
-        yield str(error)
 
 
 def _kind(kind: Any, types: Any) -> str:

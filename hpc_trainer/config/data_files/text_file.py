@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_trainer.config.look import is_file
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 
 _BUILT_IN_TEXT = "pydoc_data.topics"
@@ -19,7 +20,10 @@ def num_train_windows(data: TextBytesConfig) -> int | None:
 
 
 def window_problems(data: TextBytesConfig) -> Iterator[str]:
-    """A window that does not fit into one of the parts."""
+    """There is no such file, or a window does not fit into one of the parts."""
+    if data.path is not None and not is_file(Path(data.path).expanduser()):
+        yield f"data.path={data.path} must be a readable file; there is none."
+        return
     parts = _parts(data)
     if parts is None or min(parts) > data.seq_len:
         return

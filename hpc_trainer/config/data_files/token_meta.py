@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.look import is_folder
 from hpc_trainer.errors import DataError
 
 FORMAT = 1
@@ -79,10 +80,11 @@ def read_meta(folder: Path) -> TokenMeta:
         size = (folder / TOKENS).stat().st_size
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = Path(error.filename).name
+        is_begun = missing == META and is_folder(folder)
+        unfinished = " `meta.json` is written last: it may be unfinished." if is_begun else ""
         raise DataError(
-            f"{folder} must be a folder of tokens, and has no {missing}"
-            + (". `meta.json` is written last: it may be unfinished. " if missing == META and folder.is_dir() else ". ")
-            + "Make it with `hpc-trainer data prepare`, or name another."
+            f"{folder} must be a folder of tokens, and has no {missing}.{unfinished} "
+            "Make it with `hpc-trainer data prepare`, or name another."
         ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Check its permissions, on every node.") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hpc_trainer.config.data_files.token_meta import META, TokenMeta, read_meta
+from hpc_trainer.config.look import is_file, is_folder
 from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 
@@ -77,7 +78,7 @@ def epoch_shares(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
 
 
 def num_train_samples(data: TokensConfig) -> int | None:
-    """Samples of an epoch; None where something is wrong, of which `token_problems` tells."""
+    """Samples of an epoch; None where something is wrong, of which `check_tokens` tells."""
     try:
         found = find_sources(data, "train")
     except HpcTrainerError:
@@ -100,17 +101,13 @@ def _folders(path: str | None, sources: Mapping[str, float]) -> Iterator[TokenMe
         yield read_meta(_train_part(Path(each)))
 
 
-def token_problems(data: TokensConfig) -> Iterator[str]:
-    """What `find_sources` raises, and an epoch that is too long."""
-    try:
-        for split in ("train", "eval"):
-            find_sources(data, split)
-    except HpcTrainerError as error:
-        yield str(error)
-        return
+def check_tokens(data: TokensConfig) -> None:
+    """Raises what `find_sources` raises, and ConfigError: an epoch is too long."""
+    for split in ("train", "eval"):
+        find_sources(data, split)
     length = num_train_samples(data) or 0
     if length > LONGEST_EPOCH:
-        yield (
+        raise ConfigError(
             f"data.sources: an epoch in which each source comes whole and as its weight says has {length} samples; at "
             f"most {LONGEST_EPOCH} are possible. Give the largest source a larger weight, or leave the smallest out."
         )
@@ -143,11 +140,11 @@ def _source(path: Path, weight: float, data: TokensConfig, split: Literal["train
 
 def _train_part(path: Path) -> Path:
     path = path.expanduser()
-    return path / "train" if (path / "train").is_dir() and not (path / META).exists() else path
+    return path / "train" if is_folder(path / "train") and not is_file(path / META) else path
 
 
 def _has_eval(path: Path) -> bool:
-    return (path.expanduser() / "eval").is_dir() and _train_part(path) != path.expanduser()
+    return is_folder(path.expanduser() / "eval") and _train_part(path) != path.expanduser()
 
 
 def _check_alike(found: Sequence[Source]) -> None:

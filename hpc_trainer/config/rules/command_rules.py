@@ -12,12 +12,12 @@ from pathlib import Path
 
 from hpc_trainer.config import script_words
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.look import is_file, is_folder
 from hpc_trainer.config.program import (
     RUN_PLACES,
     placeholders,
     script_files,
     shell_words,
-    split_words,
     values_of,
 )
 from hpc_trainer.config.schema.cluster import Executor
@@ -46,7 +46,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
         )
     yield from script_words.argument_problem("train.command", command)
     try:
-        words, names = split_words(command), list(placeholders(command))
+        words, names = shlex.split(command), list(placeholders(command))
     except ValueError as error:
         yield (
             f"train.command={script_words.shown(command)}: {error}. Quote words as a shell would; {{{{ and }}}} are "
@@ -62,14 +62,14 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
     value_of = values_of(to_plain(config), dict.fromkeys(RUN_PLACES, ""))
     yield from (problem for name in dict.fromkeys(names) for problem in _wrong_place(name, value_of))
     folder = Path(config.train.command_dir or ".").expanduser()
-    if not folder.is_dir():
+    if not is_folder(folder):
         yield f"train.command_dir={config.train.command_dir} must be a folder; there is none."
         return
     for word in shell_words(command)[:1]:
         yield f"train.command: {word} is a shell's, and no shell reads the command. Write sh -c {shlex.quote(command)}."
     yield from _no_program(config, words[0], folder)
     for name in script_files(words):
-        if not (folder / name).is_file():
+        if not is_file(folder / name):
             yield (
                 f"train.command runs {name}, and {folder.absolute()} has no such file. Submit from the folder that it "
                 "is relative to, name that by train.command_dir, or write the whole path."
@@ -82,7 +82,7 @@ def _no_program(config: TrainConfig, word: str, folder: Path) -> Iterator[str]:
         return
     if "/" in word:
         file = folder / word
-        if file.is_file() and not os.access(file, os.X_OK):
+        if is_file(file) and not os.access(file, os.X_OK):
             yield f"train.command: {word} is not executable: chmod +x {word}, or name what runs it, as: python {word}"
         return
     cluster = config.cluster

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.array_files import array_problems
-from hpc_trainer.config.data_files.hf_folder import hf_problems
+from hpc_trainer.config.data_files.array_files import check_headers
+from hpc_trainer.config.data_files.hf_folder import check_hf_folder
 from hpc_trainer.config.data_files.image_files import image_problems
-from hpc_trainer.config.data_files.table_files import table_problems
+from hpc_trainer.config.data_files.table_files import check_table
 from hpc_trainer.config.data_files.target_kind import target_kind
 from hpc_trainer.config.data_files.text_file import window_problems
-from hpc_trainer.config.data_files.token_sources import token_problems
+from hpc_trainer.config.data_files.token_sources import check_tokens
+from hpc_trainer.config.look import home_problems
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
 from hpc_trainer.config.schema.data.shipped import DataConfig, TextBytesConfig
 from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.errors import HpcTrainerError
 
 _PATHS = ("path", "eval_path", "sources")
 """Keys that name files or folders, whatever the data set."""
@@ -38,14 +40,6 @@ def with_absolute_paths(data: DataConfig) -> DataConfig:
     return dataclasses.replace(data, **found) if found else data
 
 
-def home_problems(key: str, path: str | None) -> Iterator[str]:
-    """A path below the home of a user whom this machine does not know."""
-    try:
-        Path(path or "").expanduser()
-    except RuntimeError:
-        yield f"{key}={path!r} begins with the home of a user who is not known here. Write the folder out."
-
-
 def _named(data: DataConfig) -> Iterator[tuple[str, str | None]]:
     for key in _PATHS:
         value = getattr(data, key, None)
@@ -57,22 +51,18 @@ def _absolute(path: str) -> str:
 
 
 def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
-    if isinstance(data, TextBytesConfig):
-        yield from _text_bytes(data)
-    elif isinstance(data, ImagesConfig):
-        yield from image_problems(data)
-    elif isinstance(data, TokensConfig):
-        yield from token_problems(data)
-    elif isinstance(data, ArraysConfig):
-        yield from array_problems(data, target_kind(task))
-    elif isinstance(data, TableConfig):
-        yield from table_problems(data, target_kind(task))
-    elif isinstance(data, HfDatasetConfig):
-        yield from hf_problems(data, target_kind(task))
-
-
-def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
-    if data.path is not None and not Path(data.path).expanduser().is_file():
-        yield f"data.path={data.path} must be a readable file; there is none."
-    else:
-        yield from window_problems(data)
+    try:
+        if isinstance(data, TextBytesConfig):
+            yield from window_problems(data)
+        elif isinstance(data, ImagesConfig):
+            yield from image_problems(data)
+        elif isinstance(data, TokensConfig):
+            check_tokens(data)
+        elif isinstance(data, ArraysConfig):
+            check_headers(data, target_kind(task))
+        elif isinstance(data, TableConfig):
+            check_table(data, target_kind(task))
+        elif isinstance(data, HfDatasetConfig):
+            check_hf_folder(data, target_kind(task))
+    except HpcTrainerError as error:
+        yield str(error)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_trainer.config.look import home_problems, is_file, is_folder
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 
 
@@ -16,12 +17,12 @@ def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
             yield f"checkpoint.allow_changes holds {name!r}: it takes keys alone, as checkpoint.allow_changes=[seed]."
     if checkpoint.resume_from is None:
         return
-    try:
-        path = Path(checkpoint.resume_from).expanduser()
-    except RuntimeError:
-        yield f"checkpoint.resume_from={checkpoint.resume_from!r} begins with the home of a user who is not known here."
+    unknown = list(home_problems("checkpoint.resume_from", checkpoint.resume_from))
+    if unknown:
+        yield from unknown
         return
-    if not (path / "checkpoints").is_dir() and not (path / "manifest.json").is_file():
+    path = Path(checkpoint.resume_from).expanduser()
+    if not is_folder(path / "checkpoints") and not is_file(path / "manifest.json"):
         yield (
             f"checkpoint.resume_from={checkpoint.resume_from} must be the folder of a run (it holds checkpoints/) or "
             "of one checkpoint (it holds manifest.json). `hpc-trainer status --json` has the run ids; a run's folder "

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_trainer.config.look import is_file
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -36,7 +37,7 @@ def task_problems(config: TrainConfig) -> Iterator[str]:
 def _class_problems(target: str) -> Iterator[str]:
     """As far as a file below the current folder tells; code that is installed is looked at by the worker."""
     *path, name = target.split(".")
-    file = next((each for each in (Path(*path).with_suffix(".py"), Path(*path, "__init__.py")) if each.is_file()), None)
+    file = next((each for each in (Path(*path).with_suffix(".py"), Path(*path, "__init__.py")) if is_file(each)), None)
     if not path or file is None:
         return
     try:

@@ -10,11 +10,12 @@ from hpc_trainer.config import script_words as words
 from hpc_trainer.config.batch import with_batch
 from hpc_trainer.config.checks import within
 from hpc_trainer.config.load import BUT_SEED, but_seed
+from hpc_trainer.config.look import home_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.rules.batch_rules import batch_problems
 from hpc_trainer.config.rules.code_names import param_problems, target_problems
 from hpc_trainer.config.rules.command_rules import command_problems, with_command
-from hpc_trainer.config.rules.data_rules import data_problems, home_problems, with_absolute_paths
+from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
 from hpc_trainer.config.rules.effect_rules import effect_problems
 from hpc_trainer.config.rules.item_rules import item_problems
 from hpc_trainer.config.rules.limit_rules import limit_problems

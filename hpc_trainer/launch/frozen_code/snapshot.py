@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import stat
 import sys
 import sysconfig
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import hpc_trainer
-from hpc_trainer.config.program import module_names, script_files, split_words
+from hpc_trainer.config.program import module_names, script_files
 from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError
@@ -138,7 +139,7 @@ def _code_names(configs: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[Pat
     packages |= {name for each in configs for name in each["snapshot"]["packages"]}
     scripts: set[Path] = set()
     for command, folder in {(each["train"].get("command"), each["train"].get("command_dir")) for each in configs}:
-        words = split_words(command or "")
+        words = shlex.split(command or "")
         packages |= {module.split(".", 1)[0] for module in module_names(words)}
         scripts |= {Path(folder or ".", word) for word in script_files(words)}
     return packages, scripts

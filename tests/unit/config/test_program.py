@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from hpc_trainer.config.program import (
     placeholders,
     program_name,
     script_files,
-    split_words,
     values_of,
 )
 from hpc_trainer.errors import ConfigError
@@ -71,7 +71,7 @@ def test_a_lone_brace_is_an_error(text: str) -> None:
     ],
 )
 def test_what_a_command_runs(command: str, name: str, scripts: list[str], modules: list[str]) -> None:
-    words = split_words(command)
+    words = shlex.split(command)
     assert (program_name(command), script_files(words), module_names(words)) == (name, scripts, modules)
 
 

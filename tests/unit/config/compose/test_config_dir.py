@@ -155,3 +155,17 @@ def test_a_file_of_ones_own_defaults_that_others_may_write_is_refused(
     own.chmod(0o664)
     with pytest.raises(UntrustedFileError, match=f"chmod go-w {own}"):
         read_user_config()
+
+
+def test_what_lies_behind_a_link_is_looked_at_too(tmp_path: Path) -> None:
+    there = tmp_path / "elsewhere"
+    there.mkdir()
+    (there / "theirs.yaml").write_text("name: theirs\n")
+    own = _own_conf(tmp_path / "conf")
+    (own / "cluster").symlink_to(there)
+    (there / "back").symlink_to(own)
+    with GridComposer([own]):
+        pass
+    (there / "theirs.yaml").chmod(0o666)
+    with pytest.raises(UntrustedFileError, match=r"theirs\.yaml has mode 666"):
+        GridComposer([own])

@@ -102,3 +102,17 @@ def test_a_wrong_key_in_the_file_is_answered_like_one_on_the_command_line(own_fi
     own_file.write_text("cluster.my_account: my_lab\n")
     with Composer() as composer, pytest.raises(ConfigError, match=r"cluster\.my_account: .*Did you mean account\?"):
         composer.compose(list(default_overrides([])))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cluster:\n  env: {NCCL_DEBUG: INFO}\n  sbatch: {mail-type: END}\n",
+     "cluster.env.NCCL_DEBUG: INFO\ncluster.sbatch.mail-type: END\n"],
+)  # fmt: skip
+def test_names_of_ones_own_in_a_mapping_are_defaults_too(own_file: Path, text: str) -> None:
+    own_file.write_text(text)
+    with Composer() as composer:
+        config = composer.compose(list(default_overrides([])))
+        assert (config.cluster.env, config.cluster.sbatch) == ({"NCCL_DEBUG": "INFO"}, {"mail-type": "END"})
+        line = "+cluster.env.NCCL_DEBUG=WARN"
+        assert composer.compose([*default_overrides([line]), line]).cluster.env == {"NCCL_DEBUG": "WARN"}
