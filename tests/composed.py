@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hydra.core.global_hydra import GlobalHydra
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
+from hpc_trainer.config.compose.grid import Point, expand_grid
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -21,6 +22,11 @@ def composed(words: Sequence[str]) -> TrainConfig:
         return copy.deepcopy(composer.compose_point(list(words)).config)
     finally:
         GlobalHydra.instance().hydra = before
+
+
+def expand(composer: GridComposer, overrides: Sequence[str]) -> list[Point]:
+    """The points of a grid."""
+    return expand_grid(composer, overrides).points
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.grid import expand
+from hpc_trainer.config.compose.grid import expand_grid
 
 REPEATS = 5
 # Points -> words: eight axes, four of groups and four of values.
@@ -47,7 +47,7 @@ def hydra_s_a_point(words: Sequence[str], num_points: int = 8) -> float:
     """Median seconds of Hydra's own compose for one point of this grid."""
     times = []
     with GridComposer() as composer:
-        for point in expand(composer, words)[:num_points]:
+        for point in expand_grid(composer, words).points[:num_points]:
             begin = time.perf_counter()
             composer.compose(point.overrides)
             times.append(time.perf_counter() - begin)

@@ -59,11 +59,6 @@ class _Block:
         return math.prod(len(axis.steps) for axis in self.axes)
 
 
-def expand(composer: GridComposer, overrides: Sequence[str]) -> list[Point]:
-    """The points of a grid: `expand_grid` for those who need nothing else."""
-    return expand_grid(composer, overrides).points
-
-
 def expand_grid(composer: GridComposer, overrides: Sequence[str]) -> Expansion:
     """The points of a grid: the product of all axes, the first axis slowest; blocks one after the other.
 

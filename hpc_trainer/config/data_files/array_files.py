@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpc_trainer.config.look import is_folder
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import TargetKind
@@ -41,7 +42,7 @@ def read_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFac
         DataError: it is missing or damaged; pyarrow is.
     """
     try:
-        if path.is_dir():
+        if is_folder(path):
             found: dict[str, Any] = {each.stem: each for each in sorted(path.glob("*.npy"))}
             _check_names(path, names, found)
             return _npy_facts(found[names[0]]), _npy_facts(found[names[1]])

@@ -12,7 +12,7 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, slow_at_end
-from hpc_trainer.runs.monitoring.telemetry import Sample, mean_of, newest_of_ranks, summary
+from hpc_trainer.runs.monitoring.telemetry import THROTTLE, Sample, mean_of, newest_of_ranks
 from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.states import RunState
@@ -189,17 +189,22 @@ def uses_of(samples: Sequence[Sample]) -> list[RankUse]:
 
 
 def _use(name: str, samples: Sequence[Sample], best: Mapping[str | None, float]) -> RankUse:
-    usage = summary(samples).run
-    device = next((each.device for each in reversed(samples) if each.device is not None), None)
-    busy = [each.host.cpus for each in samples if each.host is not None and each.host.cpus is not None]
-    clock = mean_of([None if each.device is None else each.device.sm_clock_mhz for each in samples])
+    devices = [each.device for each in samples if each.device is not None]
+    hosts = [each.host for each in samples if each.host is not None]
+    device = devices[-1] if devices else None
+    told = [each.throttle for each in devices if each.throttle is not None]
+    throttle = {word: sum(word in each for each in told) / len(told) for word in THROTTLE if told}
+    clock = mean_of(each.sm_clock_mhz for each in devices)
     return RankUse(
-        name=name, node=samples[-1].node or "?", samples=len(samples), utilisation=usage.utilisation,
-        device=device.name if device else None, throttle=usage.throttled,
+        name=name, node=samples[-1].node or "?", samples=len(samples),
+        utilisation=mean_of(each.utilisation for each in devices),
+        device=device.name if device else None, throttle={word: share for word, share in throttle.items() if share},
         clock_share=clock / best[device.name] if device and clock and best.get(device.name) else None,
         power_limit_w=device.power_limit_w if device else None,
-        cpus=usage.cpus, most_cpus=nearest_rank(busy, 0.95), cpus_allowed=usage.cpus_allowed,
-        most_rss=usage.max_rss_bytes,
+        cpus=mean_of(each.cpus for each in hosts),
+        most_cpus=nearest_rank([each.cpus for each in hosts if each.cpus is not None], 0.95),
+        cpus_allowed=max((each.cpus_allowed for each in hosts if each.cpus_allowed is not None), default=None),
+        most_rss=max((each.rss_bytes for each in hosts if each.rss_bytes is not None), default=None),
     )  # fmt: skip
 
 

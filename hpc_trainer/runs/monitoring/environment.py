@@ -17,6 +17,7 @@ from hpc_trainer.runs.reading import Faults, read_json, tell
 FORMAT = 1
 _MOST_COMPARED = 50
 _MOST_NAMED = 4
+_LONGEST = 40  # letters of a value in a line
 # Their values change with each job, place or person, and change no result.
 _NOT_COMPARED = (
     "SLURM_", "HPC_TRAINER_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
@@ -191,7 +192,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _short(value: str | None, longest: int = 40) -> str:
+def _short(value: str | None) -> str:
     if value is None:
         return "not there"
-    return value if len(value) <= longest else f"{value[: longest - 3]}..."
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."

@@ -80,13 +80,9 @@ def write_answer(paths: RunPaths, rank: int, answer: ProfileAnswer) -> None:
     write_json(paths.profile_answer(rank), asdict(answer), sync=False)
 
 
-def read_answer(paths: RunPaths, rank: int, faults: Faults | None = None) -> ProfileAnswer | None:
+def read_answer(paths: RunPaths, rank: int) -> ProfileAnswer | None:
     """The newest answer of a rank; None: it has given none that can be read."""
-    return parsed_file(
-        paths.profile_answer(rank),
-        lambda record: ProfileAnswer(**typed(record, *_ANSWER)),
-        Faults() if faults is None else faults,
-    )
+    return parsed_file(paths.profile_answer(rank), lambda record: ProfileAnswer(**typed(record, *_ANSWER)), Faults())
 
 
 _REQUEST = {"id": as_text, "time": as_time, "keep_s": as_time, "num_steps": as_count, "ranks": tuple_of(as_count)}

@@ -183,9 +183,7 @@ def read_telemetry(
     ]
 
 
-def newest_of_ranks(
-    paths: RunPaths, *, most_ranks: int, most_lines: int = _DENSE, faults: Faults | None = None
-) -> list[Sample]:
+def newest_of_ranks(paths: RunPaths, *, most_ranks: int, faults: Faults | None = None) -> list[Sample]:
     """Of the newest attempt the first few and the last lines of each rank, read from the ends of the files; of more
     ranks than `most_ranks` so many of them, in equal spaces.
     """
@@ -193,7 +191,7 @@ def newest_of_ranks(
     found = (
         (attempt, rank, record)
         for attempt, rank, path in _spaced([each for each in files if each[0] == files[-1][0]], most_ranks)
-        for record in _records_at_ends(path, faults, most_lines * _LINE, first=_TAIL)
+        for record in _records_at_ends(path, faults)
     )
     return [sample for each in found if (sample := _sample(*each)) is not None]
 
@@ -245,14 +243,13 @@ def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
     return None
 
 
-def _records_at_ends(path: str, faults: Faults | None, size: int, first: int) -> list[dict[str, Any]]:
-    """What the last `size` bytes hold, and the `first` ones; a line that is torn, or cut by these, is none."""
-    head, tail = read_ends(path, faults, last=size, first=first)
-    lines = [*head.splitlines(), *tail.splitlines()]
+def _records_at_ends(path: str, faults: Faults | None) -> list[dict[str, Any]]:
+    """What the first lines hold, and the newest ones; a line that is torn, or cut by where they end, is none."""
     found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            found.append(parse_record(line))
+    for part in read_ends(path, faults, last=_DENSE * _LINE, first=_TAIL):
+        for line in part.splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(parse_record(line))
     return found
 
 
@@ -298,67 +295,6 @@ def _items(value: object, kind: type) -> tuple[Any, ...] | None:
     return tuple(each for each in value[:_MOST_ITEMS] if type(each) is kind) if isinstance(value, list) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Means, maxima and sums of a rank, or of all: None where nothing is known."""
-
-    num_samples: int
-    utilisation: float | None
-    power_w: float | None
-    """Mean of a device."""
-    cpus: float | None
-    """Mean of a rank."""
-    cpus_allowed: float | None
-    max_temperature_c: float | None
-    max_memory_used: int | None
-    memory_total: int | None
-    max_rss_bytes: int | None
-    throttled: Mapping[str, float]
-    """Word -> share of the samples that had it."""
-    xid: tuple[int, ...]
-    max_ecc_uncorrected: int | None
-    energy_j: float | None
-    """Of all attempts: of the devices, where any has a figure, else of the nodes' processors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """A run's telemetry in figures."""
-
-    ranks: Mapping[int, Usage]
-    run: Usage
-
-
-def summary(samples: Sequence[Sample]) -> Summary:
-    """Figures of each rank and of the run, of all attempts that `samples` has."""
-    by_rank: dict[int, list[Sample]] = {}
-    for each in samples:
-        by_rank.setdefault(each.rank, []).append(each)
-    return Summary(ranks={rank: _usage(by_rank[rank]) for rank in sorted(by_rank)}, run=_usage(samples))
-
-
-def _usage(samples: Sequence[Sample]) -> Usage:
-    devices = [each.device for each in samples if each.device is not None]
-    hosts = [each.host for each in samples if each.host is not None]
-    words = [word for each in devices for word in each.throttle or ()]
-    told = sum(each.throttle is not None for each in devices)
-    return Usage(
-        num_samples=len(samples),
-        utilisation=mean_of(each.utilisation for each in devices),
-        power_w=mean_of(each.power_w for each in devices),
-        cpus=mean_of(each.cpus for each in hosts),
-        cpus_allowed=_most(each.cpus_allowed for each in hosts),
-        max_temperature_c=_most(each.temperature_c for each in devices),
-        max_memory_used=_most(each.memory_used for each in devices),
-        memory_total=_most(each.memory_total for each in devices),
-        max_rss_bytes=_most(each.rss_bytes for each in hosts),
-        throttled={word: words.count(word) / told for word in THROTTLE if word in words},
-        xid=tuple(dict.fromkeys(number for each in devices for number in each.xid or ())),
-        max_ecc_uncorrected=_most(each.ecc_uncorrected for each in devices),
-        energy_j=energy_j(samples),
-    )
-
-
 def energy_j(samples: Iterable[Sample]) -> float | None:
     """All attempts and ranks added: what each device used, else what each node's processors did; None: nobody knows.
 
@@ -377,14 +313,7 @@ def energy_j(samples: Iterable[Sample]) -> float | None:
     return sum(known.values()) if known else None
 
 
-Number = TypeVar("Number", int, float)
-
-
 def mean_of(values: Iterable[float | None]) -> float | None:
     """Of those that are known; None if none is."""
     known = [each for each in values if each is not None]
     return statistics.fmean(known) if known else None
-
-
-def _most(values: Iterable[Number | None]) -> Number | None:
-    return max((each for each in values if each is not None), default=None)

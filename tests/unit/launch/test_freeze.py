@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.grid import expand
 from hpc_trainer.config.rules import validate as validate_module
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError
@@ -20,6 +19,7 @@ from hpc_trainer.launch.freeze import freeze, freeze_grid
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs
+from tests.composed import expand
 from tests.unit.config.compose.random_overrides import write_files
 
 

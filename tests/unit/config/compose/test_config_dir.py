@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.grid import expand
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.errors import ConfigError, UntrustedFileError
+from tests.composed import expand
 
 
 def _own_conf(folder: Path) -> Path:

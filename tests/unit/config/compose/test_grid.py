@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.grid import Point, expand, expand_grid
+from hpc_trainer.config.compose.grid import Point, expand_grid
 from hpc_trainer.errors import ConfigError
+from tests.composed import expand
 
 pytestmark = pytest.mark.usefixtures("fake_slurm")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.grid import expand
+from tests.composed import expand
 
 
 def _grid(tmp_path: Path, text: str, *more: str) -> list[tuple[str, ...]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.grid import expand
 from hpc_trainer.errors import ConfigError
+from tests.composed import expand
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 

@@ -23,7 +23,7 @@ PATH = f"/tmp/{'a' * 300}"
         (("data=tokens", "model=gpt", f"data.path={PATH}"), "a{300}.* cannot be read: File name too long"),
         (
             ("data=arrays", f"data.path={PATH}"),
-            "data.path=.*: there is no such file|data.path=.* there is no such file",
+            "data.path=.* there is no such file",
         ),
         (("data=hf_dataset", f"data.path={PATH}"), "a{300} must be a folder that Dataset.save_to_disk made"),
         ((f"checkpoint.resume_from={PATH}",), "checkpoint.resume_from=.* must be the folder of a run"),

@@ -169,11 +169,25 @@ def test_of_many_ranks_and_long_files_a_part_is_read(tmp_path: Path) -> None:
         append_samples(paths, [
             Sample(attempt=1, rank=rank, time=1e9 + each, elapsed_s=float(each), node="n0", step=each,
                    device=_device(rank, sm_clock_mhz=1410 if each < 3 else 700), host=host)
-            for each in range(900)
+            for each in range(1800)
         ])  # fmt: skip
-    read = newest_of_ranks(paths, most_ranks=3, most_lines=50)
+    read = newest_of_ranks(paths, most_ranks=3)
     assert sorted({each.rank for each in read}) == [0, 2, 4]
-    assert len(read) < 3 * 200
-    assert {(each.step or 0) for each in read} >= {0, 1, 2, 880, 899}
+    assert len(read) < 3 * 1500
+    assert {(each.step or 0) for each in read} >= {0, 1, 2, 1780, 1799}
     assert [use.clock_share for use in uses_of(read)] == pytest.approx([0.5] * 3, abs=0.02)
     assert newest_of_ranks(RunPaths(tmp_path / "s-0123456789"), most_ranks=3) == []
+
+
+def test_what_a_rank_takes_is_its_means_and_shares() -> None:
+    host = Host(cpus=1.5, cpus_allowed=2.0, rss_bytes=GB)
+    words: list[tuple[str, ...] | None] = [(), (), ("sw_thermal", "power_cap"), (), (), None]
+    samples = [
+        Sample(attempt=0, rank=0, time=1e9, elapsed_s=float(number), node="n0", step=number, host=host,
+               device=_device(0, utilisation=number / 10, throttle=each))
+        for number, each in enumerate(words)
+    ]  # fmt: skip
+    (use,) = uses_of(samples)
+    assert use.utilisation == pytest.approx(0.35), "without the first two"
+    assert use.throttle == pytest.approx({"power_cap": 1 / 3, "sw_thermal": 1 / 3}), "of those that tell"
+    assert (use.cpus, use.most_cpus, use.cpus_allowed, use.most_rss) == (1.5, 1.5, 2.0, GB)

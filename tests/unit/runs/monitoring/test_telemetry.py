@@ -15,7 +15,6 @@ from hpc_trainer.runs.files import append_texts
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.telemetry import (
     MAX_LINES,
-    THROTTLE,
     Device,
     Host,
     Sample,
@@ -24,7 +23,6 @@ from hpc_trainer.runs.monitoring.telemetry import (
     newest_of_ranks,
     newest_samples,
     read_telemetry,
-    summary,
     thin_out,
 )
 from hpc_trainer.runs.reading import Faults
@@ -113,25 +111,6 @@ def test_thinning_takes_times_as_they_come(paths: RunPaths) -> None:
         assert [each.step for each in read_telemetry(paths)][-256:] == list(range(3_000 - 256, 3_000))
 
 
-def test_figures_of_ranks_and_of_the_run() -> None:
-    samples = [
-        _sample(0, utilisation=0.2, temperature_c=50.0, energy_j=10.0, throttle=()),
-        _sample(1, utilisation=0.4, temperature_c=80.0, energy_j=30.0, throttle=("sw_thermal", "power_cap"), xid=(13,)),
-        _sample(0, rank=1, utilisation=0.9, energy_j=5.0),
-        _sample(0, attempt=1, utilisation=0.9, energy_j=7.0, throttle=()),
-    ]
-    found = summary(samples)
-    assert list(found.ranks) == [0, 1]
-    assert found.ranks[0].utilisation == pytest.approx(0.5)
-    assert found.ranks[0].max_temperature_c == 80.0
-    assert found.ranks[0].throttled == pytest.approx({"power_cap": 1 / 3, "sw_thermal": 1 / 3})
-    assert list(found.ranks[0].throttled) == [word for word in THROTTLE if word in ("sw_thermal", "power_cap")]
-    assert found.ranks[0].xid == (13,)
-    assert found.run.energy_j == 30 + 5 + 7
-    assert found.run.cpus == 1.5
-    assert found.ranks[1].max_temperature_c is None
-
-
 def test_energy_is_of_devices_where_they_tell_it_and_else_of_the_node() -> None:
     node = dataclasses.replace(_sample(0), host=Host(energy_j=100.0))
     assert energy_j([]) is None
@@ -141,6 +120,9 @@ def test_energy_is_of_devices_where_they_tell_it_and_else_of_the_node() -> None:
     # Several devices of one rank: a program that drives all GPUs of its node.
     both = [_sample(0, energy_j=10.0), dataclasses.replace(_sample(0), device=Device(uuid="GPU-b", energy_j=3.0))]
     assert energy_j(both) == 13.0
+    # It counts up within an attempt; attempts and ranks are added.
+    ranks = [_sample(0, energy_j=10.0), _sample(1, energy_j=30.0), _sample(0, rank=1, energy_j=5.0)]
+    assert energy_j([*ranks, _sample(0, attempt=1, energy_j=7.0)]) == 30 + 5 + 7
 
 
 def test_a_pipe_and_an_endless_file_are_told_and_nobody_waits_for_them(paths: RunPaths) -> None:
@@ -167,7 +149,6 @@ def test_figures_that_no_counter_tells_are_left_out(paths: RunPaths) -> None:
     (sample,) = read_telemetry(paths)
     assert sample.host == Host()
     assert sample.device == Device(xid=(48,), throttle=("hw_thermal",))
-    assert summary([sample]).run.xid == (48,)
 
 
 def test_of_a_file_without_end_so_much_is_read(paths: RunPaths) -> None:
