@@ -87,7 +87,10 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in (*status.notes, *run_remarks(status)):
         say(f"Note: {as_typed(note)}")
-    print_next(_next_command(status))
+    if status.specs:
+        print_next(_next_command(status))
+    else:  # its submit was ended, or had no room
+        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
 
 
 def run_remarks(status: SweepStatus) -> list[str]:

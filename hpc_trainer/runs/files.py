@@ -23,9 +23,20 @@ from hpc_trainer.runs.reading import TORN, Faults, Place, exists, is_storage_err
 
 __all__ = [
     "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_ours", "is_storage_error",
-    "read_json", "read_lines", "sha256_of", "whole_file", "write_atomic", "write_json", "write_marker",
+    "naming", "read_json", "read_lines", "sha256_of", "whole_file", "write_atomic", "write_json", "write_marker",
 ]  # fmt: skip
 _PIECE = 1 << 22
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What the file system refuses meanwhile is told with this file: of a full disk Python's error names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
@@ -35,7 +46,7 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
     With `sync` false without the fsyncs: for what is written often and worth little after a power cut.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with naming(path), temporary.open("w", encoding="utf-8") as file:
         set_file_mode(file.fileno())
         file.write(text)
         if sync:
@@ -51,7 +62,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file of any size that has its name once it is whole and on the disk; else nothing of it stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with naming(path), temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -154,10 +165,11 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
         is_new = os.fstat(descriptor).st_size == 0
         if is_new:
             set_file_mode(descriptor)
-        for text in texts:
-            _append(descriptor, path, text)
-        if sync:
-            os.fsync(descriptor)
+        with naming(path):
+            for text in texts:
+                _append(descriptor, path, text)
+            if sync:
+                os.fsync(descriptor)
     finally:
         os.close(descriptor)
     if sync and is_new:

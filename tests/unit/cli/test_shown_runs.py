@@ -239,3 +239,15 @@ def test_retry_where_nothing_failed_says_what_there_is_and_what_helps(tmp_path: 
     with pytest.raises(RunStateError) as error:
         run_retry([run_id], None, folder, as_json=False)
     assert str(error.value) == f"nothing to retry: {run_id} is COMPLETED. {fresh}"
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_sweep_whose_submit_came_to_nothing_names_no_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "sweep").mkdir(parents=True)
+    run_status("sweep", tmp_path / "runs", watch=False, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "Sweep sweep: no runs.",
+        "None of its runs was submitted: the same `hpc-trainer submit` begins again.",
+    ]
