@@ -119,6 +119,16 @@ def test_a_run_at_work_that_is_silent_shows_for_how_long(
     assert _shown(one_run, capsys).endswith("last sign of life 2m30s ago")
 
 
+def test_a_run_that_has_come_back_is_not_as_silent_as_its_attempt_before(
+    one_run: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_run.beat(step=100, age_s=500)
+    one_run.end(state=RunState.REQUEUED, cause="preempted", saved_step=100, age_s=400)
+    fake_slurm.answer("squeue", "500_0|RUNNING|n1|None|x\n")
+    one_run.start(attempt=1, resumed=100, age_s=3)
+    assert "last sign of life" not in _shown(one_run, capsys)
+
+
 @pytest.mark.usefixtures("no_slurm")
 def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A grid that has grown: the third run was submitted last, and is the best, and the second began last."""
