@@ -156,6 +156,8 @@ def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: 
     assert f"Best eval_accuracy: 0.9 ({ids[2]})" in out
     run_results("sweep", folder, sort="eval_accuracy", as_json=False)
     assert shown(capsys.readouterr().out) == ids[::-1], "asked for, best first"
+    run_results("sweep", folder, sort="seed", as_json=False)
+    assert f"Best eval_accuracy: 0.9 ({ids[2]})" in capsys.readouterr().out, "no seed is best"
     run_report("sweep", folder, output=None, warmup_steps=None, exports=(), as_json=True)
     assert [run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]] == grid
     write_json(sweep.paths.sweep, {"run_ids": ids[1:2]})
