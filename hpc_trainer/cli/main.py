@@ -6,6 +6,7 @@ Imports nothing heavy: each verb brings what it needs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -198,10 +199,15 @@ def _main() -> None:
         sys.exit(0)
     except OSError as error:  # a full disk, a read-only folder: the system's words say which and where
         _complain(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(as_typed(_NO_ROOM), file=sys.stderr)
         sys.exit(1)
     except Exception:  # a fault of ours; what it says may hold anything
         traceback.print_exc()
         sys.exit(1)
+
+
+_NO_ROOM = "Free some space (quota -s, df -h), or name another folder: paths.runs_dir=FOLDER. Then give it again."
 
 
 def _tell_unused_project() -> None:

@@ -86,7 +86,10 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in (*status.notes, *run_remarks(status)):
         say(f"Note: {as_typed(note)}")
-    print_next(_next_command(status))
+    if status.specs:
+        print_next(_next_command(status))
+    else:  # its submit was ended, or had no room
+        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
 
 
 def run_remarks(status: SweepStatus) -> list[str]:
@@ -219,7 +222,8 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
     """The table of results, in the order of the sweep, and the best run. With `sort`, and of too many: best first."""
     rows = result_rows(status)
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    by = sort or ("eval_accuracy" if "eval_accuracy" in columns else "eval_loss" if "eval_loss" in columns else None)
+    usual = next((each for each in ("eval_accuracy", "eval_loss") if each in columns), None)
+    by = sort or usual
     ranked = sort_rows(rows, by) if by else rows
     is_long = len(rows) > MOST_LINES and not every_run
     rows = ranked if sort or is_long else rows
@@ -235,9 +239,15 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
             f"{len(shown)} of {len(rows)} runs{first}; a line for each: hpc-trainer results --all {status.sweep.name}"
         )
         print(as_typed(told))
-    if by and ranked and ranked[0].get(by) is not None:
-        say(f" ({ranked[0]['run_id']})", f"Best {escape(by)}: [bold]{escape(figure(ranked[0][by]))}[/]")
+    _say_best(ranked, by if not any(isinstance(row.get(by or ""), str) for row in ranked) else usual)
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")
+
+
+def _say_best(rows: Sequence[dict[str, Any]], metric: str | None) -> None:
+    """The best run by a metric; nothing where no run has it."""
+    best = sort_rows(rows, metric)[0] if metric and rows else {}
+    if metric and best.get(metric) is not None:
+        say(f" ({best['run_id']})", f"Best {escape(metric)}: [bold]{escape(figure(best[metric]))}[/]")
 
 
 _LEAST_OF_RESULTS = ("CODE", "ATTEMPTS", "GPU_HOURS", "CO2_G", "J_PER_SAMPLE", "ENERGY_KWH", "METRICS_STEP", "STEP")

@@ -25,6 +25,17 @@ _PIECE = 1 << 22
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What the file system refuses meanwhile is told with this file: of a full disk Python's error names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """A file of any size that a reader sees as it was or whole, also after a power cut; else nothing of it stays.
 
@@ -33,7 +44,7 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with naming(path), temporary.open("wb") as file:
             set_file_mode(file.fileno())
             yield file
             if sync:
@@ -146,10 +157,11 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
         is_new = os.fstat(descriptor).st_size == 0
         if is_new:
             set_file_mode(descriptor)
-        for text in texts:
-            _append(descriptor, path, text)
-        if sync:
-            os.fsync(descriptor)
+        with naming(path):
+            for text in texts:
+                _append(descriptor, path, text)
+            if sync:
+                os.fsync(descriptor)
     finally:
         os.close(descriptor)
     if sync and is_new:

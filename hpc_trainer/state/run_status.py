@@ -144,7 +144,9 @@ def status_of(
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
         state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
     beat = folder.heartbeat
-    seen = beat.get("time") or (newest.end_time or newest.start_time if newest else None)
+    seen = beat.get("time")
+    if newest is not None and (seen is None or beat.get("attempt") != newest.attempt):
+        seen = newest.end_time or newest.start_time  # a heartbeat of the attempt before says nothing of this one
     entry = view.job_of(folder)
     waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt

@@ -22,6 +22,7 @@ _OF_A_TYPE = re.compile(
 )
 _QUOTED = re.compile(r"'(.*?)'", re.DOTALL)
 _PLAIN_WORDS = re.compile(r"[-+\w./]+")
+_SPAN = re.compile(r"(\d{1,9})(?:\.\.+|-|:)(\d{1,9})")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -70,6 +71,10 @@ def _of_number(known: Declared, kind: type, text: str) -> str:
         rule = "one number" if text.startswith("[") else WORDS[kind]
         parted = "Several values are parted by commas, without brackets or spaces."
         return f"{what} must be {rule}. {parted} Use {name}={sweep}."
+    span = _SPAN.fullmatch(text) if kind is int else None
+    if span is not None:
+        first, last = span[1], span[2]
+        return f"{what} must be {WORDS[kind]}. Use '{name}=range({first},{int(last) + 1})' for {first} to {last}."
     try:
         value = float(text)
     except ValueError:

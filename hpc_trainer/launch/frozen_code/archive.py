@@ -15,7 +15,7 @@ from pathlib import Path
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.launch.frozen_code.frozen_worker import MANIFEST, RefusedCodeError, member, read_archive
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, starter_code
-from hpc_trainer.runs.files import check_trusted, fsync_folder
+from hpc_trainer.runs.files import check_trusted, fsync_folder, naming
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder
 
@@ -55,7 +55,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
     try:
         # Read-only: nothing has a reason to write it again.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(archive), os.fdopen(descriptor, "wb") as file:
             file.write(_pack(snapshot))
             file.flush()
             os.fsync(descriptor)

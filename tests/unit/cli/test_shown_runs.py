@@ -119,6 +119,16 @@ def test_a_run_at_work_that_is_silent_shows_for_how_long(
     assert _shown(one_run, capsys).endswith("last sign of life 2m30s ago")
 
 
+def test_a_run_that_has_come_back_is_not_as_silent_as_its_attempt_before(
+    one_run: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_run.beat(step=100, age_s=500)
+    one_run.end(state=RunState.REQUEUED, cause="preempted", saved_step=100, age_s=400)
+    fake_slurm.answer("squeue", "500_0|RUNNING|n1|None|x\n")
+    one_run.start(attempt=1, resumed=100, age_s=3)
+    assert "last sign of life" not in _shown(one_run, capsys)
+
+
 @pytest.mark.usefixtures("no_slurm")
 def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A grid that has grown: the third run was submitted last, and is the best, and the second began last."""
@@ -146,6 +156,8 @@ def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: 
     assert f"Best eval_accuracy: 0.9 ({ids[2]})" in out
     run_results("sweep", folder, sort="eval_accuracy", as_json=False)
     assert shown(capsys.readouterr().out) == ids[::-1], "asked for, best first"
+    run_results("sweep", folder, sort="seed", as_json=False)
+    assert f"Best eval_accuracy: 0.9 ({ids[2]})" in capsys.readouterr().out, "no seed is best"
     run_report("sweep", folder, output=None, warmup_steps=None, exports=(), as_json=True)
     assert [run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]] == grid
     write_json(sweep.paths.sweep, {"run_ids": ids[1:2]})
@@ -239,3 +251,15 @@ def test_retry_where_nothing_failed_says_what_there_is_and_what_helps(tmp_path: 
     with pytest.raises(RunStateError) as error:
         run_retry([run_id], None, folder, as_json=False)
     assert str(error.value) == f"nothing to retry: {run_id} is COMPLETED. {fresh}"
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_sweep_whose_submit_came_to_nothing_names_no_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "sweep").mkdir(parents=True)
+    run_status("sweep", tmp_path / "runs", watch=False, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "Sweep sweep: no runs.",
+        "None of its runs was submitted: the same `hpc-trainer submit` begins again.",
+    ]

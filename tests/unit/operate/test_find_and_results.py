@@ -76,7 +76,7 @@ def test_a_sweep_by_name_or_path(
 def test_no_sweep_at_all_is_said(runs_dir: Path) -> None:
     with pytest.raises(
         RunStateError,
-        match=r"/.* holds no sweep(: there is no such folder)?\. For sweeps in another folder add --runs-dir",
+        match=r"/.* holds no sweep.*\. For sweeps in another folder add --runs-dir",
     ):
         find_sweep(runs_dir, None)
 

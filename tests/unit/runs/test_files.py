@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.files import (
     append_lines,
+    append_texts,
     check_place,
     check_trusted,
     whole_file,
@@ -301,3 +304,20 @@ def test_a_large_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
         file.write(b"new")
     assert path.read_bytes() == b"new"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_is_full_is_told_with_the_file(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: Python's own words name no file either."""
+    path, before = tmp_path / "file", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def whole() -> None:
+        with whole_file(path) as file:
+            file.write(b"x" * 1000)
+
+    for write in (lambda: write_atomic(path, "x" * 1000), lambda: append_texts(path, ["x" * 1000 + "\n"] * 2), whole):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            with pytest.raises(OSError, match=re.escape(str(path))):
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)

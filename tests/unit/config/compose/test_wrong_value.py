@@ -26,6 +26,8 @@ _DIGITS = "must be a whole number, written with digits alone."
         ("train.num_steps=inf", "must be a whole number. Use train.num_steps=200."),
         ("train.num_steps=nan", "must be a whole number. Use train.num_steps=200."),
         ("train.num_steps=10k", "must be a whole number. Use a value as train.num_steps=200."),
+        ("seed=0..3", "must be a whole number. Use 'seed=range(0,4)' for 0 to 3."),
+        ("seed=0-3", "must be a whole number. Use 'seed=range(0,4)' for 0 to 3."),
         ("optim.lr=fast", "must be a number. Use a value as optim.lr=0.001."),
         ("train.deterministic=maybe", "must be true or false. Use a value as train.deterministic=true."),
         ("optim.betas=0.9", "must be a list of numbers. Use 'optim.betas=[0.9,0.95]'."),
