@@ -32,7 +32,6 @@ from hpc_trainer.datasets.batch_trees import of_size, tensors_of, without_conten
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.features.memory.live_bytes import LiveBytes, PassBytes, as_gathered, measure
 from hpc_trainer.models.blocks import blocks
-from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Building
@@ -42,6 +41,7 @@ from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.rank_memory import RankMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
