@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training.rank_memory import RankMemory, Shares
+from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 
 if TYPE_CHECKING:
     from hpc_trainer.datasets.protocol import MapDataset, Split

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.rank_memory import RankMemory
 from hpc_trainer.training.state import TrainState
 
 

@@ -11,11 +11,11 @@ from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.features.custom_optim.made import recipe_of
 from hpc_trainer.features.custom_optim.put_back import PutBack, is_put_back
 from hpc_trainer.features.custom_optim.trial import try_on_parts, try_without_ranks
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.optim.build import LR_FACTOR, Recipe
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.rank_memory import RankMemory
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from hpc_trainer.config.schema.parallel import CommHook
 from hpc_trainer.features.gradient_compression.hooks import add_comm_hook
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.rank_memory import RankMemory
 from hpc_trainer.training.state import TrainState
 
 

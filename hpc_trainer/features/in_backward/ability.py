@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import Recipe, step_some
 from hpc_trainer.training.parallel.fully_sharded import bytes_gathered
-from hpc_trainer.training.rank_memory import RankMemory
 
 
 class InBackwardAbility(Ability):

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from hpc_trainer.features.logical_ranks.stepper import LogicalStepper
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.data.target_shares import groups_to_count
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.rank_memory import RankMemory
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 

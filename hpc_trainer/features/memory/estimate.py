@@ -22,7 +22,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_trainer.config.held_gradients import has_buckets, holds_gradients
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import Strategy
@@ -32,6 +31,7 @@ from hpc_trainer.datasets.batch_trees import of_size, tensors_of, without_conten
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.features.memory.live_bytes import LiveBytes, PassBytes, as_gathered, measure
 from hpc_trainer.models.blocks import blocks
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Building
@@ -39,9 +39,9 @@ from hpc_trainer.training.build import build_dataset, build_loss, build_task, ma
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered
+from hpc_trainer.training.parallel.held_gradients import has_buckets, holds_gradients
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.precision.formats import autocast
-from hpc_trainer.training.rank_memory import RankMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

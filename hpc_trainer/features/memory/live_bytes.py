@@ -21,9 +21,9 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.batch_trees import map_tensors, tensors_of
 from hpc_trainer.models.blocks import blocks
+from hpc_trainer.runtime.rank_memory import Shares
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype
 from hpc_trainer.training.precision.formats import autocast
-from hpc_trainer.training.rank_memory import Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

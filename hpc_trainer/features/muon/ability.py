@@ -9,11 +9,11 @@ from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.memory import bytes_of_step
 from hpc_trainer.features.muon.muon import hidden_and_others, muon_recipe
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import Recipe
 from hpc_trainer.training.optim.decay import decay_groups, decaying
-from hpc_trainer.training.rank_memory import RankMemory
 
 
 class MuonAbility(Ability):

@@ -9,7 +9,7 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.muon.muon import MuonWithAdamw
 from hpc_trainer.features.muon.whole_matrices import num_flops, share_work
-from hpc_trainer.training.rank_memory import RankMemory
+from hpc_trainer.runtime.rank_memory import RankMemory
 
 
 def bytes_of_step(held: RankMemory, config: TrainConfig, shape: MeshShape) -> int:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import in_pieces, local_tensor, with_local
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.optimizers import keep_in_host
 from hpc_trainer.training.optim.build import Recipe, step_some
-from hpc_trainer.training.rank_memory import RankMemory
 
 # Bytes of weights on this rank whose moments are on the device at a time; one weight at least.
 PIECE = 64 << 20

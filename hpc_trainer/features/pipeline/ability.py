@@ -11,9 +11,9 @@ from torch import nn
 from hpc_trainer.features.pipeline.memory import add_stage, trial_of
 from hpc_trainer.features.pipeline.stage import Stages, cut_out
 from hpc_trainer.features.pipeline.step import PipelineStepper
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.rank_memory import RankMemory
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 

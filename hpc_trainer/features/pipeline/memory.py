@@ -15,10 +15,10 @@ from torch import nn
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.pipeline.cut import Stage
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.tasks.pairs import PairTask
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.rank_memory import RankMemory
 
 
 def trial_of(loss: VotingLoss, batch: Any, stage: Stage) -> tuple[nn.Module, Any]:

@@ -15,8 +15,8 @@ from hpc_trainer.features.prune.targets import groups_to_prune, weights_to_prune
 from hpc_trainer.features.prune.units import whole
 from hpc_trainer.models.channels import shrink, tensors_of
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.rank_memory import RankMemory
 from hpc_trainer.training.state import TrainState
 
 _SCORE_BYTES = 4

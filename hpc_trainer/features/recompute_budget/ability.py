@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.rank_memory import RankMemory
 
 
 class RecomputeBudgetAbility(Ability):

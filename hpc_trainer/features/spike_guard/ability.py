@@ -15,10 +15,10 @@ from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.spike_guard.spikes import SpikeGuard, Trouble
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.ability import Ability, Building, GoBackError
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.rank_memory import RankMemory
 from hpc_trainer.training.state import TrainState
 
 

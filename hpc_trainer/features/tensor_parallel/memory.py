@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.features.tensor_parallel.layers import matching
-from hpc_trainer.training.rank_memory import Shares
+from hpc_trainer.runtime.rank_memory import Shares
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import Recipe
-from hpc_trainer.training.rank_memory import RankMemory
 
 
 class Zero1Ability(Ability):
