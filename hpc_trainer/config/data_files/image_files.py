@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.look import is_file, is_folder
+from hpc_trainer.config.data_files.look import is_file, is_folder
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.images import EVAL_FOLDERS, ImagesConfig, ImageShardsConfig
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.look import is_folder
+from hpc_trainer.config.data_files.look import is_folder
 from hpc_trainer.errors import DataError
 
 FORMAT = 1

@@ -8,8 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hpc_trainer.config.data_files.look import is_file, is_folder
 from hpc_trainer.config.data_files.token_meta import META, TokenMeta, read_meta
-from hpc_trainer.config.look import is_file, is_folder
 from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hpc_trainer.config import script_words
+from hpc_trainer.config.data_files.look import is_file, is_folder
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.look import is_file, is_folder
 from hpc_trainer.config.program import (
     RUN_PLACES,
     placeholders,

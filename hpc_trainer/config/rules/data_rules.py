@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.data_files.known import known_of
-from hpc_trainer.config.look import home_problems
+from hpc_trainer.config.data_files.look import home_problems
 from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.errors import HpcTrainerError

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.look import home_problems, is_file, is_folder
+from hpc_trainer.config.data_files.look import home_problems, is_file, is_folder
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 
 

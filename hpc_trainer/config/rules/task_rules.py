@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.look import is_file
+from hpc_trainer.config.data_files.look import is_file
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, TargetKind
 from hpc_trainer.config.schema.train import TrainConfig

@@ -9,8 +9,8 @@ from typing import Any
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.batch import with_batch
 from hpc_trainer.config.checks import within
+from hpc_trainer.config.data_files.look import home_problems
 from hpc_trainer.config.load import BUT_SEED, but_seed
-from hpc_trainer.config.look import home_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.rules.batch_rules import batch_problems
 from hpc_trainer.config.rules.code_names import param_problems, target_problems

@@ -7,12 +7,12 @@ from functools import partial
 
 from torch import nn
 
+from hpc_trainer.config.held_gradients import averages_gradients
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.features.local_sgd.rounds import GuardOfEach, OuterOptimizer, RoundStepper
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.objects import differ_by_rank
-from hpc_trainer.training.parallel.held_gradients import averages_gradients
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper

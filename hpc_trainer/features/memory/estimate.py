@@ -22,6 +22,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from hpc_trainer.config.held_gradients import has_buckets, holds_gradients
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import Strategy
@@ -39,7 +40,6 @@ from hpc_trainer.training.build import build_dataset, build_loss, build_task, ma
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered
-from hpc_trainer.training.parallel.held_gradients import has_buckets, holds_gradients
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.precision.formats import autocast
 

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.batch import divisors
+from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.batch_trees import map_tensors, of_size, tensors_of
 from hpc_trainer.datasets.protocol import MapDataset
@@ -39,7 +40,6 @@ from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED, BatchSizes
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.hooks import overridden
-from hpc_trainer.training.parallel.held_gradients import holds_gradients
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.rng import random_state_kept

@@ -190,10 +190,13 @@ def test_another_real_shell_at_a_terminal(shell: str, project: Path, tmp_path: P
     program.write_text(f"#!{sys.executable}\nfrom hpc_trainer.cli.main import main\nmain()\n")
     program.chmod(0o755)
     (tmp_path / ".zshrc").touch()  # else zsh asks a new user about it
+    # Else fish reads all pages of man first, on two cores, and goes on when the test has ended.
+    (tmp_path / "data" / "fish" / "generated_completions").mkdir(parents=True)
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm", ZDOTDIR=str(tmp_path), SHELL=shell, PATH=f"{tmp_path}:{os.environ['PATH']}")
-        os.environ["XDG_CONFIG_HOME"] = str(tmp_path / ".config")  # where typer writes, whatever it was
+        # Where typer and fish write, whatever it was.
+        os.environ.update(XDG_CONFIG_HOME=str(tmp_path / ".config"), XDG_DATA_HOME=str(tmp_path / "data"))
         os.execvp(shell, [shell, "-i"])
     try:
         # Two words, which the terminal's echo of what is typed does not show.

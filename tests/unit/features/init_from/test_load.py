@@ -82,8 +82,8 @@ def test_other_names_another_number_format_and_a_new_head(tmp_path: Path) -> Non
     found = read_first_weights(RunPaths(tmp_path / "run"))
     assert found is not None
     assert found.loaded["features.0.weight"] == "net.features.0.weight"
-    assert found.converted == list(found.loaded)
-    assert found.begin_anew == ["classifier.2.weight", "classifier.2.bias"]
+    assert list(found.converted) == list(found.loaded)
+    assert list(found.begin_anew) == ["classifier.2.weight", "classifier.2.bias"]
     assert sorted(found.unused) == ["net.classifier.2.bias", "net.classifier.2.weight", "old.bias"]
     for said in ("6 weights and buffers are from", "in another number format", "classifier.2.bias began anew", "old.b"):
         assert said in found.line()

@@ -86,6 +86,13 @@ def close(here: Path, there: Path, rel: float, keys: tuple[str, ...] = KEYS) -> 
             assert value == expected or value == pytest.approx(expected, rel=rel, nan_ok=True), (one, other)
 
 
+def same_training(here: Path, there: Path) -> None:
+    """The same bits of what a step tells. Stages evaluate smaller batches: some CPUs have another kernel for them."""
+    training = KEYS[:2]
+    assert metrics(here, *training) == metrics(there, *training)
+    close(here, there, 1e-6)
+
+
 def close_muon(here: Path, there: Path) -> None:
     for key, rel in MUON.items():
         close(here, there, rel, (key,))
@@ -116,8 +123,8 @@ def hold_near_tensors(here: dict[str, Any], there: dict[str, Any]) -> None:
 
 
 def test_a_resnet_in_two_stages_has_the_bits_of_one_rank(played: Path) -> None:
-    """Losses, norms, evaluations of the averaged weights; weights, momenta, batch norm's statistics."""
-    assert metrics(played / "2" / "resnet", *KEYS) == metrics(played / "1" / "resnet", *KEYS)
+    """Losses and norms; weights, their averages, momenta, batch norm's statistics."""
+    same_training(played / "2" / "resnet", played / "1" / "resnet")
     here, there = (leaves(tree(played / which / "resnet")[0]) for which in ("2", "1"))
     assert sorted(here) == sorted(there)
     assert len(here) > 200
@@ -170,7 +177,7 @@ def test_an_overflow_in_one_stage_skips_the_step_in_all(played: Path) -> None:
 
 
 def test_one_rank_then_two_stages_then_a_stop_of_the_last_stage(played: Path) -> None:
-    assert metrics(played / "chain" / "resnet", *KEYS) == metrics(played / "1" / "resnet", *KEYS)
+    same_training(played / "chain" / "resnet", played / "1" / "resnet")
     events = [json.loads(line) for line in (played / "chain" / "resnet" / "attempts.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "resume"] == [0, 3, 5]
 

@@ -14,7 +14,6 @@ from hpc_trainer.config.schema.data.shipped import DigitsConfig
 from hpc_trainer.datasets import digits
 from hpc_trainer.datasets.augment import generator_of
 from hpc_trainer.datasets.protocol import AugmentedDataset
-from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 
@@ -121,5 +120,3 @@ def test_digits_move_in_training_only_and_by_as_much_as_asked() -> None:
         assert fits
         shifts.add(fits[0])
     assert len(shifts) > 10
-    with pytest.raises(ConfigError, match=r"data\.max_shift=8"):
-        digits.build(DigitsConfig(max_shift=8), "train")
