@@ -33,9 +33,9 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-# Gives way to the tests beside it: the grace of a preemption is 20 s, its own deadlines are minutes. A third process
-# for two cores gains nothing (n=1: 20:12 in place of 19:27): they are busy all the time.
-UNIT := -m pytest -m "not slurm and not long and not xla" --numprocesses 2 --dist loadfile
+# Gives way to the tests beside it: the grace of a preemption is 20 s, its own deadlines are minutes. Three processes for
+# two cores: tests that start runs wait for them (26 of them 81 s, with two processes 103 s and 22 % idle, n=1).
+UNIT := -m pytest -m "not slurm and not long and not xla" --numprocesses 3 --dist loadfile
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 	nice -n 5 $(BIN)/python $(UNIT)
 

@@ -27,7 +27,7 @@ def shared(tmp_path: Path) -> SharedFolder:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("how", ["frozen", "live"])
+@pytest.mark.parametrize("how", ["frozen", pytest.param("live", marks=pytest.mark.long)])
 def test_a_run_imports_nothing_of_the_folder_that_one_submits_from(shared: SharedFolder, how: str) -> None:
     shared.set_traps()
     words = (*TINY, "sweep_name=s", *(("snapshot=off",) if how == "live" else ()))

@@ -193,6 +193,7 @@ def test_an_error_of_the_model_is_not_taken_for_memory(
         train_here(config_of(*WORDS, AUTO), tmp_path)
 
 
+@pytest.mark.long
 def test_a_limit_of_the_operating_system_is_heard(tmp_path: Path) -> None:
     """The allocator's own error under RLIMIT_AS, in a process of its own."""
     # Each tensor in a mapping of its own: holes in glibc's heap count too, and made the step after the search end in a
