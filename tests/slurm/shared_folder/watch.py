@@ -26,6 +26,7 @@ SHOWN, TRUE = "shown", "true"
 _PAUSE_S = 0.4
 # Between two looks at the truth a run may have passed a state of this way.
 _WAY = ("NEW", "PENDING", "RUNNING", "COMPLETED")
+_ACTIVE = ("PENDING", "RUNNING", "REQUEUED")
 # It says that nobody can say, and nothing is done about such a run: right for as long as the caches may be old.
 _UNSURE = "UNKNOWN"
 # A look takes time, and asks Slurm before or after it reads the folders.
@@ -122,6 +123,8 @@ def _judge(
 ) -> Iterator[Falsehood]:
     state, truth, cause = wrong
     was_true = state in true_until and true_until[state] <= began
+    # The job is there all the while: how far it is comes from files.
+    was_true |= {state, truth} <= set(_ACTIVE)
     if (was_true or state == _UNSURE) and seconds <= age_s + _MARGIN_S:
         return
     yield Falsehood(run_id, state, cause, truth, seconds, is_late=was_true)
