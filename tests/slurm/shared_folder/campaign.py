@@ -27,10 +27,12 @@ from tests.slurm.testbed import bed
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import SharedFolder, Spec
 
-CLOCKS = (45, -60, 90, -90)
+_NODE_CLOCKS_S, _SERVER_CLOCK_S = (45, -60, 90, -90), 30
 _AT_ONCE = 4  # commands; more would leave the runs no core
 _COMMAND_S = 300.0
 _CANCEL_S = 90.0  # within which a cancel is obeyed
+_FAULTS = {"outage": "outage", "all": "outage", "quota": "quota"}
+_FAULT_S, _FAULT_RATE = 30.0, 0.1
 _KILLS = ("preempt", "kill a rank", "requeue by hand", "warn", "node down", "power cut")
 _COLUMNS = (
     "kind", "seed", "minutes", "runs", "kills", "commands", "killed commands", "cancelled", "lost", "doubled",
@@ -61,6 +63,7 @@ class Campaign(Soak):
     errors: list[str] = field(default_factory=list)
     cancel_times: dict[Path, float] = field(default_factory=dict)
     slow_cancels: list[str] = field(default_factory=list)
+    _fault_until: float = 0.0
     _under_way: list[Command] = field(default_factory=list)
 
     @property
@@ -102,7 +105,24 @@ class Campaign(Soak):
         """Disturb the runs, and let users give commands meanwhile."""
         for _ in range(self.random.choice((1, 1, 2, 3))):
             self._begin_command()
+        self._begin_fault()
         super().blow()
+
+    def _begin_fault(self) -> None:
+        """Let the server be away, or its quota be full, for a while: where the kind plays that."""
+        share = self.slurm.spec.share
+        fault = _FAULTS.get(share.kind) if share else None
+        now = time.time()
+        if fault is None or now < self._fault_until + 2 * _FAULT_S or self.random.random() > _FAULT_RATE:
+            return
+        self._fault_until = now + _FAULT_S
+        self.slurm.set_faults(**({"outage_until": self._fault_until} if fault == "outage" else {"full": "EDQUOT"}))
+        self.blows[fault] += 1
+        self.say(f"{fault} of {_FAULT_S:g} s")
+
+    def _end_fault(self) -> None:
+        if self._fault_until and time.time() > self._fault_until:
+            self.slurm.set_faults()
 
     def _begin_command(self) -> None:
         if len(self._under_way) >= _AT_ONCE:
@@ -155,6 +175,7 @@ class Campaign(Soak):
     def tend(self) -> None:
         """As in the soak; commands end or are killed, and cancelled jobs have a time to leave."""
         self._tend_commands()
+        self._end_fault()
         try:
             super().tend()
         except (AssertionError, subprocess.TimeoutExpired) as error:  # a command of a user that failed
@@ -280,12 +301,15 @@ def _main() -> int:
     parser.add_argument("--kills", type=int, default=1_000_000, help="after so many the blows end")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--cancelled", type=int, default=3, help="how many runs are cancelled")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="replace a field of the kind")
     parser.add_argument("--same-clock", action="store_true", help="the clocks of nodes are not apart")
     options = parser.parse_args()
-    clocks = () if options.same_clock else CLOCKS
     share = SharedFolder(
-        options.kind, options.seed, node_clocks_s=clocks, server_clock_s=0 if options.same_clock else 30
-    )
+        options.kind, options.seed,
+        server_clock_s=0 if options.same_clock else _SERVER_CLOCK_S,
+        node_clocks_s=() if options.same_clock else _NODE_CLOCKS_S,
+        settings=tuple(options.set),
+    )  # fmt: skip
     specs = [Spec(), Spec(share=share)]
     started = [spec for spec in specs if bed.up(spec, lambda text: print(text, file=sys.stderr))]
     plain, shared = map(SlurmCluster.attach, specs)

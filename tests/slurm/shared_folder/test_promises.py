@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.conftest import Beds
-from tests.slurm.scenarios.checks import Reference
+from tests.slurm.scenarios.checks import Reference, check_stays, wait_until_gone
 from tests.slurm.scenarios.scene import Scene
 from tests.slurm.scenarios.table import all_scenarios
 from tests.slurm.testbed.cluster import SlurmCluster
@@ -20,8 +21,8 @@ _PLAYED = (
     ("node_without_power", "testbed_x4"),
     ("preempted_without_grace_where_slurm_cancels", "testbed_x1"),
     ("cancelled_while_saving", "testbed_x1"),
-    ("cancelled_while_its_successor_is_on_the_way", "testbed_x1"),
 )
+_CANCEL_S = 90.0
 _KINDS = ("nfs3", "nfs60", "lustre", "all")
 
 
@@ -56,3 +57,24 @@ def test_a_promise_holds_on_a_shared_folder(
     undisturbed(hardware, 0)  # before the clock: the first one that needs it would pay for all
     scene = Scene(slurm_beds.get(each.variant, SharedFolder(kind, seed=1)), tmp_path, hardware)
     each.play(scene, undisturbed)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_cancel_reaches_a_successor_that_the_login_shell_may_not_know_yet(
+    slurm_beds: Beds, kind: str, tmp_path: Path
+) -> None:
+    """hpc-trainer cancel right after the journal's end: whatever its clients saw, the run leaves within 90 s."""
+    scene = Scene(slurm_beds.get(share=SharedFolder(kind, seed=1)), tmp_path, "testbed_x1")
+    scene.submit(pace_s=0.02)
+    scene.slurm.run("scontrol", "update", f"jobid={scene.run.job_id}", "requeue=0")
+    scene.wait_for_step(20)
+    (scene.gates / "pace_s").write_text("2")  # five minutes for what is left: it does not end by itself
+    scene.signal("USR2")
+    scene.wait_for_end(0)
+    scene.driver.run("cancel", "scene")
+    begin = time.monotonic()
+    wait_until_gone(scene)
+    assert time.monotonic() - begin <= _CANCEL_S
+    assert not scene.run.is_done
+    check_stays(scene, "CANCELLED", "cancelled")

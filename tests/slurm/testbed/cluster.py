@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -96,6 +97,12 @@ class SlurmCluster:
     def true_folder(self, folder: Path) -> Path:
         """The same folder as the server has it, for the test's eyes: late for nobody."""
         return (self.spec.backing / _tag(folder) if self.spec.share else folder) / "runs"
+
+    def set_faults(self, **faults: object) -> None:
+        """Replace the faults of the shared folder (tests/shared_folder/server.py); without any, all is well."""
+        new = self.spec.control / "faults.new"
+        new.write_text(json.dumps(faults))
+        new.replace(self.spec.control / "faults.json")
 
     def submit(self, script: str, *options: str, cwd: Path, job_name: str = "test") -> int:
         """Submit the text of a bash script, its output going to ``cwd``/slurm-<id>.out."""
@@ -245,6 +252,8 @@ class SlurmCluster:
 
     def tidy(self) -> None:
         """Make the cluster what it was before the test."""
+        if self.spec.share:
+            self.set_faults()
         self.start_missing()
         self.cancel_all()
         self.restore_nodes()

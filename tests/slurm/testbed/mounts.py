@@ -54,6 +54,8 @@ def _command(spec: Spec, share: SharedFolder, client: str) -> list[str]:
         words += ["--cache-scale", str(share.cache_scale)]
     if share.server_clock_s:
         words += ["--server-clock-s", str(share.server_clock_s)]
+    for setting in share.settings:
+        words += ["--set", setting]
     return words
 
 

@@ -68,6 +68,8 @@ class SharedFolder:
     """Seconds by which the server's clock is ahead."""
     node_clocks_s: tuple[int, ...] = ()
     """Seconds by which the clocks of n1, n2, … are ahead, for the processes of jobs; () for the host's own clock."""
+    settings: tuple[str, ...] = ()
+    """Fields of the kind to replace, each as FIELD=VALUE (tests/shared_folder/kinds.py)."""
 
 
 @dataclass(frozen=True)
