@@ -34,6 +34,7 @@ from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.launch.hydra_app import POINTS, AppPoint, HydraApp, freeze_app, specs_of, split_flags, start_of
 from hpc_trainer.operate.waits import looks
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runs.states import DONE, RunState
 from hpc_trainer.state.status import SweepStatus
 
@@ -233,7 +234,7 @@ def _return_of(paths: RunPaths, status: SweepStatus | None, composed: DictConfig
         found.return_value = CompactHydraException(f"hpc_trainer: {told}. Read: hpc-trainer why {run.run_id}")
         found.status = JobStatus.FAILED
     else:
-        is_done = run is not None or paths.marker(DONE).exists()
+        is_done = run is not None or is_there(paths.marker(DONE))
         found.return_value = returned_value(paths) if is_done else None
         found.status = JobStatus.COMPLETED
     return found

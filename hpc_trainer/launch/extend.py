@@ -18,6 +18,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.runs.checkpoint_folders import committed
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import DONE
 from hpc_trainer.training.optim.schedule import learning_rate, momentum
@@ -125,7 +126,7 @@ class _Finder:
                 continue
             if other.num_steps == spec.num_steps:
                 return Twin(run_id=spec.run_id, twin=other.run_id, origin=origin, is_extended=True)
-            if self._sweep.run(other.run_id).marker(DONE).exists():
+            if is_there(self._sweep.run(other.run_id).marker(DONE)):
                 return self._judged(spec, other)
         return None
 

@@ -14,15 +14,16 @@ from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.changes import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, is_same_code, read_code
 from hpc_trainer.launch.known import known_of, what_is_known
-from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.launch.targets import find_nowhere
 from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.lock import FileLock, submit_lock
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.shared_folder import is_there, rename
 from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.commands import has_slurm
@@ -148,8 +149,8 @@ def _set_aside(grid: Grid) -> None:
     """Renames the folders of runs that begin anew. Call it under the sweep's lock."""
     for spec in grid.specs:
         folder = grid.sweep.run(spec.run_id).folder
-        if folder.exists():
-            folder.rename(folder.with_name(f"{spec.run_id}.old-{time.time_ns()}"))
+        if is_there(folder):
+            rename(folder, folder.with_name(f"{spec.run_id}.old-{time.time_ns()}"))
 
 
 def _write_lost_specs(grid: Grid, status: SweepStatus) -> bool:
@@ -219,7 +220,7 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
         return _joined(outcomes, read_ledger(sweep).waiting) if outcomes else None
 
 
-def _top_up(status: SweepStatus, lock: SubmitLock) -> tuple[list[Outcome], SweepStatus]:
+def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepStatus]:
     """Submits what waits, each run with the code that it was submitted with, however the working folder looks now.
 
     Returns:

@@ -26,6 +26,7 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
@@ -88,7 +89,7 @@ def run_queue(
             if count > len(free_gpus) and at_work:
                 break  # others will free theirs; alone it starts and says itself what is missing
             spec = waiting.popleft()
-            if not paths.run(spec.run_id).marker(CANCEL).exists():
+            if not is_there(paths.run(spec.run_id).marker(CANCEL)):
                 gpus, free_gpus = free_gpus[:count], free_gpus[count:]
                 at_work.append(_start(paths, spec, gpus, archive))
         if stop.is_set and not told_to_stop:
@@ -145,7 +146,7 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
     if has_started and not attempts[-1].has_ended:
         message = "the ranks ended without a word: killed, or out of memory?"
         journal.end(attempts[-1].attempt, state=RunState.FAILED, cause="killed", error={"message": message})
-    elif not has_started and not any(folder.marker(name).exists() for name in (DONE, CANCEL)):
+    elif not has_started and not any(is_there(folder.marker(name)) for name in (DONE, CANCEL)):
         logs = sorted(paths.local_logs.glob(f"{run.process.pid}_*"))
         said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()
         words = words_of_setup(said, run.spec.config["cluster"]["setup"])

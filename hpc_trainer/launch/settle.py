@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SilentError
-from hpc_trainer.launch.lock import age_on_disk
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import find_process, pid_of
+from hpc_trainer.runs.shared_folder import age_on_server_s, is_there
 from hpc_trainer.slurm.accounting import find_ended
 from hpc_trainer.slurm.cluster import cluster_name
 from hpc_trainer.slurm.queue import CLOCKS_S, array_of, find_by_uuid, read_queue
@@ -48,7 +48,7 @@ def settle_intents(paths: SweepPaths, run: RunPaths | None = None) -> bool:
     """
     book = paths if run is None else run
     unsettled = _of_this_cluster(read_ledger(book).unsettled)
-    quiet_s = age_on_disk(book.submissions) if unsettled and book.submissions.exists() else 0.0
+    quiet_s = age_on_server_s(book.submissions) if unsettled and is_there(book.submissions) else 0.0
     if not unsettled or (run is not None and quiet_s <= _ORPHAN_S):
         return False
     for intent in unsettled:

@@ -16,13 +16,14 @@ from hpc_trainer.launch.batch_job import BatchJob, worker_command
 from hpc_trainer.launch.frozen_code.archive import archive_of, store_code
 from hpc_trainer.launch.frozen_code.provenance import code_revision
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
-from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.lock import FileLock
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.monitoring.redaction import Redaction
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.start import start_words
@@ -108,7 +109,7 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
 
 def submit_plan(
     plan: SweepPlan, *, command_line: Sequence[str] | None, code: Snapshot | None = None,
-    lock: SubmitLock | None = None, skip_refused: bool = False,
+    lock: FileLock | None = None, skip_refused: bool = False,
 ) -> Outcome:  # fmt: skip
     """Submits every array of the plan. Call it under the sweep's lock.
 
@@ -161,7 +162,7 @@ def _write_sweep(plan: SweepPlan, command_line: Sequence[str], code: Snapshot | 
 class _SlurmSubmission:
     """One walk through the arrays of a plan, with a top-up job placed first where something has to wait."""
 
-    def __init__(self, plan: SweepPlan, lock: SubmitLock | None, *, skip_refused: bool) -> None:
+    def __init__(self, plan: SweepPlan, lock: FileLock | None, *, skip_refused: bool) -> None:
         self._plan, self._lock, self._skip_refused = plan, lock, skip_refused
         self._paths = plan.grid.sweep
         self._done: list[SubmittedArray] = []
@@ -234,7 +235,7 @@ class _SlurmSubmission:
 
     def _not_cancelled(self, specs: tuple[RunSpec, ...]) -> tuple[RunSpec, ...]:
         """Without runs that were cancelled since the plan was made: Slurm may have taken a minute to say its limits."""
-        kept = tuple(spec for spec in specs if not self._paths.run(spec.run_id).marker(CANCEL).exists())
+        kept = tuple(spec for spec in specs if not is_there(self._paths.run(spec.run_id).marker(CANCEL)))
         self._refused.update({spec.run_id for spec in specs} - {spec.run_id for spec in kept})
         return kept
 

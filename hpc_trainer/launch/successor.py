@@ -18,6 +18,7 @@ from hpc_trainer.launch.batch_job import BatchJob, worker_command
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.shared_folder import is_there, look_anew
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE
 from hpc_trainer.slurm.jobs import cancel_jobs
@@ -47,6 +48,7 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
     from hpc_trainer.launch.submitit_bridge import hand_over  # late: few commands submit
 
     sweep = SweepPaths(run.folder.parent)
+    look_anew(run.folder)
     spec = read_spec(sweep, run.run_id)
     newest = newest_of_run(run, latest_of_each_run(read_submissions(sweep)).get(run.run_id))
     is_superseded = newest is None or newest[0].element_id(newest[1]) != after
@@ -80,7 +82,7 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
 
 
 def _is_over(run: RunPaths) -> bool:
-    return any(run.marker(name).exists() for name in (DONE, CANCEL))
+    return any(is_there(run.marker(name)) for name in (DONE, CANCEL))
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_trainer.runs.states import NOT_FINITE, RunState
+from hpc_trainer.state.doubts import DoubtKind, kind_of_doubt
 from hpc_trainer.state.last_words import NOT_STARTED
 
 
@@ -66,51 +67,60 @@ TAKEN = Verdict(
     ),
 )
 _ANEW = "hpc-trainer cancel {run}, then " + _RETRY
-# Of UNKNOWN: by words of the cause. BY_STATE is of what is left, lost lines of the run's own files.
-_BY_WORDS = {
-    "did not answer": SILENT,
-    "has it, and submissions.jsonl has lost": TAKEN,
-    "is in the queue, and submissions.jsonl has lost": Verdict(
+_DAMAGED = BY_STATE[RunState.UNKNOWN]
+BY_DOUBT: dict[DoubtKind, Verdict] = {
+    DoubtKind.unseen_result: Verdict(
+        "Its job has ended, and this machine may not see yet what it wrote.",
+        ("ask again in a minute: the same command",),
+    ),
+    DoubtKind.unreadable: Verdict(
+        "The file system does not let its files be read now.",
+        ("ask again; if it stays so: can this machine read the run's folder, and is the file server up?",),
+    ),
+    DoubtKind.untold_job: _DAMAGED,
+    DoubtKind.damaged: _DAMAGED,
+    DoubtKind.silent: SILENT,
+    DoubtKind.taken: TAKEN,
+    DoubtKind.maybe_taken: Verdict(
         "A job of the sweep may have it: the line that tells which runs that is for is lost.",
         ("the scancel that the cause names, then the same `hpc-trainer submit`; runs that are at work go on",),
     ),
-    "its line in specs.jsonl is lost": Verdict(
+    DoubtKind.lost_spec: Verdict(
         "It was interrupted, and the line that holds its configuration is lost or damaged.",
         ("the same `hpc-trainer submit`: it writes the line anew, and the run goes on",),
     ),
-    "its submission was interrupted": Verdict(
+    DoubtKind.interrupted: Verdict(
         "A submit was killed before it knew whether the run was taken.",
         ("the same `hpc-trainer submit`: it asks, and submits what nobody has",),
     ),
-    "it was submitted on the cluster": Verdict(
+    DoubtKind.other_cluster: Verdict(
         "Another cluster has it.",
         ("the same command there", "if that cluster is gone: touch {folder}/CANCEL, then " + _RETRY),
     ),
-    "it was started on another host": Verdict(
-        "Another host has it.", ("the same command there", "if that host is gone: " + _ANEW)
-    ),
-    "it has left the queue, and sacct still says": Verdict(
+    DoubtKind.other_host: Verdict("Another host has it.", ("the same command there", "if that host is gone: " + _ANEW)),
+    DoubtKind.accounting_behind: Verdict(
         "Slurm's queue no longer has its job, and its accounting does not know the end yet.",
         ("ask again in ten minutes", "if it stays so for a day: " + _ANEW),
     ),
-    "gave a sign of life, and Slurm does not know": Verdict(
+    DoubtKind.alive_without_job: Verdict(
         "It lived a moment ago, and Slurm does not know its job.",
         ("ask again in a minute; on its own cluster, if this is another one",),
     ),
-    "a word that is not known here": Verdict(
+    DoubtKind.new_word: Verdict(
         "Slurm has its job, in a state that is not known here.", ("ask again later", "squeue -j {job} shows the job")
     ),
 }
 
 
 def of_unknown(cause: str | None, job_id: str | None) -> Verdict:
-    """What an UNKNOWN run is told, by its cause.
+    """Return what an UNKNOWN run means, by the kind of doubt that its cause tells.
 
     Args:
+        cause: of the run's status.
         job_id: the job in Slurm's queue that is surely its own; None if there is none.
     """
-    found = next((verdict for words, verdict in _BY_WORDS.items() if words in (cause or "")), None)
-    return found or (BY_STATE[RunState.UNKNOWN] if job_id is None else TAKEN)
+    found = BY_DOUBT[kind_of_doubt(cause)]
+    return TAKEN if found is _DAMAGED and job_id is not None else found
 
 
 INCOMPATIBLE_RESUME = "incompatible_resume"

@@ -48,7 +48,7 @@ def active_among(status: SweepStatus, run_ids: set[str]) -> list[RunStatus]:
 
 def _is_nobodys(run: RunStatus, status: SweepStatus) -> bool:
     """True if neither a scheduler nor a process is known to have it, although who was asked has answered."""
-    if status.silence is not None and status.silence.startswith("squeue"):
+    if status.is_queue_silent:
         return False
     if run.waits_in_sweep:
         return status.tending_job is None

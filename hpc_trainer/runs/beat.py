@@ -9,8 +9,9 @@ from typing import Any
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, Place, read_json, tell
+from hpc_trainer.runs.reading import Faults, read_json, tell
 from hpc_trainer.runs.record_values import as_count, as_text, as_time, is_number, metric_values
+from hpc_trainer.runs.shared_folder import Place
 from hpc_trainer.runs.states import DONE
 
 _MOST_REMARKS, _MAX_REMARK = 8, 2_000

@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 from hpc_trainer.runs.files import fsync_folder
+from hpc_trainer.runs.shared_folder import is_there, names_in, rename
 
 _COMMITTED = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(\d+)")
@@ -44,10 +45,8 @@ def temporary_path(folder: Path, step: int, attempt: int) -> Path:
 
 def committed(folder: Path) -> list[tuple[int, Path]]:
     """(step, path) of all folders that bear a finished name, newest step first; valid or not."""
-    if not folder.exists():
-        return []
-    found = [(match, path) for path in folder.iterdir() if (match := _COMMITTED.fullmatch(path.name))]
-    return sorted(((int(match[1]), path) for match, path in found), reverse=True)
+    found = [(match, name) for name in names_in(folder) or () if (match := _COMMITTED.fullmatch(name))]
+    return sorted(((int(match[1]), folder / name) for match, name in found), reverse=True)
 
 
 def is_pinned(path: Path) -> bool:
@@ -58,9 +57,10 @@ def is_pinned(path: Path) -> bool:
 def quarantine(path: Path) -> Path:
     """Renames a damaged checkpoint out of the way; returns the new path. Raises OSError."""
     number = 1
-    while (target := path.with_name(f"{path.name}.bad-{number}")).exists():
+    present = names_in(path.parent) or ()
+    while (target := path.with_name(f"{path.name}.bad-{number}")).name in present:
         number += 1
-    path.rename(target)
+    rename(path, target)
     fsync_folder(path.parent)
     return target
 
@@ -68,16 +68,16 @@ def quarantine(path: Path) -> Path:
 def discard(path: Path) -> None:
     """Deletes a folder: first by name, at once, then its files. Raises OSError if the rename fails."""
     trash = path.with_name(_TRASH + path.name)
-    if trash.exists():
+    if is_there(trash, parents=0):
         shutil.rmtree(trash, ignore_errors=True)
-    path.rename(trash)
+    rename(path, trash)
     # On NFS a file that is still open leaves a .nfs file: the next attempt sweeps.
     shutil.rmtree(trash, ignore_errors=True)
 
 
 def discard_old_bad(folder: Path) -> None:
     """Deletes all but the two youngest damaged checkpoints. Raises OSError."""
-    bad = [path for path in folder.iterdir() if _BAD.fullmatch(path.name)]
+    bad = [folder / name for name in names_in(folder) or () if _BAD.fullmatch(name)]
     for path in sorted(bad, key=lambda path: path.lstat().st_ctime_ns)[:-_MAX_BAD]:
         discard(path)
 
@@ -88,12 +88,10 @@ def discard_unfinished(folder: Path, attempt: int) -> list[str]:
     Attempts of a run have rising numbers and do not overlap: at the start of `attempt`, temporary folders of
     its number or a lower one are dead. A higher number means that we are the late one: left alone.
     """
-    if not folder.exists():
-        return []
     swept = []
-    for path in folder.iterdir():
-        temporary = _TEMPORARY.fullmatch(path.name)
-        if path.name.startswith(_TRASH) or (temporary and int(temporary[1]) <= attempt):
-            shutil.rmtree(path, ignore_errors=True)
-            swept.append(path.name)
-    return sorted(swept)
+    for name in names_in(folder) or ():
+        temporary = _TEMPORARY.fullmatch(name)
+        if name.startswith(_TRASH) or (temporary and int(temporary[1]) <= attempt):
+            shutil.rmtree(folder / name, ignore_errors=True)
+            swept.append(name)
+    return swept

@@ -19,7 +19,8 @@ from typing import IO, Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.modes import has_default_acl, set_file_mode
-from hpc_trainer.runs.reading import TORN, Faults, Place, exists, seal
+from hpc_trainer.runs.reading import TORN, Faults, exists, read_ends, seal
+from hpc_trainer.runs.shared_folder import Place, own_name, remove, rename
 
 _PIECE = 1 << 22
 
@@ -42,7 +43,7 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     A temporary name in the same folder (another file system cannot rename), fsync, replace, fsync of the folder.
     With `sync` false without the fsyncs: for what is written often and worth little after a power cut.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = Path(own_name(path))
     try:
         with naming(path), temporary.open("wb") as file:
             set_file_mode(file.fileno())
@@ -50,9 +51,9 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        temporary.replace(path)
+        rename(temporary, path, is_own=True)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        remove(temporary)
         raise
     if sync:
         fsync_folder(path.parent)
@@ -70,16 +71,23 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 
 
 def write_marker(path: Path, *, sync: bool = True) -> None:
-    """Makes a file that says by its name alone what it has to say, in a folder that is there; one that is there stays.
+    """Make a file whose name alone is the message, in a folder that is there; one that is there stays.
 
     Args:
-        sync: it survives a power cut.
+        path: the file.
+        sync: whether it survives a power cut.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
-        return
+        # Without O_EXCL: which of two markers of one name stays does not matter, and whether this client remembers a
+        # file that another one has removed must not decide.
+        descriptor = os.open(path, _TO_MARK, 0o666)
+    except OSError as error:
+        if os.path.lexists(path) and error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            return  # something else has the name, and says the same by it
+        raise
     try:
+        if os.fstat(descriptor).st_size > 0:
+            return
         set_file_mode(descriptor)
         os.write(descriptor, f"{to_json({'time': time.time()})}\n".encode())
         if sync:
@@ -88,6 +96,9 @@ def write_marker(path: Path, *, sync: bool = True) -> None:
         os.close(descriptor)
     if sync:
         fsync_folder(path.parent)
+
+
+_TO_MARK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def to_json(value: Any) -> str:
@@ -131,30 +142,66 @@ def fsync_folder(folder: Path) -> None:
 
 
 def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = True, sealed: bool = False) -> None:
-    """Appends JSON lines by a single write, then fsync (unless `sync` is false: what may be lost in a power cut).
+    """Append JSON lines by a single write, then fsync (unless `sync` is false: what may be lost in a power cut).
 
     A torn last line (the writer was killed) is ended first, so that it spoils itself only.
 
     Args:
-        sealed: each line carries its checksum (`reading.seal`): of what decides whether a run is submitted.
+        path: the file; it is made if it is missing.
+        records: one JSON object for each line.
+        sync: whether the lines survive a power cut.
+        sealed: each line carries its checksum (`reading.seal`), because it decides whether a run is submitted. Such
+            lines are read back: two clients of NFS that append at the same moment overwrite each other (open(2),
+            O_APPEND), and a run that Slurm has started elsewhere may still live here.
     """
-    if records:
-        texts = map(to_json, records)
-        append_texts(path, ["".join(f"{seal(text) if sealed else text}\n" for text in texts)], sync=sync)
+    if not records:
+        return
+    texts = map(to_json, records)
+    text = "".join(f"{seal(text) if sealed else text}\n" for text in texts)
+    append_texts(path, [text], sync=sync)
+    if sealed:
+        _read_back(path, text)
+
+
+_TAIL_BYTES = 65_536
+_APPEND_TRIES = 3
+
+
+def _read_back(path: Path, text: str) -> None:
+    """Append the text again if another client's lines stand in its place.
+
+    Raises:
+        OSError: the text did not stay in the file.
+    """
+    data = text.encode()
+    for _ in range(_APPEND_TRIES):
+        # Opened anew: what this client has written is on the server since the close, and an open asks for it.
+        if data in read_ends(path, last=len(data) + _TAIL_BYTES)[1]:
+            return
+        append_texts(path, [text])
+    raise OSError(errno.EIO, "another process overwrites what is appended", str(path))
 
 
 def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None:
-    """Appends texts of whole lines, each by a single write, then fsync once; a torn last line is ended first.
+    """Append texts of whole lines, each by a single write, then fsync once; a torn last line is ended first.
 
     Raises:
-        OSError: the file system refused. Of the text at which it did nothing is left in the file.
+        OSError: the file system refused. A text that the write refused is taken out again. One that fsync or close
+            refused, where NFS tells of a full quota, may be there as a torn line.
         RunStateError: there is no file in this place, but something else.
     """
-    if path.exists() and not path.is_file():
-        raise RunStateError(f"{path} is no file, and must be one. Move it away, then try again.")
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        is_new = os.fstat(descriptor).st_size == 0
+        # O_NONBLOCK: to open a pipe would wait for its reader.
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENXIO):
+            raise RunStateError(_NO_FILE.format(path=path)) from error
+        raise
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise RunStateError(_NO_FILE.format(path=path))
+        is_new = info.st_size == 0
         if is_new:
             set_file_mode(descriptor)
         with naming(path):
@@ -166,6 +213,9 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
         os.close(descriptor)
     if sync and is_new:
         fsync_folder(path.parent)  # the file's name must survive too
+
+
+_NO_FILE = "{path} is no file, and must be one. Move it away, then try again."
 
 
 def _append(descriptor: int, path: Path, text: str) -> None:

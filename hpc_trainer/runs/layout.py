@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.runs.reading import Faults, exists
+from hpc_trainer.runs.shared_folder import node_name
 
 
 def default_runs_dir() -> Path:
@@ -195,8 +196,13 @@ class SweepPaths:
     """A file for each submission, which tells its elements which run they are: the copy of its lines."""
     specs_copy = _Named("submissions/specs.jsonl")
     """The lines of `specs` once more, for jobs that begin after that file is lost or damaged; `submit` appends."""
-    ends = _Named("ends.jsonl")
-    """How jobs ended of which only Slurm's accounting knows, which forgets; who learns of one appends."""
+    ends = _Named("ends")
+    """How jobs ended of which only Slurm's accounting knows, which forgets: a file for each host that learned of
+    one."""
+    old_ends = _Named("ends.jsonl")
+    """The same, as sweeps of before have it: any host appended."""
+    finished = _Named("finished.json")
+    """Which runs are done, for a look at 10,000 of them (state/finished.py); who looks replaces it."""
     lock = _Named("submit.lock")
     """Held by the one `submit` at work."""
     sync_lock = _Named("sync.lock")
@@ -224,6 +230,11 @@ class SweepPaths:
     def intent(self, uuid: str) -> Path:
         """The copy of one submission."""
         return self.intents / f"{uuid}.json"
+
+    @property
+    def ends_of_this_host(self) -> Path:
+        """The file of `ends` that this host appends to."""
+        return self.ends / f"ends-{node_name()}.jsonl"
 
     def script(self, uuid: str) -> Path:
         """The batch script of a submission: its name tells a living sbatch from all others."""

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from hpc_trainer.runs.shared_folder import Place, names_in, retry_stale
+
 T = TypeVar("T")
-Place = str | Path
-"""A path: as text where there are 10,000 of them."""
 
 
 class Faults(list[str]):
@@ -156,7 +156,7 @@ def open_file(path: Place, faults: Faults | None = None) -> io.BufferedReader | 
 def _open(path: Place, faults: Faults | None) -> tuple[int, int] | None:
     """As `open_file`: its descriptor and its size."""
     try:
-        descriptor = os.open(path, _TO_READ)
+        descriptor = retry_stale(lambda: os.open(path, _TO_READ))
         info = os.fstat(descriptor)
         if stat.S_ISREG(info.st_mode):
             return descriptor, info.st_size
@@ -206,7 +206,9 @@ def _refused(faults: Faults | None, path: Place, error: OSError, line: int | Non
 
 
 def exists(path: Place, faults: Faults | None = None) -> bool | None:
-    """True or False as the file system says; None, which is a fault, if it does not say.
+    """Return True or False as this client knows it; None, which is a fault, if the file system does not say.
+
+    The answer may be a minute old on a shared file system: `shared_folder.is_there` asks the server.
 
     Raises:
         OSError: without `faults` to tell it to.
@@ -224,9 +226,12 @@ def exists(path: Place, faults: Faults | None = None) -> bool | None:
 
 
 def list_folder(path: Place, faults: Faults) -> list[str] | None:
-    """The names in a folder, in order; [] if there is none; None, which is a fault, if it cannot be listed."""
+    """Return the names in a folder, in order and as the server has them; [] if there is no such folder.
+
+    None, which is a fault, if it cannot be listed.
+    """
     try:
-        return sorted(os.listdir(path))  # noqa: PTH208  (10,000 names, not 10,000 paths)
+        return names_in(path) or []
     except OSError as error:
         if error.errno in _ABSENT:
             return []
@@ -244,13 +249,17 @@ def tell(faults: list[str] | None, path: Place, why: object, line: int | None = 
 
 def read_bytes(path: Place, faults: Faults | None = None, limit: int = MAX_FILE) -> bytes | None:
     """A small file; None if there is none, or none that can be read, or a larger one."""
-    opened = _open(path, faults)
-    if opened is None:
-        return None
+
+    def read() -> bytes | None:
+        opened = _open(path, faults)
+        return None if opened is None else _read(*opened, limit)
+
     try:
-        data = _read(*opened, limit)
+        data = retry_stale(read)  # another client may replace it while it is read
     except OSError as error:
         _refused(faults, path, error)
+        return None
+    if data is None:
         return None
     if len(data) > limit:
         tell(faults, path, f"it has more than {limit // 2**20} MiB")
@@ -260,18 +269,23 @@ def read_bytes(path: Place, faults: Faults | None = None, limit: int = MAX_FILE)
 
 def read_ends(path: Place, faults: Faults | None = None, *, last: int, first: int = 0) -> tuple[bytes, bytes]:
     """At most `first` bytes of a file's beginning and, past them, at most the `last` ones; empty if there is none."""
-    opened = _open(path, faults)
-    if opened is None:
-        return b"", b""
-    descriptor, size = opened
-    begin = max(0, size - last)
+
+    def read() -> tuple[bytes, bytes]:
+        opened = _open(path, faults)
+        if opened is None:
+            return b"", b""
+        descriptor, size = opened
+        begin = max(0, size - last)
+        try:
+            return os.pread(descriptor, min(first, begin), 0), os.pread(descriptor, last, begin)
+        finally:
+            os.close(descriptor)
+
     try:
-        return os.pread(descriptor, min(first, begin), 0), os.pread(descriptor, last, begin)
+        return retry_stale(read)
     except OSError as error:
         _refused(faults, path, error)
         return b"", b""
-    finally:
-        os.close(descriptor)
 
 
 class Line(NamedTuple):
@@ -284,14 +298,20 @@ class Line(NamedTuple):
 
 def raw_lines(path: Place, faults: Faults | None = None) -> Iterator[Line]:
     """Every line of a file; nothing if there is no file."""
-    opened = _open(path, faults)
-    if opened is None:
-        return
-    descriptor, size = opened
+
+    def open_it() -> io.BytesIO | io.BufferedReader | None:
+        opened = _open(path, faults)
+        if opened is None:
+            return None
+        descriptor, size = opened
+        return io.BytesIO(_read(descriptor, size, MAX_FILE)) if size <= _BLOCK else os.fdopen(descriptor, "rb")
+
     number = offset = 0
     try:
-        small = size <= _BLOCK
-        with io.BytesIO(_read(descriptor, size, MAX_FILE)) if small else os.fdopen(descriptor, "rb") as file:
+        opened = retry_stale(open_it)
+        if opened is None:
+            return
+        with opened as file:
             while data := file.readline(MAX_LINE):
                 number += 1
                 size = len(data)

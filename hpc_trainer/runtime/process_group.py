@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import gc
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +22,14 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed exports it,
 from hpc_trainer.errors import RankEnvError
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.reading import read_json
+from hpc_trainer.runs.shared_folder import look_anew
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
+_SLOWEST_POLL_S = 0.5
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=3)
 # Rank 0 may be slower to import torch than the others.
 _RANK_ZERO_GRACE_S = 15.0
@@ -146,6 +147,7 @@ def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta, should
     begin = time.monotonic()
     deadline = begin + timeout.total_seconds()
     place: dict[str, object] | None = None
+    pause_s = _POLL_S
     while place is None or place.get("incarnation") != env.incarnation:
         if should_stop() and time.monotonic() - begin > _RANK_ZERO_GRACE_S:
             # Rank 0 got the signal too, or is dead: it will not come any more, and decides (or not) without us.
@@ -155,9 +157,11 @@ def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta, should
                 f"rank {env.rank} waited {timeout.total_seconds():.0f} s for rank 0 to write {rendezvous} for "
                 f"attempt {env.incarnation}; it holds {json.dumps(place)}. Is the run folder on a shared file system?"
             )
-        time.sleep(0.02 if place is None else 0.1)
+        time.sleep(pause_s)
+        # 500 ranks that wait for rank 0 must not ask the file server 25,000 times a second.
+        pause_s = min(2 * pause_s, _SLOWEST_POLL_S)
         with contextlib.suppress(OSError):
-            os.listdir(rendezvous.parent)  # noqa: PTH208  (opening the folder makes an NFS client look again)
+            look_anew(rendezvous.parent, parents=0)
         place = read_json(rendezvous)
     host, port = str(place["address"]), int(str(place["port"]))
     while True:

@@ -12,7 +12,7 @@ from hpc_trainer.runs.monitoring.allocations import Allocation
 from hpc_trainer.slurm.commands import run_slurm
 from hpc_trainer.slurm.queue import CLOCKS_S, JobRow, find_by_uuid, is_job, job_name, table_rows, unreadable
 
-_FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment"
+_FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment,End"
 _TIMES = "JobID,Start,End,ElapsedRaw,State"
 _TIMEOUT_S = 30.0
 # A word of a command has 128 KiB at the most on Linux; an id has some 15 characters.
@@ -24,6 +24,8 @@ class AccountingEntry(JobRow):
     """How one job or array element ended, by slurmdbd. Array elements that have not begun share one (`7_[0-4%2]`)."""
 
     exit_code: str
+    end_time: float | None = None
+    """When it ended, seconds since the epoch by Slurm's clock; None if it has not, or Slurm does not say."""
 
     def may_cover(self, index: int) -> bool:
         """True if it stands for array element `index` among others: `7` and `7_[0-4%2]` do."""
@@ -97,7 +99,8 @@ def parse_accounting(text: str) -> dict[str, AccountingEntry]:
         SlurmError: this is not what sacct prints, or not all of it.
     """
     entries = {}
-    for row in _rows(text, _FIELDS):
+    for whole in _rows(text, _FIELDS):
+        row, _, end = whole.rpartition("|")  # a comment may hold bars
         parts = row.split("|", 5)
         if len(parts) != 6 or not is_job(parts[:4]):
             raise unreadable("sacct", row)
@@ -107,6 +110,7 @@ def parse_accounting(text: str) -> dict[str, AccountingEntry]:
             state=_word(state),
             exit_code=exit_code,
             node="" if node == "None assigned" else node,
+            end_time=float(end) if end.isdecimal() and int(end) > 0 else None,
             name=name,
             comment=comment,
         )

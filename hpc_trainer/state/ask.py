@@ -7,13 +7,13 @@ answer: what they wrote at their end is there then.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.shared_folder import cache_age_s, look_anew
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.slurm.accounting import read_accounting
 from hpc_trainer.slurm.cluster import cluster_name
@@ -41,34 +41,38 @@ def ask_slurm(
             30 s to say so.
     """
     asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
-    begin = time.time()
+    begin, age_s = time.time(), cache_age_s(sweep.folder)
     damage = Faults()
     remembered = read_ends(sweep, damage) if asked else {}
     faults += damage
     are_over = is_look and all(_is_over(folders[run_id], remembered, begin) for run_id in asked)
     if not must_ask and (are_over or not asked):
-        return SchedulerView({}, {}, remembered)
+        return SchedulerView({}, {}, remembered, cache_age_s=age_s)
     try:
         queue = read_queue()
     except SlurmError as error:
         notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
         # Markers are written all the same: not of runs that are surely another cluster's.
-        named = _with_cluster(SchedulerView(None, {}, asked_time=begin), [folders[run_id] for run_id in asked])
+        named = _with_cluster(
+            SchedulerView(None, {}, asked_time=begin, cache_age_s=age_s), [folders[run_id] for run_id in asked]
+        )
         return dataclasses.replace(named, unnamed=None)
-    view = SchedulerView(queue, {}, asked_time=begin)
+    view = SchedulerView(queue, {}, asked_time=begin, cache_age_s=age_s)
     _take_found_jobs(folders, asked, queue)
     left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
+    if left:
+        look_anew(sweep.folder)  # folders of runs that began since they were looked for
     for run_id in left:
-        folders[run_id] = _read_again(folders[run_id], read)
+        folders[run_id] = read(run_id)  # what they wrote at their end is there now
     left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
     try:
         gone = [(each.job_id, each.submission) for each in map(folders.__getitem__, left)]
         jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
         rows = read_accounting(jobs, min(jobs.values(), default=begin))
-        view = SchedulerView(queue, rows, asked_time=begin)
+        view = SchedulerView(queue, rows, asked_time=begin, cache_age_s=age_s)
     except SlurmError as error:
         notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
-        view = SchedulerView(queue, None, asked_time=begin)
+        view = SchedulerView(queue, None, asked_time=begin, cache_age_s=age_s)
     if left:
         view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
     return _with_cluster(view, [folders[run_id] for run_id in left])
@@ -108,19 +112,8 @@ def decide_now(
     """The state of a run; of one on this machine that seems to be over, by its folder as it is after that was seen."""
     folder = folders[run_id]
     if not folder.is_on_slurm and not folder.is_settled and not decide(folder, view)[0].is_active:
-        folders[run_id] = _read_again(folder, read)
+        folders[run_id] = read(run_id)
     return decide(folders[run_id], view)
-
-
-def _read_again(folder: RunFolder, read: Callable[[str], RunFolder]) -> RunFolder:
-    """The folder as it is now, after somebody said that the run is over."""
-    try:
-        # An NFS client that did not find a file looks anew only after up to a minute (acdirmax), or once the folder
-        # was opened (close-to-open; fs/nfs/dir.c, nfs_lookup_verify_inode).
-        os.close(os.open(folder.paths.folder, os.O_RDONLY | os.O_DIRECTORY))
-    except OSError:
-        return folder  # it has none yet
-    return read(folder.paths.run_id)
 
 
 def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:

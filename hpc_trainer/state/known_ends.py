@@ -1,8 +1,9 @@
 """What Slurm's accounting once said of a run's end: it forgets jobs, and a run that was cancelled must stay so.
 
-The sweep's ends.jsonl has a line for each end that only the accounting knows. Whatever verb of the sweep's owner learns
-of one appends it, by a single write; a line that is there twice says the same twice. Somebody who may only read the
-sweep goes without.
+The sweep's folder ends/ has a file for each host, with a line for each end that only the accounting knows. Whatever
+verb of the sweep's owner learns of one appends it to the file of its host: two clients of NFS that append to one file
+overwrite each other (open(2), O_APPEND). A line that is there twice says the same twice. Somebody who may only read
+the sweep goes without. Sweeps of before have one file, ends.jsonl.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, parsed_lines
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import Faults, list_folder, parsed_lines
 from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.run_folder import RunFolder, journal_settles
 from hpc_trainer.state.run_state import End, SchedulerView
@@ -30,13 +33,16 @@ def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tup
 
     What cannot be read is told in `faults`.
     """
-    try:
-        if not is_ours(sweep.ends, faults):
-            return {}
-    except HpcTrainerError as error:
-        faults.append(f"{sweep.ends.name} is not read: {error}")
-        return {}
-    return dict(parsed_lines(sweep.ends, _parse, faults))
+    found: dict[tuple[str, str], tuple[End, float]] = {}
+    for path in [sweep.old_ends, *(sweep.ends / name for name in list_folder(sweep.ends, faults) or ())]:
+        try:
+            if path.suffix == ".jsonl" and is_ours(path, faults):
+                for key, told in parsed_lines(path, _parse, faults):
+                    if key not in found or found[key][1] <= told[1]:
+                        found[key] = told
+        except HpcTrainerError as error:  # noqa: PERF203  (a file of a host)
+            faults.append(f"{path.name} is not read: {error}")
+    return found
 
 
 def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float]]:
@@ -65,12 +71,17 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
     ]
     with contextlib.suppress(OSError, HpcTrainerError):
         if news and sweep.folder.stat().st_uid == os.getuid():
-            is_new = not os.path.lexists(sweep.ends)
-            if not is_new:
-                check_trusted(sweep.ends)  # or our line would make another's look like ours
-            append_lines(sweep.ends, news, sealed=True)
+            mode = sweep.specs.stat().st_mode
+            path = sweep.ends_of_this_host
+            is_new = not is_there(path)
             if is_new:
-                sweep.ends.chmod(sweep.specs.stat().st_mode & 0o666)
+                make_folder(sweep.ends)
+                sweep.ends.chmod(mode & 0o666 | (mode & 0o444) >> 2)  # who may read may list
+            for each in (sweep.ends, *([] if is_new else [path])):
+                check_trusted(each)  # or our line would make another's look like ours
+            append_lines(path, news, sealed=True)
+            if is_new:
+                path.chmod(mode & 0o666)
 
 
 def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
@@ -19,11 +20,11 @@ from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, re
 from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import QueueEntry, array_of
+from hpc_trainer.state import doubts
+from hpc_trainer.state.doubts import Doubt, DoubtKind, kind_of_doubt
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.submissions import SUCCESSOR, Ledger, Submission, read_ledger
 
-LOST_SPEC = f"its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}"
-NO_SUBMISSION = "squeue did not answer, and submissions.jsonl tells of none of the jobs that were submitted"
 _TOLD = 10
 _UUID = re.compile(r"[0-9a-f]{32}")
 _HEAD = re.compile(r"-([0-9a-f]{8})\Z")  # of a uuid, at the end of a job's name
@@ -103,34 +104,34 @@ def submission_told_by(attempt: Attempt) -> Submission:
     )  # fmt: skip
 
 
+class Holder(NamedTuple):
+    """Who has a run of which no submission tells: its name in a sentence, and its id if it is a job of Slurm's."""
+
+    name: str
+    job_id: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostJobs:
-    """What waits or works for a sweep and stands in none of its files.
-
-    `arrays`: job ids of which nobody knows what runs they are for. `runs`: run id -> job, or process of a local queue.
-    `unseen`: why nobody can say whether there are such jobs.
-    """
+    """What waits or works for a sweep and stands in none of its files."""
 
     arrays: tuple[str, ...] = ()
-    runs: Mapping[str, str] = field(default_factory=dict)
-    unseen: str | None = None
+    """Job ids of which nobody knows what runs they are for."""
+    runs: Mapping[str, Holder] = field(default_factory=dict)
+    """Run id -> the job, or process of a local queue, that has it."""
+    unseen: Doubt | None = None
+    """Why nobody can say whether there are such jobs."""
 
-    def cause(self, run_id: str) -> str | None:
-        """Why a run may wait or work although no file says so; None if nothing speaks for that."""
+    def cause(self, run_id: str) -> Doubt | None:
+        """Return why a run may wait or work although no file says so; None if nothing speaks for that."""
         if run_id in self.runs:
-            return f"{self.runs[run_id]} has it, and submissions.jsonl has lost the line that says so"
-        if self.arrays:
-            listed = ", ".join(self.arrays)
-            return (
-                f"job {listed} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
-                f"scancel --state=PENDING {' '.join(self.arrays)}, then submit again"
-            )
-        return self.unseen
+            return doubts.taken(self.runs[run_id].name)
+        return doubts.maybe_taken(self.arrays) if self.arrays else self.unseen
 
     def job_of(self, run_id: str) -> str | None:
-        """The id of the job in Slurm that has a run, if it is known."""
-        found = self.runs.get(run_id, "")
-        return found.removeprefix("job ") if found.startswith("job ") else None
+        """Return the id of the job in Slurm that has a run, if it is known."""
+        found = self.runs.get(run_id)
+        return None if found is None else found.job_id
 
 
 def find_lost_jobs(
@@ -143,7 +144,7 @@ def find_lost_jobs(
         known: the newest submission of each run.
     """
     if ledger.unread is not None:
-        return LostJobs(unseen=ledger.unread)
+        return LostJobs(unseen=doubts.unreadable(ledger.unread))
     found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults, needs_submit=needs_submit)
     if needs_submit and exists(sweep.local_logs, faults) is not False:
         return replace(found, runs={**_runs_of_queues(sweep, ledger), **found.runs})
@@ -161,7 +162,7 @@ def _jobs_in_queue(
     """
     told = {each.uuid[:8]: each for each in (*ledger.submissions, *ledger.top_ups, *known)}
     arrays: dict[str, None] = {}
-    runs: dict[str, str] = {}
+    runs: dict[str, Holder] = {}
     named: dict[str, str] = {}
     scripts: dict[str, Path] | None = None
     for entry in queue:
@@ -172,7 +173,7 @@ def _jobs_in_queue(
         if scripts is None:  # one listing: the queue may show 10,000 jobs of other sweeps
             scripts = {name[:8]: sweep.scripts / name for name in list_folder(sweep.scripts, faults) or ()}
             if faults.refusal is not None:
-                return LostJobs(unseen=faults[-1])
+                return LostJobs(unseen=doubts.unreadable(faults[-1]))
         script = scripts.get(head)
         if script is None:
             if head == _head_of(entry.name, sweep):
@@ -180,17 +181,17 @@ def _jobs_in_queue(
         elif "_" in entry.job_id:
             arrays[job_id] = None
         elif found := _OF_ONE_RUN.search(read_bytes(script, Faults()) or b""):
-            runs[found[1].decode()] = f"job {job_id}"
+            runs[found[1].decode()] = Holder(f"job {job_id}", job_id)
     if not (needs_submit and named):
         return LostJobs(arrays=tuple(arrays), runs=runs)
     try:
         paths = show_scripts(named)
     except SlurmError as error:
-        return LostJobs(arrays=tuple(arrays), runs=runs, unseen=f"job {', '.join(named)} may have it: {error}")
+        return LostJobs(arrays=tuple(arrays), runs=runs, unseen=doubts.silent_about([*named], error))
     here = os.path.realpath(sweep.scripts)
     silent = [job_id for job_id in named if job_id not in paths]
     own = [job_id for job_id, path in paths.items() if os.path.realpath(os.path.dirname(path)) == here]  # noqa: PTH120
-    unseen = f"job {', '.join(silent)} may have it: Slurm does not tell what its script was" if silent else None
+    unseen = doubts.silent_about(silent, "Slurm does not tell what its script was") if silent else None
     return LostJobs(arrays=(*arrays, *own), runs=runs, unseen=unseen)
 
 
@@ -207,35 +208,38 @@ def _head_of(name: str, sweep: SweepPaths) -> str | None:
     return found[1] if found else None
 
 
-def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, str]:
+def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, Holder]:
     """The runs of local queues on this machine that work for this sweep, and of which no submission tells."""
     import psutil  # 20 ms, which most looks do without
 
     known = {each.uuid for each in ledger.submissions}
-    runs: dict[str, str] = {}
+    runs: dict[str, Holder] = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or ()
         pairs = list(itertools.pairwise(words))
         intents = {word for before, word in pairs if before == "--intent"}
         if intents and not intents <= known and ("--sweep-dir", str(sweep.folder)) in pairs:
-            runs |= dict.fromkeys(words, f"the queue of process {process.pid}")
+            runs |= dict.fromkeys(words, Holder(f"the queue of process {process.pid}", None))
     return runs
 
 
 def lost_notes(causes: Iterable[str], jobs: Iterable[str]) -> Iterator[str]:
-    """Of jobs of which submissions.jsonl has lost the line, and that have runs of the sweep all the same.
+    """Yield notes on jobs that have runs of the sweep although submissions.jsonl has lost the line that says so.
 
     Args:
         causes: those of the UNKNOWN runs.
         jobs: of the runs that say themselves which job has them.
     """
-    for cause, count in Counter(each for each in causes if "submissions.jsonl has " in each).items():
+    for cause, count in Counter(each for each in causes if kind_of_doubt(each) in _LOST_LINE).items():
         yield f"{count} run(s) are left alone: {cause}."
     for job_id, count in Counter(map(array_of, jobs)).items():
         yield (
             f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
             "lost the line that says so."
         )
+
+
+_LOST_LINE = (DoubtKind.taken, DoubtKind.maybe_taken, DoubtKind.untold_job)
 
 
 def told_few(faults: Faults) -> list[str]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from hpc_trainer.errors import UntrustedFileError
 from hpc_trainer.runs.beat import read_heartbeat, read_result
-from hpc_trainer.runs.layout import HEARTBEAT, RESULT, RunPaths
-from hpc_trainer.runs.reading import Faults, exists
+from hpc_trainer.runs.layout import ATTEMPTS, HEARTBEAT, RESULT, SUBMISSIONS, RunPaths
+from hpc_trainer.runs.reading import Faults, exists, list_folder
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm.queue import CLOCKS_S
-from hpc_trainer.state.journal import Attempt, Journal
+from hpc_trainer.state.doubts import untold_job as untold_job_doubt
+from hpc_trainer.state.journal import Attempt, Journal, Story
 from hpc_trainer.state.lost import is_of_unknown_job, submission_told_by
 from hpc_trainer.state.submissions import Ledger, Submission, Waiting, newest_in, read_ledger
 
@@ -90,23 +91,33 @@ class RunFolder:
 
 
 def read_folder(
-    paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = ()
-) -> RunFolder:
-    """What lies in the folder of a run; what is damaged is told in `faults`.
+    paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
+    names: Collection[str] | None = None,
+) -> RunFolder:  # fmt: skip
+    """Read what lies in the folder of a run; what is damaged is told in `faults`.
+
+    The folder is listed first: its names are then as the server has them, and only files that are there are opened.
 
     Args:
+        paths: the run's.
         latest: the run's newest submission among the sweep's, and its index in there.
         waiting: why and since when it waits in the sweep's own queue; None if it does not.
         jobs: ids of all arrays that the sweep's submissions tell of.
+        names: what is in the folder, if that was listed just now.
     """
-    faults, journal_faults = Faults(), Faults()
-    heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults)
+    faults, journal_faults, unseen = Faults(), Faults(), Faults()
+    listed = list_folder(paths.place, unseen) if names is None else names
+    present = _EVERYTHING if listed is None else listed
+    heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults) if HEARTBEAT in present else {}
     unread = faults[0] if faults.refusal is not None else None
-    book = _read_book(paths)
-    story = Journal(paths).read_story(journal_faults)
-    unseen = Faults()
-    markers = frozenset(name for name in (DONE, CANCEL) if exists(paths.at(name), unseen))
+    book = _read_book(paths) if SUBMISSIONS in present else Ledger()
+    story = Journal(paths).read_story(journal_faults) if ATTEMPTS in present else Story([])
+    markers = frozenset(name for name in (DONE, CANCEL) if name in present)
+    if listed is None:  # it may be entered, and not be listed
+        markers = frozenset(name for name in markers if exists(paths.at(name), unseen))
     lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
+    if listed and not story.attempts and not journal_faults:
+        lost += _not_seen_yet(paths, listed)
     doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
     faults += [*book.damage, *journal_faults, *lost, *unseen]
     if latest is None and book.submissions:
@@ -122,7 +133,7 @@ def read_folder(
         submission = submission_told_by(story.attempts[-1])
     elif is_unknown:
         untold_job = story.attempts[-1].job_id
-        doubts = doubts or [f"its newest attempt is of job {untold_job}, of which submissions.jsonl has no line"]
+        doubts = doubts or [untold_job_doubt(untold_job)]
     return RunFolder(
         paths=paths,
         submission=submission,
@@ -138,6 +149,15 @@ def read_folder(
         unread=unread,
         untold_job=untold_job,
     )
+
+
+_EVERYTHING = (HEARTBEAT, SUBMISSIONS, ATTEMPTS, DONE, CANCEL)
+
+
+def _not_seen_yet(paths: RunPaths, listed: Collection[str]) -> list[str]:
+    """Return why the journal may say more: the folder lists it, and this client still remembers it as missing."""
+    is_hidden = ATTEMPTS in listed and exists(paths.at(ATTEMPTS), Faults()) is False
+    return [f"{ATTEMPTS} is there, and cannot be opened here yet: ask again in a minute"] if is_hidden else []
 
 
 def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:

@@ -14,6 +14,8 @@ from hpc_trainer.slurm import states
 from hpc_trainer.slurm.accounting import AccountingEntry
 from hpc_trainer.slurm.queue import JobRow, QueueEntry, array_of, is_of
 from hpc_trainer.slurm.reasons import says_held
+from hpc_trainer.state import doubts
+from hpc_trainer.state.doubts import Doubt
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.run_folder import RunFolder, journal_settles
 from hpc_trainer.state.submissions import SUCCESSOR
@@ -41,6 +43,8 @@ class SchedulerView:
     """What the cluster that answered calls itself; None if nobody had to know, or it did not say."""
     unnamed: str | None = None
     """Why it did not say, if it was asked and did not."""
+    cache_age_s: float = 0.0
+    """For how long this machine may show what was in the sweep's folder before (`shared_folder.cache_age_s`)."""
     _arrays: dict[str, list[AccountingEntry]] = field(init=False, default_factory=dict)
     _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
 
@@ -129,12 +133,29 @@ def decide(folder: RunFolder, view: SchedulerView) -> End:
     if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
         # A silent squeue first: the job may be in the queue, and that would settle it.
         is_silent = folder.is_on_slurm and view.queue is None
-        state, cause = RunState.UNKNOWN, "squeue did not answer" if is_silent else folder.doubt
+        state, cause = RunState.UNKNOWN, doubts.silent("squeue") if is_silent else folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
     if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
-        return RunState.PREEMPTED, "DONE is missing", node
+        end_time = folder.current.end_time if folder.current is not None else None
+        unseen = _unseen_result("COMPLETED", "0:0", end_time, view)
+        return (RunState.PREEMPTED, "DONE is missing", node) if unseen is None else (RunState.UNKNOWN, unseen, node)
     return state, cause, node
+
+
+def _unseen_result(state: str, exit_code: str, end_time: float | None, view: SchedulerView) -> Doubt | None:
+    """Return the doubt about an end whose files may be younger than what this machine shows; None if there is none.
+
+    Args:
+        state: how the job ended, in Slurm's word.
+        exit_code: as sacct prints it.
+        end_time: when, seconds since the epoch by Slurm's clock or the node's; None if nobody says.
+        view: what was asked, and for how long this machine may show old names.
+    """
+    if not view.cache_age_s or end_time is None:
+        return None
+    ended_s, late_s = view.asked_time - end_time, view.cache_age_s + CLOCKS_APART_S
+    return doubts.unseen_result(state, exit_code, ended_s, late_s) if ended_s < late_s else None
 
 
 def _is_seen_alive(folder: RunFolder, view: SchedulerView) -> bool:
@@ -142,9 +163,6 @@ def _is_seen_alive(folder: RunFolder, view: SchedulerView) -> bool:
     if folder.is_on_slurm:
         return view.job_of(folder) is not None
     return folder.current is not None and bool(is_alive(folder.current.process))
-
-
-_INTERRUPTED = "its submission was interrupted; the next submit finds out what became of it"
 
 
 def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
@@ -156,9 +174,9 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
     if any(signs):
         return (RunState.PENDING if current is None else RunState.RUNNING), None
     if folder.submission is not None and folder.job_id is None:
-        return RunState.UNKNOWN, _INTERRUPTED  # its queue may live all the same
+        return RunState.UNKNOWN, doubts.interrupted()  # its queue may live all the same
     if None in signs:
-        return RunState.UNKNOWN, "it was started on another host (or under another name of this one): ask there"
+        return RunState.UNKNOWN, doubts.other_host()
     if current is None:
         # Never started, and the queue that would have started it is gone: submit it again.
         return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None
@@ -171,15 +189,18 @@ _LAG_S = 30.0
 # slurmctld keeps what it cannot tell slurmdbd at once, and tells it later. After this a row that does not end is one
 # that sacctmgr calls a runaway job.
 _ACCOUNTING_LAG_S = 600.0
-# Heartbeats come every few seconds, and a network filesystem may show them a minute late.
+# Heartbeats come every few seconds.
 _ALIVE_S = 60.0
+CLOCKS_APART_S = 90.0
+"""By so much the clocks of the controller, the nodes and this machine may differ where a moment is compared with
+now."""
 
 
 def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
     elsewhere = view.elsewhere(folder)
     if folder.job_id is None:
         # An intent without an answer, and no job in the queue carries its uuid (yet).
-        return RunState.UNKNOWN, f"it was {elsewhere}" if elsewhere else _INTERRUPTED, None
+        return RunState.UNKNOWN, doubts.other_cluster(elsewhere) if elsewhere else doubts.interrupted(), None
     current = folder.current
     is_successor = folder.submission is not None and folder.submission.kind == SUCCESSOR
     cause = current.cause if current else None
@@ -187,16 +208,20 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
     if entry is not None:
         state = _state_in_queue(entry, current, is_successor=is_successor)
         if state is RunState.UNKNOWN:
-            return state, f"squeue calls its job {entry.state}, a word that is not known here", entry.node or None
+            return state, doubts.new_word("squeue", entry.state), entry.node or None
         return state, cause if current and current.has_ended else None, entry.node or None
     if journal_settles(current):
         assert current is not None
         return current.state or RunState.UNKNOWN, cause, None
     if elsewhere:  # what Slurm does not know here says nothing
-        return RunState.UNKNOWN, f"it was {elsewhere}", None
+        return RunState.UNKNOWN, doubts.other_cluster(elsewhere), None
     if view.queue is None or view.accounting is None:
-        return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
+        return RunState.UNKNOWN, doubts.silent("squeue" if view.queue is None else "sacct"), None
     account = view.row_of(folder)
+    if account is not None and account.state in _ENDED:
+        unseen = _unseen_result(account.state, f"({account.exit_code})", account.end_time, view)
+        if unseen is not None:
+            return RunState.UNKNOWN, unseen, account.node or None
     if account is None and folder.job_key in view.remembered:
         end, told_time = view.remembered[folder.job_key]
         if told_time > last_sign(folder):  # else somebody has requeued it since
@@ -213,6 +238,9 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
     return _decide_absent(folder, view)
 
 
+_ENDED = frozenset({states.COMPLETED, *states.ENDS})
+
+
 def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
     """The state of a run whose job is not in the queue, and of whose end nobody knows."""
     quiet_s = view.asked_time - last_sign(folder)
@@ -220,17 +248,16 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
     if account is not None and account.state in states.NOT_ENDED and (
         quiet_s < _ACCOUNTING_LAG_S or account.state == states.PENDING
     ):  # fmt: skip
-        return RunState.UNKNOWN, f"it has left the queue, and sacct still says {account.state}: ask again", account.node
+        return RunState.UNKNOWN, doubts.accounting_behind(account.state), account.node
     if folder.current is None and view.rows_of_array(folder) and view.row_of(folder) is None:
         # An element has a row of its own once it begins. Cancelled before, it has none, or the array has one for it:
         # `7` or `7_[0-4%2]` (22.05).
         return RunState.CANCELLED, "cancelled before it began", None
-    if quiet_s < _ALIVE_S:
-        said = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
-        return RunState.UNKNOWN, said, None
+    if quiet_s < _ALIVE_S + (view.cache_age_s and view.cache_age_s + CLOCKS_APART_S):
+        return RunState.UNKNOWN, doubts.alive_without_job(quiet_s), None
     unread = folder.unread or view.unread
     if unread is not None:
-        return RunState.UNKNOWN, unread, None
+        return RunState.UNKNOWN, doubts.unreadable(unread), None
     # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
     # so nothing brings it back unasked: --retry-failed does.
     cause = "gone from the queue without a word, and sacct does not know the job"

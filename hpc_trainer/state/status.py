@@ -13,22 +13,17 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, did_you_mean
 from hpc_trainer.runs.layout import OTHER_FOLDER, SweepPaths
 from hpc_trainer.runs.reading import Faults, FaultsOf, exists, list_folder
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.queue import find_by_uuid
 from hpc_trainer.slurm.states import PENDING
+from hpc_trainer.state import doubts
 from hpc_trainer.state.ask import ask_slurm, decide_now
+from hpc_trainer.state.doubts import Doubt
+from hpc_trainer.state.finished import read_finished, record_finished
 from hpc_trainer.state.known_ends import record_ends
-from hpc_trainer.state.lost import (
-    LOST_SPEC,
-    NO_SUBMISSION,
-    LostJobs,
-    find_lost_jobs,
-    known_specs,
-    lost_notes,
-    told_few,
-)
+from hpc_trainer.state.lost import LostJobs, find_lost_jobs, known_specs, lost_notes, told_few
 from hpc_trainer.state.run_folder import RunFolder, read_folder, unstarted_folder
 from hpc_trainer.state.run_state import End, SchedulerView, decide
 from hpc_trainer.state.run_status import RunStatus, gpu_hours, status_of
@@ -59,6 +54,8 @@ class SweepStatus:
     """As `top_up_job`, or one that is at work; None if nobody will submit what waits."""
     silence: str | None = None
     """What Slurm did not answer, if it was asked and did not."""
+    is_queue_silent: bool = False
+    """True if squeue was asked and did not answer."""
     faults: Faults = field(default_factory=Faults)
     """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
     lost: LostJobs = field(default_factory=LostJobs)
@@ -134,11 +131,12 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     submissions = latest_of_each_run(ledger.submissions)
     jobs = {each.job_id for each in ledger.submissions if each.job_id is not None}
 
-    def read(run_id: str) -> RunFolder:
-        return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs)
+    def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
+        return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs, names)
 
     notes: list[str] = []
-    folders = _first_look(sweep, specs, listed, read, submissions, ledger)
+    finished = read_finished(sweep) if is_look else {}
+    folders = _first_look(sweep, specs, listed, read, submissions, ledger, finished)
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
@@ -175,6 +173,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done,
         remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
         tending_job=_top_up_job(ledger, view, may_work=True), silence=notes[0] if notes else None,
+        is_queue_silent=view.queue is None,
         lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, left_alone=left_alone,
     )  # fmt: skip
     if status.waiting:
@@ -199,24 +198,50 @@ def _may_be_on_slurm(spec: RunSpec) -> bool:
     return has_slurm() if spec.is_lost else bool(spec.config["cluster"]["executor"] == Executor.slurm.value)
 
 
-def _unseen(ledger: Ledger) -> str:
-    return f"squeue did not answer, and a job may have it: {ledger.damage[0]}" if ledger.damage else NO_SUBMISSION
+def _unseen(ledger: Ledger) -> Doubt:
+    return doubts.silent_after_damage(ledger.damage[0] if ledger.damage else None)
 
 
 def _first_look(
-    sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[[str], RunFolder],
-    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger,
+    sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[..., RunFolder],
+    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger, finished: Mapping[str, str],
 ) -> dict[str, RunFolder]:  # fmt: skip
-    """The folders of runs that are not done. What was `listed` of the sweep's tells which runs have none yet."""
+    """Return the folders of runs that are not done.
+
+    A run that is done costs one listing, and nothing if `finished` tells; one that is not, the listing and two files.
+
+    Args:
+        sweep: the sweep.
+        run_ids: all of its runs.
+        listed: the names in the sweep's folder, which tell what runs have no folder yet; None if it was not listed.
+        read: reads the folder of a run, given its id and the names in it.
+        submissions: the newest one of each run, and its index in there.
+        ledger: what submissions.jsonl says.
+        finished: as `read_finished` returns it; {} for who acts on what is found.
+    """
     present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
-    return {
-        run_id: read(run_id)
-        if run_id in present
-        else unstarted_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id))
-        for run_id in run_ids
-        if run_id not in present or not os.path.exists(f"{place}/{run_id}/{DONE}")  # noqa: PTH110
-    }
+    folders: dict[str, RunFolder] = {}
+    done: dict[str, str] = {}
+    for run_id in run_ids:
+        latest = submissions.get(run_id)
+        uuid = latest[0].uuid if latest is not None else ""
+        if run_id not in present:
+            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, _reason(ledger, run_id))
+        elif (uuid and finished.get(run_id) == uuid) or DONE in (names := _names_of(f"{place}/{run_id}")):
+            done[run_id] = uuid
+        else:
+            folders[run_id] = read(run_id, names or None)
+    record_finished(sweep, finished, done)
+    return folders
+
+
+def _names_of(folder: str) -> list[str]:
+    """The names in a run's folder; [] if it cannot be listed: who reads it tells why."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208  (10,000 of them)
+    except OSError:
+        return []
 
 
 def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
@@ -232,7 +257,7 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
             run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False
         )
     if run.spec.is_lost and run.state.needs_submit:
-        return dataclasses.replace(run, state=RunState.UNKNOWN, cause=LOST_SPEC)
+        return dataclasses.replace(run, state=RunState.UNKNOWN, cause=doubts.lost_spec(WRITE_AGAIN))
     return run
 
 

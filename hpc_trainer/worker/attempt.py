@@ -19,6 +19,7 @@ from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.shared_folder import Watch, is_there
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.runtime.devices import kind_of
@@ -64,14 +65,15 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     try:
         device = _device(config, env)
         torch.set_num_threads(num_threads(config))
+        is_cancelled = Watch(paths.marker(CANCEL))
         ranks = process_group(
             env,
             device,
             rendezvous=paths.rendezvous,
             address=config.cluster.master_addr,
             timeout_s=config.parallel.timeout_s,
-            should_stop=lambda: stop.is_set or paths.marker(CANCEL).exists(),
-            has_failed=lambda: paths.failure(attempt).exists(),
+            should_stop=lambda: stop.is_set or is_cancelled.has_come(),
+            has_failed=Watch(paths.failure(attempt)).has_come,
         )
         with contextlib.ExitStack() as stack:
             with spans.within(Kind.rendezvous):
@@ -106,7 +108,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         print(error)
         return ExitCode.REQUEUED
     except BaseException as error:  # SystemExit too: code that calls sys.exit(0) has not completed the run
-        if paths.marker(DONE).exists():
+        if is_there(paths.marker(DONE)):
             # Rank 0 wrote it after everything was saved: only the farewell went wrong (a peer left first).
             traceback.print_exc()
             return ExitCode.OK
@@ -177,7 +179,7 @@ def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[
 
     watchdog = Watchdog(
         limit_s,
-        has_failed=lambda: stop.paths.failure(stop.attempt).exists(),
+        has_failed=Watch(stop.paths.failure(stop.attempt)).has_come,
         give_up=give_up,
         follows=stop.env.launcher != "slurm",  # srun ends the ranks that are left
         look=look,

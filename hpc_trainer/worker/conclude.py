@@ -21,6 +21,7 @@ from hpc_trainer.runs.monitoring.ledger import append_spent
 from hpc_trainer.runs.monitoring.moves import CAUSES, Move, read_move
 from hpc_trainer.runs.reading import is_storage_error, read_json
 from hpc_trainer.runs.shape import shape_of
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.decide import (
     UNEXPLAINED,
@@ -143,7 +144,7 @@ def _num_failures(stop: Stop) -> int:
     A full disk takes no record of it: then each start in a row that told no other end counts, or a run on a disk that
     stays full would come back for ever.
     """
-    if stop.paths.failure(stop.attempt).exists():
+    if is_there(stop.paths.failure(stop.attempt), parents=0):
         return failures_of_storage(stop.paths)
     return failures_untold(Journal(stop.paths).read(), stop.env.job_id, stop.env.restart_count)
 
@@ -289,7 +290,7 @@ def _incarnation(env: RankEnv) -> dict[str, object]:
 
 
 def _is_cancelled(stop: Stop) -> bool:
-    return stop.paths.marker(CANCEL).exists()
+    return is_there(stop.paths.marker(CANCEL))
 
 
 def _facts(stop: Stop) -> StopFacts:

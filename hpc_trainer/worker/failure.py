@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import traceback
@@ -18,9 +17,10 @@ from hpc_trainer.errors import (
     StuckError,
 )
 from hpc_trainer.runs.failure import own_frame, read_failure
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.files import to_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import is_storage_error
+from hpc_trainer.runs.shared_folder import claim
 from hpc_trainer.state.journal import log_header
 from hpc_trainer.worker.conclude import Stop, conclude_failure
 
@@ -74,14 +74,5 @@ def conclude_error(stop: Stop, record: dict[str, Any]) -> None:
 def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:
     """Keeps the first failing rank's error; later ones are mostly its echo (connection closed by peer)."""
     path = paths.failure(attempt)
-    mine = path.with_name(f".{path.name}.{record['rank']}.tmp")
-    write_json(mine, record)
-    try:
-        os.link(mine, path)  # fails if there is one: the first stays
-    except FileExistsError:
-        return {**record, **read_failure(path)}
-    except OSError:  # a file system without links: the last one stays
-        mine.replace(path)
-    finally:
-        mine.unlink(missing_ok=True)
-    return record
+    is_first = claim(path, f"{to_json(record)}\n".encode())
+    return record if is_first else {**record, **read_failure(path)}

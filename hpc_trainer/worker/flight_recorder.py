@@ -19,6 +19,7 @@ from pathlib import Path
 from hpc_trainer.errors import PeerLostError
 from hpc_trainer.runs.failure import own_frame
 from hpc_trainer.runs.monitoring.flight import MAX_KEPT, Collective, Flight, FlightSpan, write_flight
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runtime.collectives import recent_collectives
 from hpc_trainer.runtime.rank_group import is_lost_peer
 from hpc_trainer.runtime.spans import Spans
@@ -79,7 +80,7 @@ class FlightRecorder:
         """For the watchdog's thread: where a rank has failed, Slurm ends this one soon, which may wait for it."""
         if self._has_seen_failure or self._stop.flag.time is None or silent_s < STACKS_S:
             return
-        if self._stop.paths.failure(self._stop.attempt).exists():
+        if is_there(self._stop.paths.failure(self._stop.attempt), parents=0):
             self._has_seen_failure = True
             self.write("another rank has failed, and this one waited for it")
 

@@ -21,6 +21,7 @@ from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.monitoring.redaction import Redaction
+from hpc_trainer.runs.shared_folder import Watch, names_in
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Kind, Spans
@@ -41,6 +42,8 @@ ASKED = "exit 75"
 _POLL_S = 0.1
 # Between looks at files that other ranks or commands write: of 512 ranks some 100 stats a second.
 _LOOK_S, _LOOK_PER_RANK_S = 1.0, 0.03
+# `cancel` signals programs at work too; the marker is for one that was just starting.
+_CANCEL_LOOK_S = 5.0
 # What the program has started and left behind when it ended is given so long, then SIGTERM, then SIGKILL.
 _LEFT_BEHIND_S = 5.0
 # A program on one's own machine that does not hear: Slurm has its KillWait for that, 30 s by default.
@@ -108,6 +111,7 @@ class _Rank:
         self._program: Program | None = None
         self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size)
         self._looked, self._has_stopped = 0.0, False
+        self._is_cancelled = Watch(paths.marker(CANCEL), _CANCEL_LOOK_S)
         self._late = LateStop(self.as_stop, lambda: self._step, leave=self.end_program)
 
     @property
@@ -191,8 +195,8 @@ class _Rank:
         if self._story is None:
             write_json(self._paths.program_end(self._attempt, self._env.rank), {"time": time.time()})
             return ExitCode.OK
-        missing = {self._paths.program_end(self._attempt, rank) for rank in range(1, self._env.world_size)}
-        while missing := {each for each in missing if not each.exists()}:
+        missing = {self._paths.program_end(self._attempt, rank).name for rank in range(1, self._env.world_size)}
+        while missing := missing.difference(names_in(self._paths.logs) or ()):
             if self._must_stop():
                 return conclude_start(self.as_stop)
             self._story.look()
@@ -234,11 +238,12 @@ class _Rank:
         now, is_one = time.monotonic(), self._env.world_size == 1
         if now - self._looked >= self._look_s or (self._stop.is_set and not self._has_stopped):
             self._looked, self._has_stopped = now, self._stop.is_set
-            if not is_one and self._paths.failure(self._attempt).exists():
+            told = () if is_one else names_in(self._paths.logs) or ()
+            if self._paths.failure(self._attempt).name in told:
                 raise _PeerFailed
-            if self._paths.marker(CANCEL).exists():
+            if self._is_cancelled.has_come():
                 self._stop.request("CANCEL marker")
-            elif not is_one and self._paths.program_stop(self._attempt).exists():
+            elif self._paths.program_stop(self._attempt).name in told:
                 self._stop.request("another rank")
         return self._stop.is_set
 

@@ -17,6 +17,7 @@ from hpc_trainer.runs.files import check_place, check_trusted
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.reading import is_storage_error
+from hpc_trainer.runs.shared_folder import look_anew, names_in
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
@@ -58,8 +59,12 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans
     spec = read_spec(sweep, run_id)
     config = spec.typed()
     set_umask(config.paths.group_readable)
+    # A node that worked for this run before may remember its folder as it was: with a marker that `retry` has
+    # removed, or without the line of a newer attempt.
+    look_anew(paths.folder)
+    present = names_in(paths.folder) or ()
     for marker in (DONE, CANCEL):
-        if paths.marker(marker).exists():
+        if marker in present:
             print(f"{run_id}: {marker} stands; nothing to do.")
             return ExitCode.OK
     try:

@@ -11,7 +11,6 @@ owns it and its folder and nobody else may write either, like the run's frozen c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -30,9 +29,10 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.features.compile.graphs import graph_counts
-from hpc_trainer.runs.files import check_trusted, fsync_folder
+from hpc_trainer.runs.files import check_trusted, whole_file
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import narrow_default_acl
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.training.context import RunContext
 
 _HEAD = b"hpc_trainer compile cache 1\n"
@@ -147,7 +147,7 @@ def read_archive(path: Path) -> bytes | None:
     Raises:
         UntrustedFileError: another user owns it or its folder, or may write it, or it is a link.
     """
-    if not path.exists():
+    if not is_there(path):
         return None
     check_trusted(path.parent)
     check_trusted(path)
@@ -174,17 +174,8 @@ def write_archive(path: Path, names: Mapping[str, Path]) -> None:
         for name, place in sorted(names.items()):
             file.write(place, name)
     content = buffer.getvalue()
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as out:
-            out.write(_HEAD + hashlib.sha256(content).hexdigest().encode() + content)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-    fsync_folder(path.parent)
+    with whole_file(path) as out:
+        out.write(_HEAD + hashlib.sha256(content).hexdigest().encode() + content)
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -25,6 +25,7 @@ from hpc_trainer.features.profile.figures import (
 )
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.shared_folder import rename
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.step import StepResult
@@ -135,7 +136,7 @@ class ProfiledStepper:
             lines = [f"profile: {line}" for line in said]
             temporary = self._trace.with_name(f".{self._trace.name}")
             seen.export_chrome_trace(str(temporary))
-            temporary.replace(self._trace)
+            rename(temporary, self._trace)
             by = "self_cuda_time_total" if figures.device == "cuda" else "self_cpu_time_total"
             table = seen.key_averages().table(sort_by=by, row_limit=_ROWS)
             write_atomic(self._table, "\n".join([*lines, "", table]) + "\n", sync=False)

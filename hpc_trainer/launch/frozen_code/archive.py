@@ -7,17 +7,16 @@ import io
 import json
 import os
 import shutil
-import time
-import uuid
 import zipfile
 from pathlib import Path
 
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.launch.frozen_code.frozen_worker import MANIFEST, RefusedCodeError, member, read_archive
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, starter_code
-from hpc_trainer.runs.files import check_trusted, fsync_folder, naming
+from hpc_trainer.runs.files import check_trusted, fsync_folder, whole_file
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.shared_folder import age_on_server_s, is_there
 
 # What a killed submit left half written is removed once no living one can still be at it.
 _STALE_S = 3600.0
@@ -39,7 +38,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
     archive = archive_of(paths, snapshot.digest)
     make_folder(paths.code)
     check_trusted(paths.code)
-    if archive.exists():
+    if is_there(archive):
         check_trusted(archive)
         try:
             manifest, _ = read_archive(archive)
@@ -51,18 +50,9 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
             ) from error
         return archive
     _remove_stale(paths.code)
-    temporary = paths.code / f".{archive.name}.{uuid.uuid4().hex}.tmp"
-    try:
-        # Read-only: nothing has a reason to write it again.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-        with naming(archive), os.fdopen(descriptor, "wb") as file:
-            file.write(_pack(snapshot))
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(archive)
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync_folder(paths.code)
+    with whole_file(archive) as file:
+        file.write(_pack(snapshot))
+        os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o444)  # nothing has a reason to write it again
     fsync_folder(paths.folder)
     return archive
 
@@ -81,5 +71,5 @@ def _pack(snapshot: Snapshot) -> bytes:
 def _remove_stale(folder: Path) -> None:
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):
-            if time.time() - path.lstat().st_mtime > _STALE_S:
+            if age_on_server_s(path) > _STALE_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

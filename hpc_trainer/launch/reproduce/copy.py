@@ -18,11 +18,11 @@ from hpc_trainer.launch.freeze import grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.frozen_code.frozen_worker import RefusedCodeError, manifest_digest, read_archive
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
-from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.launch.plan import build_plan
 from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.runs.files import check_trusted
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.lock import submit_lock
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.slurm.read_limits import read_limits

@@ -24,6 +24,7 @@ from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.runs.checkpoint_folders import step_name
 from hpc_trainer.runs.exported import CARD, CARD_TEXT, CONFIG, FORMATS, LOAD, check_format, prune_values, what_of
 from hpc_trainer.runs.files import fsync_folder
+from hpc_trainer.runs.shared_folder import rename
 
 # As the resume contract: weights are handed on, and the site's environment and folders are nobody's business.
 _NOT_KEPT = frozenset({"cluster", "paths"})
@@ -132,7 +133,7 @@ def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: P
         })  # fmt: skip
         kept = {key: value for key, value in run.spec.config.items() if key not in _NOT_KEPT}
         (temporary / CONFIG).write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        temporary.rename(folder)
+        rename(temporary, folder)
         fsync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

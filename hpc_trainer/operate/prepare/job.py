@@ -24,6 +24,7 @@ from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.prepare.pool import Maker, Piece, over_processes
 from hpc_trainer.runs.files import fsync_folder, to_json, write_atomic, write_json
 from hpc_trainer.runs.reading import read_json
+from hpc_trainer.runs.shared_folder import claim, own_name, rename
 
 ABOUT, PIECES, BROKEN = "prepare.json", ".pieces", "broken.txt"
 FORMAT = 1
@@ -245,13 +246,13 @@ def write_record(folder: Path, name: str, record: Mapping[str, Any]) -> None:
 
 def commit(temporary: Path, path: Path) -> None:
     """Gives a file that was flushed and fsynced its name, also for after a power cut."""
-    temporary.replace(path)
+    rename(temporary, path, is_own=True)
     fsync_folder(path.parent)
 
 
 def temporary_of(path: Path) -> Path:
-    """A name beside it that nobody reads."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Return a name beside it that nobody reads, and that no other process uses."""
+    return Path(own_name(path))
 
 
 def remove_temporaries(folder: Path, asked: Asked) -> None:
@@ -312,23 +313,10 @@ def _size(path: Path) -> int | None:
 
 
 def _write_new(path: Path, value: Any) -> bool:
-    """Writes a file whole unless there is one; False if there is."""
-    temporary = temporary_of(path)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(to_json(value) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without hard links
-        temporary.replace(path)
-        return True
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write a file whole unless there is one; return False if there is."""
+    is_first = claim(path, f"{to_json(value)}\n".encode())
     fsync_folder(path.parent)
-    return True
+    return is_first
 
 
 def _option(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,14 @@ from typing import Any
 
 from hpc_trainer.config.schema.tracker import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.config.trackers import missing_package
-from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
+from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, SubmitError
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.sync.logged import Destination, read_logged
 from hpc_trainer.operate.sync.to_mlflow import ToMlflow
 from hpc_trainer.operate.sync.to_wandb import ToWandb
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.lock import file_lock
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import RunState
@@ -167,12 +167,13 @@ def _sync(sweep: SweepPaths, run: RunStatus, config: TrackerConfig, destination:
 
 @contextlib.contextmanager
 def _only_one(sweep: SweepPaths) -> Iterator[None]:
-    """Two at a time would both add what is missing. Where the file system has no locks there is no such help."""
-    with sweep.sync_lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunStateError(f"another sync works on {sweep.name}. Wait for it, then try again.") from error
-        except OSError:
-            pass
-        yield
+    """Hold the sweep for this sync: two at a time would both add what is missing.
+
+    Raises:
+        RunStateError: another sync holds it.
+    """
+    try:
+        with file_lock(sweep.sync_lock, "sync"):
+            yield
+    except SubmitError as error:
+        raise RunStateError(str(error)) from error

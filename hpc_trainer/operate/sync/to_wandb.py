@@ -14,6 +14,7 @@ from hpc_trainer.operate.sync.logged import Done, Logged
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.reading import read_json
+from hpc_trainer.runs.shared_folder import is_there, rename
 from hpc_trainer.runs.states import RunState
 
 _ENDED_BADLY = (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.TIMEOUT, RunState.NODE_FAIL, RunState.CANCELLED)
@@ -82,9 +83,9 @@ class ToWandb:
         make_folder(place)
         for folder in (work / "wandb").glob("offline-run-*"):
             name = folder.name
-            while (place / name).exists():  # of two syncs in one second
+            while is_there(place / name):  # of two syncs in one second
                 name += "-next"
-            folder.rename(place / name)
+            rename(folder, place / name)
         shutil.rmtree(work, ignore_errors=True)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from hpc_trainer.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runs.files import check_trusted
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runtime.rank_errors import on_each_rank, on_rank_zero
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, rank_file, shard_file
@@ -180,15 +181,15 @@ class CheckpointStore:
 
     def _make_room(self, path: Path) -> bool:
         """Puts away what stands at `path`, if anything; False if it is valid."""
-        if path.exists() or path.is_symlink():
+        if is_there(path):
             if self._inspect(path) is not None:
                 return False
-            if path.exists():  # unreadable now, so it was left its name
+            if is_there(path):  # unreadable now, so it was left its name
                 self._quarantine(path, "it could not be read")
         return True
 
     def _scan(self, only: int | None) -> dict[str, Any] | None:
-        if not self.folder.exists():
+        if not is_there(self.folder):
             return None
         check_trusted(self.folder.resolve())
         for step, path in folders.committed(self.folder):

@@ -54,12 +54,20 @@ def _nobody(num_bytes: int) -> None:
 
 
 def write_bytes(path: Path, pieces: Iterator[memoryview], *, advance: Callable[[int], None] = _nobody) -> FileRecord:
-    """Creates `path` from pieces of bytes and waits until the disk has it; `advance` is told of bytes written.
+    """Create `path` from pieces of bytes, wait until the disk has it, and return its size and checksum.
 
-    Raises OSError: the file is there already, the disk is full or broken.
+    Its folder is this save's own. So O_EXCL would tell nothing but a create whose answer was lost on the way (NFS).
+
+    Args:
+        path: the file.
+        pieces: its content.
+        advance: is told of bytes written.
+
+    Raises:
+        OSError: the disk is full or broken; NFS tells so at the fsync or the close.
     """
     size = checksum = 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         for piece in pieces:
             for start in range(0, len(piece), _PIECE_BYTES):

@@ -8,6 +8,7 @@ Threads call no collective: ranks tell rank 0's thread what they wrote by `mail`
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ import torch
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runs.files import fsync_folder
+from hpc_trainer.runs.shared_folder import is_there, make_folder_once, rename
 from hpc_trainer.runtime.disk_room import QuotaWatch, free_room
 from hpc_trainer.runtime.rank_errors import attempt, on_each_rank, on_rank_zero, raise_any
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -196,7 +198,7 @@ class CheckpointWriter:
 
     def _begin(self, path: Path, temporary: Path) -> bool:
         """Makes the fresh folder; False if the checkpoint stands already."""
-        if not self._folder.exists():
+        if not is_there(self._folder):
             self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             fsync_folder(self._folder.parent)  # else a power cut takes the folder with all that was synced in it
         if not self._make_room(path):
@@ -204,7 +206,8 @@ class CheckpointWriter:
         folders.discard_unfinished(
             self._folder, self._attempt
         )  # of this attempt too: what a failed save could not take away
-        temporary.mkdir(mode=FOLDER_MODE)
+        if not make_folder_once(temporary, FOLDER_MODE):
+            raise FileExistsError(errno.EEXIST, "what a failed save left cannot be removed", str(temporary))
         return True
 
     def _copy_parts(self, parts: RankParts, is_background: bool) -> tuple[RankParts, dict[str, Any]]:
@@ -272,7 +275,7 @@ class CheckpointWriter:
     def _commit(self, temporary: Path, path: Path, manifest: Manifest) -> None:
         write_bytes(temporary / NAME, iter([memoryview(manifest.to_bytes())]))
         fsync_folder(temporary)
-        temporary.rename(path)
+        rename(temporary, path)
         fsync_folder(self._folder)
 
     def _retain(self, saved: Path) -> None:

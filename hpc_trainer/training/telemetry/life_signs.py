@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.shared_folder import names_in
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
@@ -18,6 +20,8 @@ from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.save_timer import DEADLINE, SaveTimer
 
 _FORCED_S = 1.0
+_YOUNG_S = 60.0
+_MOST_TIMES = 5.0
 
 
 class SupersededError(HpcTrainerError):
@@ -60,16 +64,19 @@ class LifeSigns:
         self._metrics |= metrics
 
     def tell(self, step: int, *, force: bool = False) -> None:
-        """Replaces heartbeat.json if it is time; asks the run to stop if it was cancelled or must end.
+        """Replace heartbeat.json if it is time; ask the run to stop if it was cancelled or must end.
 
-        With `force` a second after the last time at the latest: steps of a millisecond log ten times a second, and each
-        file that is replaced is work for the server of a shared file system (0.3 ms here, 5 µs of each such step).
+        Args:
+            step: optimizer steps done.
+            force: in the first minute, tell it a second after the last time at the latest. Steps of a millisecond log
+                ten times a second, and each file that is replaced is work for the server of a shared file system.
 
-        Raises SupersededError, as `give_way` does.
+        Raises:
+            SupersededError: as `give_way`.
         """
         now = time.time()
         is_last = force and step >= self.num_steps  # its figures stay when the run is done
-        if not is_last and now - self._last_time < (min(self.every_s, _FORCED_S) if force else self.every_s):
+        if not is_last and now - self._last_time < self._pause_s(now, force):
             return
         self._last_time = now
         self.give_way()
@@ -93,9 +100,19 @@ class LifeSigns:
         with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
             write_json(self.paths.heartbeat, beat, sync=False)
 
+    def _pause_s(self, now: float, force: bool) -> float:
+        """Return the least seconds between two heartbeats: `every_s` in the first minute, five times that later on.
+
+        A heartbeat is four requests to the file server: a run of a day must not make 170,000 of them.
+        """
+        age_s = now - self._start_time
+        if force and age_s < _YOUNG_S:
+            return min(self.every_s, _FORCED_S)
+        return self.every_s * min(max(1.0, age_s / _YOUNG_S), _MOST_TIMES)
+
     def ask_to_stop(self) -> None:
         """Sets the stop flag for a reason that comes by no signal."""
-        if self.paths.marker(CANCEL).exists():
+        if CANCEL in (names_in(self.paths.place) or ()):
             # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
             self.stop.request("CANCEL marker")
         if self.saves.must_stop:
@@ -107,7 +124,8 @@ class LifeSigns:
         From any thread: whichever sees it first, the others raise it too.
         """
         with contextlib.suppress(OSError):
-            size = self.paths.attempts.stat().st_size
+            with self.paths.attempts.open("rb") as file:  # an open asks the server; a stat may be a minute old (NFS)
+                size = os.fstat(file.fileno()).st_size
             if size != self._journal_size:
                 self._newest = max((each.attempt for each in Journal(self.paths).read()), default=self._newest)
                 self._journal_size = size

@@ -16,12 +16,12 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, SubmitError
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
-from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.lock import submit_lock
 from hpc_trainer.runs.spec import append_specs, read_spec, read_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal, log_header

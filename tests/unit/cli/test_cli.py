@@ -385,7 +385,7 @@ def test_help_and_version(cli: Cli) -> None:
 
 
 def test_an_error_while_another_submits_names_the_holder(cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm) -> None:
-    from hpc_trainer.launch.lock import submit_lock
+    from hpc_trainer.runs.lock import submit_lock
 
     with submit_lock(SweepPaths(runs_dir / "train")):
         code, _, err = cli("submit")

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.lock import submit_lock
 from hpc_trainer.runs.modes import set_umask
+from hpc_trainer.runs.shared_folder import own_name
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 Submit = Callable[..., tuple[int, str]]
@@ -79,19 +80,19 @@ def test_what_lives_for_a_moment_is_ours_too(tmp_path: Path, monkeypatch: pytest
     os.umask(0o002)
     set_umask(False)
     seen: dict[str, str] = {}
-    replace = Path.replace
+    rename = os.rename
 
-    def look(path: Path, target: Path) -> Path:
-        seen[path.name] = f"{stat.S_IMODE(path.stat().st_mode):04o}"
-        return replace(path, target)
+    def look(path: Path, target: Path) -> None:
+        seen[Path(path).name] = f"{stat.S_IMODE(Path(path).stat().st_mode):04o}"
+        rename(path, target)
 
-    monkeypatch.setattr(Path, "replace", look)
+    monkeypatch.setattr(os, "rename", look)
     paths = SweepPaths(tmp_path / "runs" / "s")
     with submit_lock(paths):
         assert modes(tmp_path / "runs") == {"folders": {"0700"}, "files": {"0600"}}
         assert paths.lock.exists()
         write_atomic(paths.sweep, "{}")
-    assert seen == {f".sweep.json.{os.getpid()}.tmp": "0600"}
+    assert seen == {Path(own_name(paths.sweep)).name: "0600"}
 
 
 def _others_may_write(path: Path) -> None:

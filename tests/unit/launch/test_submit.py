@@ -13,12 +13,12 @@ import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SilentError, SlurmError, SubmitError
-from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.lock import FileLock
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs, read_specs
@@ -79,12 +79,12 @@ def test_what_is_no_refusal_of_slurm_is_not_recorded_as_one(
     plan = make_plan(folder, make_specs(2, *SLURM))
     make_folder(folder)
 
-    class Lost(SubmitLock):
+    class Lost(FileLock):
         def renew(self) -> None:
             raise SubmitError("another submit took it over")
 
     with pytest.raises(SubmitError, match="took it over"):
-        submit_plan(plan, command_line=None, lock=Lost(SweepPaths(folder)), skip_refused=True)
+        submit_plan(plan, command_line=None, lock=Lost(SweepPaths(folder).lock, "submit"), skip_refused=True)
     (fake_slurm.bin / "sbatch").unlink()
     monkeypatch.setenv("PATH", str(fake_slurm.bin))
     with pytest.raises(MissingCommandError):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 QUEUE_HEADER = "JOBID|STATE|NODELIST|REASON|COMMENT|NAME|end\n"
-ACCOUNTING_HEADER = "JobID|State|ExitCode|NodeList|JobName|Comment|\n"
+ACCOUNTING_HEADER = "JobID|State|ExitCode|NodeList|JobName|Comment|End|\n"
 CLUSTER = "fakecluster"
 _RECORD = """#!/bin/sh
 here={folder}
@@ -97,7 +97,7 @@ def accounting_rows(text: str, uuid: Callable[[str], str] = uuid_of) -> str:
     lines = []
     for line in text.splitlines():
         parts = line.split("|")
-        ours = [f"sweep-{uuid(parts[0])[:8]}", ""]
+        ours = [f"sweep-{uuid(parts[0])[:8]}", "", ""]
         lines.append("|".join([*parts, *ours[len(parts) - 4 :], ""]) + "\n")
     return ACCOUNTING_HEADER + "".join(lines)
 

@@ -21,20 +21,20 @@ from tests.unit.slurm.fake_slurm import FakeSlurm
 
 # sacct -p -X -o JobID,State,..: 22.05 (above) and 24.11 with its truncations (below).
 SACCT = """\
-JobID|State|ExitCode|NodeList|JobName|Comment|
-201_0|COMPLETED|0:0|gpu001|digits-01234567||
-201_1|CANCELLED by 1000|0:0|None assigned|digits-01234567||
-201_2|CANCELLED by 1000|0:15|gpu002|digits-01234567||
-201_3|TIMEOUT|0:0|gpu[001-002]|digits-01234567||
-201_4|OUT_OF_MEMORY|0:125|gpu003|digits-01234567||
-201_5|OUT_OF_ME+|0:125|gpu003|digits-01234567||
-201_6|NODE_FAIL|1:0|gpu004|digits-01234567||
-201_7|PREEMPTED|0:0|gpu004|digits-01234567||
-201_8|FAILED|1:0|gpu004|digits-01234567||
-201_9|CANCELLED+|0:0|gpu004|digits-01234567||
-201_[10-99%4]|PENDING|0:0|None assigned|digits-01234567||
-202|FAILED|78:0|cn1|digits-01234567||
-203||0:0|cn1|digits-01234567||
+JobID|State|ExitCode|NodeList|JobName|Comment|End|
+201_0|COMPLETED|0:0|gpu001|digits-01234567|||
+201_1|CANCELLED by 1000|0:0|None assigned|digits-01234567|||
+201_2|CANCELLED by 1000|0:15|gpu002|digits-01234567|||
+201_3|TIMEOUT|0:0|gpu[001-002]|digits-01234567|||
+201_4|OUT_OF_MEMORY|0:125|gpu003|digits-01234567|||
+201_5|OUT_OF_ME+|0:125|gpu003|digits-01234567|||
+201_6|NODE_FAIL|1:0|gpu004|digits-01234567|||
+201_7|PREEMPTED|0:0|gpu004|digits-01234567|||
+201_8|FAILED|1:0|gpu004|digits-01234567|||
+201_9|CANCELLED+|0:0|gpu004|digits-01234567|||
+201_[10-99%4]|PENDING|0:0|None assigned|digits-01234567|||
+202|FAILED|78:0|cn1|digits-01234567|||
+203||0:0|cn1|digits-01234567|||
 """
 
 
@@ -55,7 +55,7 @@ def test_sacct() -> None:
     "text",
     [
         "", "garbage\n", "sacct: error: slurmdbd\n", "JobID|State|\n", SACCT[:-5], SACCT + "garbage\n",
-        SACCT + "|FAILED|1:0|cn1|x||\n", SACCT + "204|FAILED|\n", SACCT[: SACCT.index("201_3") + 9] + "\n",
+        SACCT + "|FAILED|1:0|cn1|x|||\n", SACCT + "204|FAILED|\n", SACCT[: SACCT.index("201_3") + 9] + "\n",
     ],
 )  # fmt: skip
 def test_what_sacct_does_not_print_is_no_answer(text: str) -> None:
@@ -71,7 +71,7 @@ def test_what_sacct_does_not_print_is_no_answer(text: str) -> None:
     ],
 )  # fmt: skip
 def test_the_elements_that_a_row_may_stand_for(job_id: str, covered: list[int]) -> None:
-    text = f"{SACCT.splitlines()[0]}\n{job_id}|PENDING|0:0||digits-01234567||\n"
+    text = f"{SACCT.splitlines()[0]}\n{job_id}|PENDING|0:0||digits-01234567|||\n"
     (row,) = parse_accounting(text).values()
     assert [index for index in (0, 1, 2, 3, 9) if row.may_cover(index)] == covered
 

@@ -111,8 +111,8 @@ def test_what_slurm_once_said_is_known_when_it_has_forgotten_the_job(
     fake_slurm.answer("sacct", "")
     after = _one(sweep)
     assert (after.state, after.cause, after.node) == (before.state, before.cause, before.node)
-    assert len(sweep.paths.ends.read_text().splitlines()) == 1, "each end once"
-    assert stat.S_IMODE(sweep.paths.ends.stat().st_mode) == stat.S_IMODE(sweep.paths.specs.stat().st_mode)
+    assert len(sweep.paths.ends_of_this_host.read_text().splitlines()) == 1, "each end once"
+    assert stat.S_IMODE(sweep.paths.ends_of_this_host.stat().st_mode) == stat.S_IMODE(sweep.paths.specs.stat().st_mode)
     if state is S.CANCELLED:
         grid = make_grid(sweep.paths.folder, sweep.specs[:1])
         assert submit_grid(grid, retry_failed=True).num_submitted == 0, "a cancelled run is not a failed one"
@@ -160,22 +160,23 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr(os, "open", refused)
 
 
-@pytest.mark.parametrize("file", ["ends.jsonl", "heartbeat.json"])
+@pytest.mark.parametrize("file", ["ends", "heartbeat.json"])
 def test_what_is_not_to_be_read_just_now_makes_no_run_failed(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     """The one file that knows its end, or that it lives: --retry-failed must not bring it back, nor double it."""
     sweep.submit()
     sweep.start(age_s=400)
-    sweep.beat(step=7, age_s=400 if file == "ends.jsonl" else 1)
+    sweep.beat(step=7, age_s=400 if file == "ends" else 1)
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|CANCELLED|0:0|\n" if file == "ends.jsonl" else "")
+    fake_slurm.answer("sacct", "500_0|CANCELLED|0:0|\n" if file == "ends" else "")
     before = _one(sweep).state
     fake_slurm.answer("sacct", "")
     assert _one(sweep).state is before
-    _refuse(monkeypatch, sweep.paths.ends if file == "ends.jsonl" else sweep.run(0).heartbeat)
+    path = sweep.paths.ends_of_this_host if file == "ends" else sweep.run(0).heartbeat
+    _refuse(monkeypatch, path)
     run = _one(sweep)
-    assert (run.state, run.cause) == (S.UNKNOWN, f"{file} cannot be read: Stale file handle")
+    assert (run.state, run.cause) == (S.UNKNOWN, f"{path.name} cannot be read: Stale file handle")
 
 
 @pytest.mark.parametrize("as_what", ["new", "waiting"])
@@ -206,14 +207,15 @@ def test_remembered_ends_that_cannot_be_read_or_written_matter_to_nobody(
     sweep.submit()
     fake_slurm.answer("squeue", "")
     fake_slurm.answer("sacct", "500_0|CANCELLED|0:0|\n")
+    sweep.paths.ends.mkdir(mode=0o700)
     if damage is None:
-        sweep.paths.ends.mkdir()
+        sweep.paths.ends_of_this_host.mkdir()
     else:
-        sweep.paths.ends.write_text(damage)
-        sweep.paths.ends.chmod(0o600)
+        sweep.paths.ends_of_this_host.write_text(damage)
+        sweep.paths.ends_of_this_host.chmod(0o600)
     status = read_status(sweep.paths)
     assert status.runs[0].state is S.CANCELLED
-    assert all("ends.jsonl" in fault for fault in status.faults)
+    assert all(sweep.paths.ends_of_this_host.name in fault for fault in status.faults)
     assert len(status.faults) == (1 if damage is None else len(damage.splitlines())), "each line is named"
     assert status.notes[: len(status.faults)] == status.faults
 

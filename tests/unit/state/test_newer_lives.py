@@ -57,12 +57,13 @@ def test_remembered_ends_of_somebody_else_are_not_made_ours(
     other = tmp_path / "other"
     other.write_text("")
     other.chmod(0o666)
+    sweep.paths.ends.mkdir(mode=0o700)
     if kind == "link":
-        sweep.paths.ends.symlink_to(other)
+        sweep.paths.ends_of_this_host.symlink_to(other)
     else:
-        other.rename(sweep.paths.ends)
+        other.rename(sweep.paths.ends_of_this_host)
     assert _state(sweep) is RunState.TIMEOUT
-    place = other if kind == "link" else sweep.paths.ends
+    place = other if kind == "link" else sweep.paths.ends_of_this_host
     assert (place.read_text(), place.stat().st_mode & 0o777) == ("", 0o666)
 
 

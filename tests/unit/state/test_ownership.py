@@ -120,9 +120,9 @@ def test_clocks_that_differ_by_minutes_part_no_attempt_from_its_job(sweep: Sweep
 @pytest.mark.parametrize(
     "row",
     [
-        "500_0|COMPLETED|0:0|n7|their_job||\n",
-        "500_0|CANCELLED by 7|0:0|n7|sweep-0badcafe||\n",
-        "500|CANCELLED|0:0|n7|their_job||\n", "500_[0-9]|CANCELLED|0:0||their_job||\n",
+        "500_0|COMPLETED|0:0|n7|their_job|||\n",
+        "500_0|CANCELLED by 7|0:0|n7|sweep-0badcafe|||\n",
+        "500|CANCELLED|0:0|n7|their_job|||\n", "500_[0-9]|CANCELLED|0:0||their_job|||\n",
         "500_0|TIMEOUT|0:0|n7|a|b|c||\n",
     ],
 )  # fmt: skip
@@ -139,7 +139,7 @@ def test_a_row_of_an_old_job_with_our_id_is_not_believed(sweep: SweepOnDisk, fak
 def test_a_row_is_ours_by_name_or_comment(sweep: SweepOnDisk, fake_slurm: FakeSlurm, words: str) -> None:
     sweep.submit()
     fake_slurm.answer("squeue", "")
-    fake_slurm.print("sacct", f"{ACCOUNTING_HEADER}500_0|NODE_FAIL|1:0|n7|{words}|\n")
+    fake_slurm.print("sacct", f"{ACCOUNTING_HEADER}500_0|NODE_FAIL|1:0|n7|{words}||\n")
     assert _first(sweep).state is RunState.NODE_FAIL
 
 

@@ -202,9 +202,9 @@ def test_slurms_last_word_is_waited_for(sweep: SweepPaths, fake_slurm: FakeSlurm
     """sacct still says RUNNING when it is asked first; what stands meanwhile is no guess either."""
     _play(fake_slurm, "JobState=COMPLETING Reason=None Restarts=0")
     once = f'seen="{fake_slurm.folder}/seen"; if [ -e "$seen" ]; then state="CANCELLED by 7"; else state=RUNNING; fi'
-    columns = "JobID|State|ExitCode|NodeList|JobName|Comment|"
+    columns = "JobID|State|ExitCode|NodeList|JobName|Comment|End|"
     (fake_slurm.bin / "sacct").write_text(
-        f'#!/bin/sh\n{once}\ntouch "$seen"\necho "{columns}"\necho "101_0|$state|0:0|n1|x||"\n'
+        f'#!/bin/sh\n{once}\ntouch "$seen"\necho "{columns}"\necho "101_0|$state|0:0|n1|x|||"\n'
     )
     stop = _stop(sweep)
     assert conclude_start(stop) is ExitCode.OK

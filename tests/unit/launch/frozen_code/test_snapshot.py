@@ -466,7 +466,7 @@ store_code(SweepPaths(runs / "sweep"), code)
 """
 
 
-@pytest.mark.parametrize("call", ["os fdopen", "os fsync", "Path replace"])
+@pytest.mark.parametrize("call", ["os fchmod", "os fsync", "os rename"])
 def test_killed_in_the_middle_there_is_no_archive(project: Path, runs: Path, call: str) -> None:
     root = Path(__file__).resolve().parents[4]
     done = subprocess.run(

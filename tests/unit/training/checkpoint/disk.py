@@ -14,8 +14,8 @@ import pytest
 
 # Whatever changes the disk or makes a change last. Opening counts where it creates.
 _CALLS: list[tuple[Any, str]] = [
-    (os, "open"), (os, "write"), (os, "fsync"), (os, "close"), (os, "unlink"), (os, "rmdir"), (Path, "mkdir"),
-    (Path, "rename"),
+    (os, "open"), (os, "write"), (os, "fsync"), (os, "close"), (os, "unlink"), (os, "rmdir"), (os, "mkdir"),
+    (os, "rename"),
 ]  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_a_kill_in_the_middle_of_deleting_spares_what_must_stay(
     make_store: MakeStore, save: Save, monkeypatch: pytest.MonkeyPatch, warnings_seen: list[str], call: str
 ) -> None:
     """At each call of the deletion, before and after it, until it gets through."""
-    owner = Path if call == "rename" else os
+    owner = os
     real = getattr(owner, call)
     for nth in range(40):
         store = make_store(keep_last=9, attempt=2 * nth)

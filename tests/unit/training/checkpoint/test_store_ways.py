@@ -157,7 +157,7 @@ def test_leftovers_that_cannot_be_deleted_are_told_and_no_end(
         raise OSError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "iterdir", refuse)
+        patched.setattr(os, "listdir", refuse)
         store = make_store(attempt=1)
     assert "could not be deleted" in warnings_seen[0]
     assert newest_step(store) == 1

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import hpc_trainer.launch.lock as lock_module
+import hpc_trainer.runs.lock as lock_module
 from hpc_trainer.errors import SubmitError
-from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, process_name
+from hpc_trainer.runs.lock import submit_lock
 
 
 @pytest.fixture

@@ -1,0 +1,107 @@
+"""Code that goes round `runs/shared_folder.py`: what is right on a local disk, and wrong where two clients see one
+folder.
+
+Each exception names the file, the construct and the reason: the folder is of one machine, or of the user, or what is
+done there is right on NFS too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_PACKAGE = Path(__file__).parents[2] / "hpc_trainer"
+_OWNER = "runs/shared_folder.py"
+
+_LOSES_REPLIES = {"rename", "replace", "link", "renames"}
+_FLAGS = {"O_EXCL", "O_APPEND"}
+
+# file -> construct -> why it is right there.
+ALLOWED: dict[str, dict[str, str]] = {
+    "runs/files.py": {"O_APPEND": "the one place that appends; lines that decide about a run are read back"},
+    "runs/told_metrics.py": {"O_APPEND": "a program's own file of one attempt, with one writer"},
+    "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
+    "worker/probe.py": {'mode "a"': "the trace of one rank of a run that certify started: one writer"},
+    "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},
+    "launch/frozen_code/frozen_worker.py": {
+        "replace": "bytecode under a name of its own; a lost reply costs a compilation",
+        "rename": "what another rank unpacked is as good: it is compared afterwards",
+        "O_EXCL": "a claim that only saves work",
+        "exists": "stands alone in the archive and imports nothing of ours",
+        "st_mtime": "an old claim costs two ranks that compile",
+    },
+    "datasets/images/staging.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
+    "worker/telemetry/prometheus.py": {"replace": "in the folder of the node's own collector"},
+    "state/run_folder.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
+    "worker/deploy/weights.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
+    "worker/deploy/quantize.py": {"replace": "in the folder of an export that is being written, under its own name"},
+}
+# What is asked of the user's own files, of the machine, or only shown: an answer of a minute ago does no harm.
+ONLY_SHOWN = {
+    "config", "cli", "datasets", "models", "tasks", "launch/frozen_code/code_files.py",
+    "launch/frozen_code/snapshot.py", "launch/frozen_code/import_path.py", "launch/targets.py", "launch/hydra_app.py",
+    "launch/reproduce", "runtime/environment", "runtime/counters", "runtime/code_digests.py", "features/init_from",
+    "worker/telemetry", "worker/program_start.py", "operate/deploy", "operate/report", "operate/prepare",
+    "operate/find.py", "operate/names.py", "operate/drill",
+    "launch/submit.py",  # whether a folder is there whose owner is to be looked at
+    "state/status.py",  # the text of an error: whether there is a folder of sweeps
+    "state/journal.py",  # failure files of attempts whose lines are lost
+    "runs/metrics_log.py",  # rank 0's own file
+    "runs/modes.py",
+}  # fmt: skip
+
+
+def _files() -> list[Path]:
+    return sorted(path for path in _PACKAGE.rglob("*.py") if path.relative_to(_PACKAGE).as_posix() != _OWNER)
+
+
+def _constructs(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, what is used) of everything that means another thing on a shared folder."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None)]
+            if "fcntl" in names:
+                yield node.lineno, "fcntl"
+        elif isinstance(node, ast.Attribute) and (node.attr in _FLAGS or node.attr == "st_mtime"):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield from _of_call(node, node.func)
+
+
+def _of_call(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[int, str]]:
+    of_os = isinstance(function.value, ast.Name) and function.value.id in ("os", "shutil")
+    num_paths = 2 if of_os else 1
+    if (function.attr in _LOSES_REPLIES and len(node.args) == num_paths and not node.keywords) or (
+        function.attr in ("hardlink_to", "touch", "move") and (of_os or function.attr != "move")
+    ):
+        yield node.lineno, function.attr
+    elif function.attr == "exists" and not node.args:
+        yield node.lineno, "exists"
+    elif function.attr == "open":
+        modes = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        yield from ((node.lineno, f'mode "{mode}"') for mode in modes if mode[:1] in ("a", "x"))
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda path: path.relative_to(_PACKAGE).as_posix())
+def test_shared_files_are_touched_by_the_one_module(path: Path) -> None:
+    name = path.relative_to(_PACKAGE).as_posix()
+    allowed = ALLOWED.get(name, {})
+    is_only_shown = any(name == each or name.startswith(f"{each}/") for each in ONLY_SHOWN)
+    found = [
+        f"{name}:{line}: {what}: use runs/shared_folder.py or runs/files.py, or name the reason in this test"
+        for line, what in _constructs(ast.parse(path.read_text(encoding="utf-8")))
+        if what not in allowed and not (is_only_shown and what in ("exists", "st_mtime"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_exception_is_left_over() -> None:
+    """An exception whose code is gone would allow the next mistake."""
+    for name, allowed in ALLOWED.items():
+        used = {what for _, what in _constructs(ast.parse((_PACKAGE / name).read_text(encoding="utf-8")))}
+        assert allowed.keys() <= used, f"{name}: {sorted(allowed.keys() - used)} is used no more"
+    for name in ONLY_SHOWN:
+        assert (_PACKAGE / name).exists(), name
