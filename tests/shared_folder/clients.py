@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,7 +41,7 @@ class Client:
         control: Path,
         clock_s: float = 0.0,
         scale: float = 1.0,
-        settings: dict[str, object] | None = None,
+        settings: Mapping[str, object] | None = None,
         prefix: tuple[str, ...] = (),
     ) -> None:
         """Describe a client; `start` or `with` mounts it.
@@ -70,6 +71,12 @@ class Client:
 
     def start(self) -> Client:
         """Mount and wait until the mount is there."""
+        self.launch()
+        self.wait()
+        return self
+
+    def launch(self) -> None:
+        """Start the process that mounts."""
         self.mountpoint.mkdir(parents=True, exist_ok=True)
         self.control.mkdir(parents=True, exist_ok=True)
         log = (self.control / f"log.{self.client}").open("ab")
@@ -80,13 +87,20 @@ class Client:
                 self.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
+
+    def wait(self) -> None:
+        """Wait until the mount is there.
+
+        Raises:
+            RuntimeError: The process ended, or did not mount within 30 s; the message has its log.
+        """
+        assert self.process is not None
         until = time.monotonic() + 30
         while not self._is_mounted():
             if self.process.poll() is not None or time.monotonic() > until:
                 self.stop()
-                raise RuntimeError(f"no mount: {(self.control / f'log.{self.client}').read_text()[-2000:]}")
+                raise RuntimeError(f"no mount: {self.log()[-2000:]}")
             time.sleep(0.01)
-        return self
 
     def _is_mounted(self) -> bool:
         """Return True if the process's own mount table has the mountpoint."""
@@ -102,12 +116,14 @@ class Client:
             return
         self.process.terminate()
         try:
-            self.process.wait(10)
+            unmounted = self.process.wait(10) == 0
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+            unmounted = False
         self.process = None
-        subprocess.run(["umount", "--lazy", str(self.mountpoint)], check=False, capture_output=True)
+        if not unmounted:
+            subprocess.run(["umount", "--lazy", str(self.mountpoint)], check=False, capture_output=True)
 
     def __enter__(self) -> Client:
         return self.start()
@@ -129,6 +145,10 @@ class Client:
         answer: dict[str, dict[str, int]] = json.loads(path.read_text())
         return answer
 
+    def log(self) -> str:
+        """Return what the process printed: nothing, unless it has a fault of its own."""
+        return (self.control / f"log.{self.client}").read_text()
+
     def events(self) -> list[dict[str, Any]]:
         """Return what went wrong so far: time, operation, where and what of each fault."""
         path = self.control / f"events.{self.client}.jsonl"
@@ -140,7 +160,7 @@ class Share:
 
     def __init__(
         self, folder: Path, kind: str = "nfs3", *, seed: int = 0, clock_s: float = 0.0, scale: float = 1.0,
-        settings: dict[str, object] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
         self.folder = folder
         self.backing = folder / "backing"
@@ -154,13 +174,34 @@ class Share:
 
     def client(self, name: str, mountpoint: Path | None = None, **changes: Any) -> Client:
         """Mount one more client, by default at a folder of its name."""
+        client = self._client(name, mountpoint, **changes)
+        client.start()
+        return client
+
+    def several(self, *names: str) -> list[Client]:
+        """Mount more clients at once, each at a folder of its name."""
+        clients = [self._client(name, None) for name in names]
+        for client in clients:
+            client.launch()
+        for client in clients:
+            client.wait()
+        return clients
+
+    def _client(self, name: str, mountpoint: Path | None, **changes: Any) -> Client:
         client = Client(
             self.backing, mountpoint or self.folder / name, client=name, control=self.control,
             **{**self._same, **changes},
         )  # fmt: skip
-        client.start()
         self.clients.append(client)
         return client
+
+    def stop(self) -> None:
+        """Unmount all clients."""
+        for client in self.clients:
+            if client.process is not None:
+                client.process.terminate()
+        for client in self.clients:
+            client.stop()
 
     def faults(self, only: str = "", **faults: Any) -> None:
         """Replace the faults of all clients, or of the one named by `only`; without faults all is well.
@@ -179,5 +220,4 @@ class Share:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for client in self.clients:
-            client.stop()
+        self.stop()

@@ -90,16 +90,24 @@ class Files:
         with self.nodes.mutex:
             node.handles.discard(handle)
             silly = None if node.handles else node.silly
-            writer = -1
-            if not any(other.writes for other in node.handles) and not node.dirty and not node.sending:
-                writer, node.writer = node.writer, -1
             if silly is not None:
                 node.silly, node.dead = None, True
-        for descriptor in (handle.descriptor, handle.lock, writer):
+        for descriptor in (handle.descriptor, handle.lock):
             if descriptor >= 0:
                 os.close(descriptor)
+        if node.dirty:  # of a map that outlived its descriptor
+            threading.Thread(target=self.send, args=(node,), daemon=True).start()
+        self._close_writer(node)
         if silly is not None:
             self.names.unhide(*silly)
+
+    def _close_writer(self, node: Node) -> None:
+        """Close the descriptor that sends a file's data, when nobody writes and all is sent."""
+        with self.nodes.mutex:
+            busy = node.dirty or node.sending or any(handle.writes for handle in node.handles)
+            if node.writer >= 0 and not busy:
+                os.close(node.writer)
+                node.writer = -1
 
     # Reading
 
@@ -193,6 +201,7 @@ class Files:
             finally:
                 with self.nodes.mutex:
                     node.sending = []
+                self._close_writer(node)
 
     def _send(self, node: Node, offset: int, data: bytearray) -> None:
         asked = time.monotonic()

@@ -19,6 +19,7 @@ from tests.shared_folder.names import Names
 from tests.shared_folder.nodes import Node, Nodes
 from tests.shared_folder.protocol import NO_REPLY, Device, Request
 from tests.shared_folder.server import Server
+from tests.shared_folder.squash import squash
 
 __all__ = ["FileSystem"]
 
@@ -64,6 +65,8 @@ class FileSystem:
         if action is None:
             raise OSError(errno.ENOSYS, request.operation)
         self.current.request = request
+        if self.kind.root_squash:
+            squash(request, self.nodes)
         try:
             return action(request)
         finally:
@@ -97,7 +100,14 @@ class FileSystem:
     def _entry(self, node: Node) -> bytes:
         with self.nodes.mutex:
             node.lookups += 1
-        return ENTRY.pack(node.number, 0, 0, 0, 0, 0) + self._attributes(node)
+        return ENTRY.pack(node.number, 0, 0, 0, 0, self._kept(node)) + self._attributes(node)
+
+    def _kept(self, node: Node) -> int:
+        """Return for how many nanoseconds the kernel may keep attributes: a folder's for one tick of its clock.
+
+        It looks at each folder's mode right after the lookup that told it.
+        """
+        return 1 if node.is_folder and not self.kind.strong else 0
 
     def _opened(self, handle: Handle) -> bytes:
         with self.nodes.mutex:
@@ -242,7 +252,7 @@ class FileSystem:
         if node.dirty:
             self.files.send(node)  # nfs_getattr(): times are right only after unsent data is sent
         self.nodes.refresh(node)
-        return ATTR_OUT.pack(0, 0, 0) + self._attributes(node)
+        return ATTR_OUT.pack(0, self._kept(node), 0) + self._attributes(node)
 
     def do_setattr(self, request: Request) -> bytes:
         node = self.nodes.of(request.node)

@@ -60,7 +60,7 @@ def main() -> int:
         with contextlib.suppress(OSError):
             unmount(given.mountpoint.resolve())
         system.files.send_all()
-        device.ended.wait(2.0)
+        device.ended.wait(0.5)
     system.server.write_counts()
     sys.stdout.flush()
     os._exit(0)  # threads may still read from a device that others hold
