@@ -5,7 +5,7 @@
 set -euo pipefail
 
 wanted=(slurmctld slurmd slurmdbd slurm-client munge mariadb-server debootstrap procps iproute2
-    make util-linux hostname zsh fish)
+    make util-linux hostname zsh fish gcc libc6-dev)
 missing=()
 for package in "${wanted[@]}"; do
     state="$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)"

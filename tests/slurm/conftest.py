@@ -18,7 +18,10 @@ from tests.slurm.scenarios.sample import VARIABLE, chosen  # noqa: E402
 from tests.slurm.scenarios.table import ids  # noqa: E402
 from tests.slurm.testbed import bed  # noqa: E402
 from tests.slurm.testbed.cluster import SlurmCluster  # noqa: E402
-from tests.slurm.testbed.spec import BedError, PackagesMissingError, Spec  # noqa: E402
+from tests.slurm.testbed.spec import BedError, PackagesMissingError, SharedFolder, Spec  # noqa: E402
+
+SHARED = "HPC_TRAINER_SHARED_FOLDER"
+"""Variable with the kind of file system on which every test of this folder keeps its runs: nfs3, lustre, …"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,13 +65,20 @@ class Beds:
     """The clusters that this session uses."""
 
     def __init__(self) -> None:
-        self.clusters: dict[str, SlurmCluster] = {}
+        self.clusters: dict[Spec, SlurmCluster] = {}
         self._started: list[Spec] = []
 
-    def get(self, variant: str = "") -> SlurmCluster:
-        """A cluster of the release that the variable SLURM names, brought up if need be."""
-        if variant not in self.clusters:
-            spec = Spec(variant=variant)
+    def get(self, variant: str = "", share: SharedFolder | None = None) -> SlurmCluster:
+        """Return a cluster of the release that the variable SLURM names; bring it up if need be.
+
+        Clusters with a shared folder of another kind end first: they take the same ports.
+        """
+        if share is None and os.environ.get(SHARED):
+            share = SharedFolder(os.environ[SHARED])
+        spec = Spec(variant=variant, share=share)
+        if spec not in self.clusters:
+            for other in [other for other in self.clusters if share and other.share not in (None, share)]:
+                self._end(other)
             try:
                 if bed.up(spec, lambda text: print(text, file=sys.stderr)):
                     self._started.append(spec)
@@ -78,13 +88,19 @@ class Beds:
                 if os.getuid() != 0:
                     _refuse(str(error))
                 raise
-            self.clusters[variant] = SlurmCluster.attach(spec)
-        return self.clusters[variant]
+            self.clusters[spec] = SlurmCluster.attach(spec)
+        return self.clusters[spec]
+
+    def _end(self, spec: Spec) -> None:
+        del self.clusters[spec]
+        if spec in self._started:
+            self._started.remove(spec)
+            bed.down(spec)
 
     def close(self) -> None:
         """Take down what this session brought up, and nothing else."""
-        for spec in self._started:
-            bed.down(spec)
+        for spec in list(self.clusters):
+            self._end(spec)
 
 
 @pytest.fixture(scope="session")

@@ -48,10 +48,15 @@ class Driver:
     """Sweep -> every state that `status` has shown of its runs while they were waited for."""
 
     @property
+    def runs(self) -> Path:
+        """The runs' folder as it truly is; commands and jobs may see it through clients of a shared folder."""
+        return self.slurm.true_folder(self.folder)
+
+    @property
     def env(self) -> dict[str, str]:
         return {
             **self.slurm.env,
-            "HPC_TRAINER_RUNS": str(self.folder / "runs"),
+            "HPC_TRAINER_RUNS": str(self.slurm.runs_folder(self.folder)),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "PYTHONPATH": str(self.folder),
         }
@@ -112,11 +117,11 @@ class Driver:
         """What changes when a run of the sweep does, as text: the queue, journals and markers."""
         queue = self.slurm.run("squeue", "-h", "-t", "all", "-o", "%i %T", check=False).stdout
         names = ("attempts.jsonl", "DONE", "CANCEL", "HOLD")
-        files = [path for path in (self.folder / "runs" / sweep).glob("*/*") if path.name in names]
+        files = [path for path in (self.runs / sweep).glob("*/*") if path.name in names]
         return queue + " ".join(f"{path} {path.stat().st_size}" for path in sorted(files))
 
     def run_folder(self, sweep: str) -> Path:
-        return self.folder / "runs" / sweep / str(self.only_run(sweep)["run_id"])
+        return self.runs / sweep / str(self.only_run(sweep)["run_id"])
 
     def wait_for_step(self, sweep: str, step: int, timeout_s: float = _PATIENCE_S) -> None:
         """Waits until the sweep's only run has come as far as `step`; reads its heartbeat, asks Slurm nothing."""
@@ -162,5 +167,5 @@ class Driver:
         return {record["step"]: record["loss"] for record in map(json.loads, lines) if "loss" in record}
 
     def all_logs(self) -> str:
-        files = sorted(self.folder.glob("runs/*/*/logs/*")) + sorted(self.folder.glob("runs/*/slurm/*.out"))
+        files = sorted(self.runs.glob("*/*/logs/*")) + sorted(self.runs.glob("*/slurm/*.out"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in files)

@@ -44,7 +44,7 @@ def test_grids_complete_and_are_submitted_once(driver: Driver) -> None:
     runs = driver.wait_for_states("grid", "COMPLETED")
     assert all(run["step"] == 40 and run["metrics"]["eval_accuracy"] > 0.5 for run in runs.values())
     driver.wait_for_states("mixed", "COMPLETED")
-    folders = (driver.folder / "runs" / "mixed").glob("*/result.json")
+    folders = (driver.runs / "mixed").glob("*/result.json")
     assert {json.loads(path.read_text())["world_size"] for path in folders} == {1, 4}
     for array in (*first["arrays"], *second["arrays"]):
         driver.slurm.wait_for_state(f"{array['job_id']}_0", "COMPLETED")

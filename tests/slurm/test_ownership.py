@@ -62,7 +62,7 @@ def test_somebody_elses_job_with_our_id_is_not_cancelled(driver: Driver) -> None
 
 
 def _backdate(driver: Driver, sweep: str) -> None:
-    path = driver.folder / "runs" / sweep / "submissions.jsonl"
+    path = driver.runs / sweep / "submissions.jsonl"
     lines = list(read_lines(path))
     path.write_text("".join(json.dumps({**line, "time": line["time"] - 3600}) + "\n" for line in lines))
 
@@ -72,7 +72,7 @@ def _as_if_it_had_ended_long_ago(driver: Driver, theirs: str) -> None:
     folder = driver.run_folder("reused")
     for name in ("DONE", "result.json", "attempts.jsonl", "heartbeat.json"):
         (folder / name).unlink()
-    path = driver.folder / "runs" / "reused" / "submissions.jsonl"
+    path = driver.runs / "reused" / "submissions.jsonl"
     lines = list(read_lines(path))
     for line in lines:
         line.update({"kind": "successor"} if line["event"] == "intent" else {"job_id": theirs})

@@ -79,7 +79,7 @@ def test_edits_change_neither_a_waiting_nor_a_requeued_run(driver: Driver) -> No
     driver.submit(*WORDS, "hardware.partition=preempt", "sweep_name=frozen")
     job_id = driver.only_run("frozen")["job_id"]
     assert driver.slurm.job_state(job_id) == "PENDING"
-    (archive,) = (driver.folder / "runs" / "frozen" / "code").iterdir()
+    (archive,) = (driver.runs / "frozen" / "code").iterdir()
     _edit(driver, "edited while it waited")
     driver.slurm.run("scancel", str(busy))
 
@@ -95,7 +95,7 @@ def test_edits_change_neither_a_waiting_nor_a_requeued_run(driver: Driver) -> No
         assert "train: the submitted code\n" in _log(driver, attempt)
         assert "edited" not in _log(driver, attempt)
 
-    code = json.loads((driver.folder / "runs" / "frozen" / "sweep.json").read_text())["code"]["snapshot"]
+    code = json.loads((driver.runs / "frozen" / "sweep.json").read_text())["code"]["snapshot"]
     assert archive.name == f"{code['digest'][:12]}.zip"
     assert [(root["source"], root["how"]) for root in code["roots"]] == [(str(driver.folder), "git")]
 
@@ -107,7 +107,7 @@ def test_a_later_submit_takes_the_later_code(driver: Driver) -> None:
     (driver.folder / "my_lab" / "words.py").write_text("WORD = 'later'\n")
     driver.submit(*words, "seed=1")
     runs = driver.wait_for_states("frozen", "COMPLETED")
-    folder = driver.folder / "runs" / "frozen"
+    folder = driver.runs / "frozen"
     logs = {run_id: (folder / run_id / "logs" / "attempt-000.rank-0.log").read_text() for run_id in runs}
     assert {("-s1-" in run_id, "the later code" in text) for run_id, text in logs.items()} == {
         (False, False),
@@ -127,4 +127,4 @@ def test_off_runs_what_stands_there_then(driver: Driver) -> None:
     driver.slurm.run("scancel", str(busy))
     driver.wait_for_states("frozen", "COMPLETED")
     assert "train: the edited code\n" in _log(driver, 0)
-    assert not (driver.folder / "runs" / "frozen" / "code").exists()
+    assert not (driver.runs / "frozen" / "code").exists()

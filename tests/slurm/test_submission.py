@@ -34,7 +34,7 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
 
 def _starts(driver: Driver, sweep: str) -> Counter[str]:
     """How often each run began: its journals."""
-    files = (driver.folder / "runs" / sweep).glob("*/attempts.jsonl")
+    files = (driver.runs / sweep).glob("*/attempts.jsonl")
     return Counter({path.parent.name: path.read_text().count('"event": "start"') for path in files})
 
 
@@ -64,7 +64,7 @@ def test_plan_names_the_limits_that_bind_and_the_expected_start(limited: Driver)
     impossible = limited.run("plan", *TINY, "hardware.partition=main2", check=False)
     assert (impossible.returncode, "Problem: hardware.partition=main2" in impossible.stdout) == (2, True)
     assert plan["arrays"][0]["start"].startswith("20")
-    assert not (limited.folder / "runs").exists(), "a plan writes nothing"
+    assert not (limited.runs).exists(), "a plan writes nothing"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_the_cluster_would_refuse_is_refused_before_anything_is_written(
     done = limited.run("submit", *TINY, *words, check=False)
     assert done.returncode == 2
     assert message in done.stderr
-    assert not (limited.folder / "runs").exists()
+    assert not (limited.runs).exists()
 
 
 def test_slurm_itself_is_asked_too(driver: Driver) -> None:
@@ -100,7 +100,7 @@ def test_slurm_itself_is_asked_too(driver: Driver) -> None:
     done = driver.run("submit", *words, check=False)
     assert done.returncode == 2
     assert "Slurm would refuse hardware=testbed_x1" in done.stderr
-    assert not (driver.folder / "runs").exists()
+    assert not (driver.runs).exists()
 
 
 def test_a_site_without_accounting_works(slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_an_orphan_that_has_ended_already_is_found(driver: Driver) -> None:
     """Killed after sbatch; the job is over, and out of the queue, before anybody looks."""
     words = (*TINY, "sweep_name=orphan")
     driver.run_killed_after_sbatch(1, "submit", *words)
-    folder = driver.folder / "runs" / "orphan"
+    folder = driver.runs / "orphan"
     driver.slurm.wait_for(lambda: any(folder.glob("*/DONE")), 120, "the orphan's end")
     assert driver.json("submit", *words)["submitted"] == 0
     assert driver.only_run("orphan")["state"] == "COMPLETED"
@@ -134,7 +134,7 @@ def test_an_orphan_that_has_ended_already_is_found(driver: Driver) -> None:
 def test_a_sweep_that_loses_its_files_goes_on_and_is_submitted_once(driver: Driver) -> None:
     """A flipped bit ended the elements that had not begun; without its files it was a new sweep, and all was sent."""
     words = (*TINY, "cluster.array_parallelism=1", "seed=range(0,5)", "sweep_name=robbed")
-    folder = driver.folder / "runs" / "robbed"
+    folder = driver.runs / "robbed"
     driver.run("submit", *words)
     lines = (folder / "submissions.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "submissions.jsonl").write_bytes(lines[0].replace(b"intent", b"intdnt") + b"".join(lines[1:]))
@@ -172,7 +172,7 @@ def test_jobs_that_wait_are_found_in_the_queue_when_all_files_about_them_are_los
     elsewhere = Driver(driver.slurm, driver.folder / "elsewhere")
     elsewhere.folder.mkdir()
     elsewhere.submit(*words)
-    folder = driver.folder / "runs" / "forgotten"
+    folder = driver.runs / "forgotten"
     for name in ("slurm", "submissions"):
         shutil.rmtree(folder / name)
     (folder / "submissions.jsonl").unlink()
@@ -193,7 +193,7 @@ def test_over_budget_is_refused_with_the_number(driver: Driver) -> None:
     assert (done.returncode, "budget.max_jobs=8: this grid would have 9 jobs" in done.stderr) == (2, True)
     done = driver.run("submit", *TINY, "seed=range(0,9)", "budget.max_gpu_hours=1.4", check=False)
     assert (done.returncode, "may take up to 1.5 GPU-hours" in done.stderr) == (2, True)
-    assert not (driver.folder / "runs").exists()
+    assert not (driver.runs).exists()
 
 
 def test_options_of_sbatch_reach_the_job(driver: Driver) -> None:

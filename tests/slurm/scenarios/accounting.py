@@ -38,11 +38,11 @@ def preempted_while_the_database_is_down(scene: Scene, references: References) -
     preemptor = scene.preempt()
     scene.wait_for_end(0)
     scene.wait_for_job("PENDING")
-    assert scene.driver.only_run("scene")["state"] == "REQUEUED"
+    scene.check_shown("REQUEUED")
     scene.slurm.run("scancel", str(preemptor))
     scene.come_back()
     scene.wait_until_done()
-    assert scene.driver.only_run("scene")["state"] == "COMPLETED"
+    scene.check_shown("COMPLETED")
     scene.slurm.start_missing()
     check_completed(scene, references, ["preempted", "done"])
 
@@ -56,6 +56,6 @@ def cancelled_while_the_database_is_down(scene: Scene, references: References) -
     scene.cancel()
     scene.slurm.run("scancel", str(blocker))
     scene.wait_for(lambda: scene.queue() == [], "an empty queue")
-    assert scene.driver.only_run("scene")["state"] in ("UNKNOWN", "CANCELLED")
+    scene.check_shown("UNKNOWN", "CANCELLED")
     scene.slurm.start_missing()
     check_stays(scene, "CANCELLED")

@@ -49,7 +49,7 @@ def cancelled_while_waiting(scene: Scene, references: References) -> None:
     """scancel of a job that never began."""
     blocker = scene.block()
     scene.submit()
-    assert scene.driver.only_run("scene")["state"] == "PENDING"
+    scene.check_shown("PENDING")
     scene.cancel()
     scene.slurm.run("scancel", str(blocker))
     check_stays(scene, "CANCELLED")

@@ -36,7 +36,7 @@ def check_completed(scene: Scene, references: References, causes: Causes, run: R
     scene.wait_until_done()
     let_echoes_end(scene, which)
     wait_until_gone(scene)
-    row = scene.driver.status("scene")[which.folder.name]
+    row = scene.row_when(lambda row: row["state"] == "COMPLETED", which)
     assert (row["state"], row["cause"], row["step"]) == ("COMPLETED", "done", NUM_STEPS), row
     assert scene.slurm.job_state(which.job_id) in ("COMPLETED", "PREEMPTED") or not scene.slurm.spec.accounting
     check_story(scene, which, causes)

@@ -21,7 +21,7 @@ def _play(scene: Scene, references: References, partition: str) -> None:
     preemptor = scene.preempt()
     assert scene.wait_for_end(0)["saved_step"]
     scene.wait_for_job("PENDING")
-    assert scene.driver.only_run("scene")["state"] == "REQUEUED"
+    scene.check_shown("REQUEUED")
     scene.slurm.run("scancel", str(preemptor))
     scene.come_back()
     check_completed(scene, references, ["preempted", "done"])
@@ -83,7 +83,7 @@ def finished_within_the_grace(scene: Scene, references: References) -> None:
     if scene.slurm.job_state(scene.run.job_id) == "PENDING":
         scene.start_now()  # since 24.05: whoever exits in the grace is requeued
     wait_until_gone(scene)
-    assert scene.driver.only_run("scene")["state"] == "COMPLETED"
+    scene.check_shown("COMPLETED")
     check_story(scene, scene.run, ["done"])
     check_result(scene.run, references(scene.hardware, 0))
 

@@ -30,7 +30,7 @@ def _kill_all(scene: Scene, references: References) -> None:
 def _kill_one(scene: Scene, references: References, rank: int) -> None:
     _kill(scene, [rank])
     scene.wait_for_job("PENDING")
-    assert scene.driver.only_run("scene")["state"] == "REQUEUED"
+    scene.check_shown("REQUEUED")
     scene.come_back()
     check_completed(scene, references, [(None, "peer_lost"), "done"])
 

@@ -123,7 +123,7 @@ class Scene:
         answer = self.driver.submit(*self.words, "sweep_name=scene")
         (array,) = answer["arrays"]
         assert (answer["submitted"], array["runs"]) == (len(seeds), len(seeds)), answer
-        sweep = self.folder / "runs" / "scene"
+        sweep = self.driver.runs / "scene"
         specs = [json.loads(line) for line in (sweep / "specs.jsonl").read_text().splitlines()]
         self.runs = [
             Run(sweep / spec["run_id"], f"{array['job_id']}_{index}", seed)
@@ -145,7 +145,7 @@ class Scene:
     def wait_for(self, holds: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
         """Polls; on time-out shows the journals and what the ranks wrote."""
         try:
-            self.slurm.wait_for(holds, timeout_s, what)
+            self.slurm.wait_for(holds, timeout_s + self.slurm.cache_age_s, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
 
@@ -180,6 +180,23 @@ class Scene:
     def wait_until_done(self, timeout_s: float = 2 * PATIENCE_S) -> None:
         """Until every run wrote that it is complete."""
         self.wait_for(lambda: all(run.is_done for run in self.runs), "DONE", timeout_s)
+
+    def row_when(self, holds: Callable[[dict[str, Any]], bool], run: Run | None = None) -> dict[str, Any]:
+        """Return the row of `status` once it is as wanted: at once, or when the login shell's client may still be late.
+
+        After that time the row is returned as it is.
+        """
+        name, deadline = (run or self.run).folder.name, time.monotonic() + self.slurm.cache_age_s
+        while True:
+            row = self.driver.status("scene")[name]
+            if holds(row) or time.monotonic() >= deadline:
+                return row
+            time.sleep(1)
+
+    def check_shown(self, *states: str) -> None:
+        """`status` shows the run in one of the states, as soon as it can know."""
+        row = self.row_when(lambda row: row["state"] in states)
+        assert row["state"] in states, row
 
     # Gates
 

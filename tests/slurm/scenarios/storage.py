@@ -15,7 +15,7 @@ from tests.slurm.scenarios.table import ONE, scenario
 @scenario(ONE)
 def disk_full_at_a_stop_and_at_the_next_start(scene: Scene, references: References) -> None:
     """No room for the save of a stop, its failure and its end, nor for the next start; then somebody makes room."""
-    with _small_disk(scene.folder / "runs") as disk:
+    with _small_disk(scene.driver.runs) as disk:
         scene.submit()
         scene.wait_for_step(60)
         _fill(disk)

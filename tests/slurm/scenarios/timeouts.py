@@ -47,7 +47,7 @@ def timed_out_without_a_step(scene: Scene, references: References) -> None:
     assert (end["cause"], end["action"]) == ("timeout", "requeue")
     assert end["saved_step"] % SAVED_EVERY == 0
     scene.wait_for_job("PENDING")
-    assert scene.driver.only_run("scene")["state"] == "REQUEUED"
+    scene.check_shown("REQUEUED")
     scene.open(last)
     scene.come_back()
     check_completed(scene, references, ["timeout", "done"])

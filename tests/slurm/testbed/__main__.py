@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.slurm.testbed import bed, chroot, daemons
-from tests.slurm.testbed.spec import RELEASES, VARIANTS, BedError, Spec, default_release
+from tests.slurm.testbed.spec import RELEASES, VARIANTS, BedError, SharedFolder, Spec, default_release
 
 _DOWN = 3  # the exit status of "status" for a cluster that is not up, as init scripts have it
 
@@ -27,6 +27,9 @@ def _arguments() -> argparse.Namespace:
     )
     known = ", ".join(name for name in VARIANTS if name)
     parser.add_argument("--variant", default="", help=f"one of {known}")
+    parser.add_argument(
+        "--share", default="", metavar="KIND", help="a shared folder of this kind, a client for each node"
+    )
     parser.add_argument("--dir", type=Path, default=Path(), help="the state folder")
     return parser.parse_args()
 
@@ -35,6 +38,8 @@ def _use(spec: Spec) -> str:
     words = ["python", "-m", "tests.slurm.testbed", "env", "--release", spec.release]
     if spec.variant:
         words += ["--variant", spec.variant]
+    if spec.share:
+        words += ["--share", spec.share.kind]
     if spec.folder != spec.default_folder.absolute():
         words += ["--dir", str(spec.folder)]
     return f'eval "$({shlex.join(words)})"'
@@ -64,7 +69,8 @@ def _env(spec: Spec) -> int:
 def _main() -> int:
     options = _arguments()
     try:
-        spec = Spec(options.release, options.variant, options.dir)
+        share = SharedFolder(options.share) if options.share else None
+        spec = Spec(options.release, options.variant, options.dir, share)
         if options.command == "build":
             if spec.chrooted:
                 chroot.ensure_built(spec, _say)

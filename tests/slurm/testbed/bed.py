@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
-from tests.slurm.testbed import chroot, config, daemons, enter
+from tests.slurm.testbed import chroot, config, daemons, enter, mounts
 from tests.slurm.testbed.locks import locked
 from tests.slurm.testbed.processes import daemons as living_daemons
 from tests.slurm.testbed.processes import end, job_processes, kill, taken_ports
@@ -32,6 +32,7 @@ def _locked(spec: Spec) -> Iterator[None]:
 
 def _expected_daemons(spec: Spec) -> set[str]:
     names = {"munged", "slurmctld", *(f"slurmd-{node}" for node in NODES)}
+    names |= {mounts.name_of(client) for client in mounts.clients(spec)}
     return names | {"mariadbd", "slurmdbd"} if spec.accounting else names
 
 
@@ -56,6 +57,7 @@ def _prepare(spec: Spec) -> None:
     for index in range(GPUS_PER_NODE):
         # slurmd asks for a device file and never opens it.
         (devices / f"gpu{index}").symlink_to("/dev/null")
+    mounts.prepare(spec)
     config.write_all(spec)
     enter.write_wrappers(spec)
 
@@ -75,6 +77,8 @@ def _start(spec: Spec, say: Say) -> None:
     _prepare(spec)
     if spec.chrooted:
         chroot.mount(spec)
+    for client in mounts.clients(spec):
+        mounts.start(spec, client)
     if spec.accounting:
         daemons.start_mariadbd(spec)
     daemons.start_munged(spec)
@@ -143,6 +147,7 @@ def _remove(spec: Spec) -> None:
     # slurmd leaves running when it ends.
     end([pid for name, pid in alive.items() if name == "slurmctld"], 3)
     kill([pid for name, pid in alive.items() if name.startswith("slurmd-")])
+    mounts.kill_nodes(spec)
     for _ in range(3):  # a process may have started another one while it was looked at
         left = job_processes(spec)
         if not left:

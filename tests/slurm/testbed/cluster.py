@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.slurm.testbed import bed, daemons
+from tests.slurm.testbed import bed, daemons, mounts
 from tests.slurm.testbed.processes import daemons as living_daemons
 from tests.slurm.testbed.processes import end, is_alive, job_processes, kill, listeners, node_processes, without_daemons
 from tests.slurm.testbed.spec import NODES, Spec
@@ -17,6 +20,7 @@ from tests.slurm.testbed.spec import NODES, Spec
 POLL_S = 0.2
 # An answer of a node that is on its way when the node dies.
 _LATE_ANSWER_S = 1.5
+_LONGEST_AGE_S = 60.0  # acregmax and acdirmax, nfs(5)
 _TIDY_S = 60  # the longest that a job may take to end: its grace, and KillWait, and a margin
 
 
@@ -28,6 +32,11 @@ def _clean_environment(spec: Spec) -> dict[str, str]:
         if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_"))
     }
     return {**kept, **spec.environment()}
+
+
+def _tag(folder: Path) -> str:
+    """A test's name on the shared folder of its cluster."""
+    return f"{folder.name}-{zlib.crc32(str(folder).encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,29 @@ class SlurmCluster:
         if check and done.returncode != 0:
             raise AssertionError(f"{' '.join(words)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
         return done
+
+    def run_on(self, client: str, *argv: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a program where it sees the shared folder as a node (or `login`) does."""
+        return self.run(*mounts.enter(self.spec, client, *map(str, argv)), **options)
+
+    @property
+    def cache_age_s(self) -> float:
+        """For how long a client of the shared folder may take what it knows for true; 0 without clients."""
+        return _LONGEST_AGE_S * self.spec.share.cache_scale if self.spec.share else 0.0
+
+    def runs_folder(self, folder: Path) -> Path:
+        """Where commands keep the runs of a test in `folder`: on the shared folder, if there is one."""
+        return (self.spec.mountpoint / _tag(folder) if self.spec.share else folder) / "runs"
+
+    def true_folder(self, folder: Path) -> Path:
+        """The same folder as the server has it, for the test's eyes: late for nobody."""
+        return (self.spec.backing / _tag(folder) if self.spec.share else folder) / "runs"
+
+    def set_faults(self, **faults: object) -> None:
+        """Replace the faults of the shared folder (tests/shared_folder/server.py); without any, all is well."""
+        new = self.spec.control / "faults.new"
+        new.write_text(json.dumps(faults))
+        new.replace(self.spec.control / "faults.json")
 
     def submit(self, script: str, *options: str, cwd: Path, job_name: str = "test") -> int:
         """Submit the text of a bash script, its output going to ``cwd``/slurm-<id>.out."""
@@ -161,9 +193,18 @@ class SlurmCluster:
             daemons.restart_slurmdbd(self.spec)
         if "slurmctld" in missing:
             daemons.start_slurmctld(self.spec)
-        for name in sorted(missing):
+        for client in mounts.clients(self.spec):
+            if mounts.name_of(client) in missing:
+                self._mount_again(client)
+        for name in sorted(bed.missing_daemons(self.spec)):
             if name.startswith("slurmd-"):
                 daemons.start_slurmd(self.spec, name.removeprefix("slurmd-"))
+
+    def _mount_again(self, client: str) -> None:
+        """Start a client whose process ended; what works on its node has lost the folder, and ends first."""
+        if client != mounts.LOGIN:
+            self.cut_power(client)
+        mounts.start(self.spec, client)
 
     def cut_power(self, node: str) -> None:
         """Kill a node's slurmd and all that runs on the node; Slurm finds out by itself, or is told."""
@@ -211,6 +252,8 @@ class SlurmCluster:
 
     def tidy(self) -> None:
         """Make the cluster what it was before the test."""
+        if self.spec.share:
+            self.set_faults()
         self.start_missing()
         self.cancel_all()
         self.restore_nodes()

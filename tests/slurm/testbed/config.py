@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.slurm.testbed import clocks
 from tests.slurm.testbed.enter import daemon_host
 from tests.slurm.testbed.spec import CPUS_PER_NODE, GPUS_PER_NODE, HOST_RELEASE, NODES, Spec
 
@@ -50,7 +51,7 @@ JobRequeue={requeue}
 MaxArraySize={max_array}
 MaxJobCount={max_jobs}
 {accounting}
-{extra}GresTypes=gpu
+{extra}{prolog}GresTypes=gpu
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} \
 RealMemory=8000 Gres=gpu:a100:{gpus} State=UNKNOWN
 PartitionName=DEFAULT Nodes={nodes} State=UP DefaultTime=01:00:00 MaxTime=1-00:00:00 \
@@ -128,6 +129,7 @@ def slurm_conf(spec: Spec) -> str:
         accounting=_accounting(spec),
         accounting_every_s=1 if spec.variant == "memorylimit" else 10,
         extra=_extra(spec),
+        prolog=f"TaskProlog={clocks.prolog(spec)}\n" if clocks.wanted(spec) else "",
         nodes=f"n[1-{len(NODES)}]",
         first=spec.node_ports[0],
         last=spec.node_ports[-1],
@@ -176,3 +178,5 @@ def write_all(spec: Spec) -> None:
         path = etc / "slurmdbd.conf"
         path.touch(mode=0o600)  # slurmdbd refuses a file that others may read
         path.write_text(slurmdbd_conf(spec))
+    if clocks.wanted(spec):
+        clocks.write(spec)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.slurm.testbed import chroot
+from tests.slurm.testbed import chroot, mounts
 from tests.slurm.testbed.enter import inside
 from tests.slurm.testbed.locks import locked
 from tests.slurm.testbed.processes import is_alive, taken_ports, wait_for
@@ -217,8 +217,9 @@ def start_slurmctld(spec: Spec) -> None:
 
 
 def start_slurmd(spec: Spec, node: str) -> None:
-    """Start the slurmd of one virtual node."""
-    _run(spec, *inside(spec, "/usr/sbin/slurmd", "-f", str(spec.conf), "-N", node), log="start.log")
+    """Start the slurmd of one virtual node, where the node's mount of a shared folder is."""
+    slurmd = inside(spec, "/usr/sbin/slurmd", "-f", str(spec.conf), "-N", node)
+    _run(spec, *mounts.enter(spec, node, *slurmd), log="start.log")
 
 
 def nodes_by_state(spec: Spec) -> dict[str, str]:

@@ -129,8 +129,8 @@ def job_processes(spec: Spec) -> list[int]:
 
 
 def node_processes(spec: Spec, node: str) -> list[int]:
-    """What a power cut of this virtual node would end: its slurmd, and the jobs' processes on it."""
-    own = [pid for name, pid in daemons(spec).items() if name == f"slurmd-{node}"]
+    """What a power cut of this virtual node would end: its slurmd, its mount, and the jobs' processes on it."""
+    own = [pid for name, pid in daemons(spec).items() if name in (f"slurmd-{node}", f"mount-{node}")]
     log = f"/slurmd-{node}.log"
     steps = [
         pid

@@ -56,12 +56,30 @@ def cache_folder() -> Path:
 
 
 @dataclass(frozen=True)
+class SharedFolder:
+    """A folder that the login shell and each node see through a client of their own (tests/shared_folder)."""
+
+    kind: str
+    """Which file system is played: nfs3, lustre, …"""
+    seed: int = 0
+    cache_scale: float = 1.0
+    """Factor on the ages of the clients' caches."""
+    server_clock_s: int = 0
+    """Seconds by which the server's clock is ahead."""
+    node_clocks_s: tuple[int, ...] = ()
+    """Seconds by which the clocks of n1, n2, … are ahead, for the processes of jobs; () for the host's own clock."""
+    settings: tuple[str, ...] = ()
+    """Fields of the kind to replace, each as FIELD=VALUE (tests/shared_folder/kinds.py)."""
+
+
+@dataclass(frozen=True)
 class Spec:
-    """One cluster: everything else about it follows from these three values."""
+    """One cluster: everything else about it follows from these four values."""
 
     release: str = field(default_factory=default_release)
     variant: str = ""
     folder: Path = Path()
+    share: SharedFolder | None = None
 
     def __post_init__(self) -> None:
         if self.release not in RELEASES:
@@ -74,8 +92,9 @@ class Spec:
 
     @property
     def name(self) -> str:
-        """``22.05`` or ``22.05-cancel``: how the cluster is called in messages."""
-        return f"{self.release}-{self.variant}" if self.variant else self.release
+        """``22.05``, ``22.05-cancel`` or ``22.05-on-nfs3``: how the cluster is called in messages."""
+        words = [self.release, self.variant, f"on-{self.share.kind}" if self.share else ""]
+        return "-".join(word for word in words if word)
 
     @property
     def default_folder(self) -> Path:
@@ -105,9 +124,11 @@ class Spec:
         """
         if self.folder == self.default_folder.absolute():
             slot = RELEASES.index(self.release) * 16 + VARIANTS.index(self.variant)
+            if self.share:  # of any kind: two kinds do not run at once
+                slot += 16 * len(RELEASES)
             # One person's clusters never collide, nor those of their workers; those of another runtime folder seldom.
-            block = (zlib.crc32(str(base_folder()).encode()) + int(worker()[2:] or -1) + 1) % 39
-            return 17000 + 400 * block + 8 * slot
+            block = (zlib.crc32(str(base_folder()).encode()) + int(worker()[2:] or -1) + 1) % 19
+            return 17000 + 800 * block + 8 * slot
         return 17000 + 8 * (zlib.crc32(str(self.folder).encode()) % 1950)
 
     @property
@@ -165,6 +186,21 @@ class Spec:
     def root(self) -> Path:
         """Where the chroot is mounted (a plain empty folder for the host's own release)."""
         return self.folder / "root"
+
+    @property
+    def mountpoint(self) -> Path:
+        """Where the login shell and the nodes see the shared folder; an empty folder without clients."""
+        return self.folder / "shared"
+
+    @property
+    def backing(self) -> Path:
+        """What the shared folder really holds: the server's disk, which only the tests' eyes see."""
+        return self.folder / "server"
+
+    @property
+    def control(self) -> Path:
+        """Where tests begin and end faults, and clients count what they do."""
+        return self.folder / "control"
 
     @property
     def munge_socket(self) -> Path:
