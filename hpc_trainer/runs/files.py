@@ -44,7 +44,7 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path), temporary.open("wb") as file:
+        with naming(path), _new_file(temporary) as file:
             set_file_mode(file.fileno())
             yield file
             if sync:
@@ -56,6 +56,17 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         raise
     if sync:
         fsync_folder(path.parent)
+
+
+def _new_file(path: Path) -> IO[bytes]:
+    """Open a file that is made in this moment, in place of what a killed process of this number left.
+
+    Raises:
+        OSError: the file system refused, or somebody else made something of this name meanwhile.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC  # a planted link leads to other files
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
+from hpc_trainer.runs.files import append_lines, check_place, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, parsed_lines
 from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
@@ -65,6 +65,7 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
     ]
     with contextlib.suppress(OSError, HpcTrainerError):
         if news and sweep.folder.stat().st_uid == os.getuid():
+            check_place(sweep.folder)
             is_new = not os.path.lexists(sweep.ends)
             if not is_new:
                 check_trusted(sweep.ends)  # or our line would make another's look like ours
