@@ -130,7 +130,7 @@ def _freeze_grid(
     _check_one_place(list(places))
     first = next(iter(places.values()))
     sweep = _sweep_paths(first)
-    specs = _by_known_names(sweep, specs)
+    specs = by_known_names(sweep, specs)
     return Grid(
         sweep=sweep,
         executor=first.cluster.executor,
@@ -155,7 +155,7 @@ def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterat
         yield from unread_params(config, point.overrides, point.axes, is_taken_from)
 
 
-def _by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec]) -> dict[str, RunSpec]:
+def by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec]) -> dict[str, RunSpec]:
     """Runs keep the ids by which the sweep has them: other versions named some otherwise."""
     if not any(had_another_name(each.config) for each in specs.values()):
         return specs

@@ -90,6 +90,8 @@ def submit_grid(
     checked, code = _checked(grid, Known(), retry_failed) if is_new else (None, None)
     if checked is not None and checked.problems:
         raise ConfigError("\n".join(checked.problems))
+    if not is_new:
+        check_place(grid.sweep.folder)
     set_umask(grid.group_readable)
     with submit_lock(grid.sweep) as lock:
         status = _settled(grid.sweep) if grid.sweep.exists else None
@@ -216,6 +218,7 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
     """
     if not sweep.exists:
         raise RunStateError(f"{sweep.folder} holds no sweep.")
+    check_place(sweep.folder)
     with submit_lock(sweep, wait_s=wait_s) as lock:
         outcomes, _ = _top_up(_settled(sweep), lock)
         return _joined(outcomes, read_ledger(sweep).waiting) if outcomes else None

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.composer import override_value
-from hpc_trainer.config.identity import config_digest, run_id_of
+from hpc_trainer.config.identity import config_digest, is_secret_value, run_id_of
 from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.script_words import argument_problem, plain
 from hpc_trainer.errors import ConfigError, did_you_mean
-from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.freeze import Grid, by_known_names, freeze_grid
 from hpc_trainer.runs.spec import RunSpec
 
 POINTS = "HPC_TRAINER_APP_POINTS"
@@ -186,6 +186,7 @@ def freeze_app(
     for base in grid.specs:
         for spec in specs_of(app, base):
             specs.setdefault(spec.run_id, spec)
+    specs = by_known_names(grid.sweep, specs)
     num_points = len(grid.specs) * len(app.points)
     return dataclasses.replace(
         grid, specs=tuple(specs.values()), num_duplicates=grid.num_duplicates + num_points - len(specs)
@@ -222,7 +223,8 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
 def _short(word: str) -> str:
     """`lr0.1` of `optim.lr=0.1`, as the names of other runs have it."""
     key, _, value = word.lstrip("+~").partition("=")
-    return re.split(r"[./]", key)[-1].partition("@")[0] + value
+    name = re.split(r"[./]", key)[-1].partition("@")[0]
+    return name if is_secret_value(name, value) else name + value
 
 
 def _as_command(words: Sequence[str]) -> str:

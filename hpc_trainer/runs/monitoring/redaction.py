@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_trainer.config.identity import CONFIDENTIAL_NAME
+
 REDACTED = "[redacted]"
 
 _VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|DSN|WEBHOOK", re.IGNORECASE)
 # The end of a name, so that `num_tokens`, `tokenizer`, `token_dim` and `image_key` stay.
-_NAME = (
-    r"[\w.+~-]*?(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|auth|(?:api|access|private|secret|"
-    r"wandb|hf|openai|anthropic|ssh|signing|encryption|aws|azure|comet|service|account|client)[_.-]?key)"
-)
+_NAME = rf"[\w.+~-]*?(?<![a-z]){CONFIDENTIAL_NAME}"
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 # name = "text" in code and configuration: only quoted text is a value; a name of another variable is none.
 _QUOTED = re.compile(rf"({_NAME}[\"']?\]?\s*[:=]\s*[rbfu]?)([\"'])([^\"'\s]{{4,}})\2", re.IGNORECASE)

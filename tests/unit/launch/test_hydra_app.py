@@ -20,6 +20,7 @@ from hpc_trainer.launch.hydra_app import (
     split_flags,
     start_of,
 )
+from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.worker.program_start import words_of
 
 
@@ -68,6 +69,18 @@ def test_a_run_is_what_its_configuration_says_and_not_where_it_stands_in_a_grid(
     assert first.run_id.startswith("train-lr0.1-s0-")
     assert first.config["cluster"]["env"] == {NUMBER: "0"}
     assert moved.config["cluster"]["env"] == {NUMBER: "7", OUTPUT: "/elsewhere"}
+
+
+def test_a_secret_stands_in_no_name_of_a_run(frozen: Any) -> None:
+    token = "hf_" + "AbCd1234" * 4
+    app = _app("lr=0.1", f"+hub.token={token}", config={"lr": 0.1, "hub": {"token": token}})
+    grid = frozen(app)
+    (spec,) = grid.specs
+    assert spec.run_id.startswith("train-lr0.1-token-s0-")
+    before = dataclasses.replace(spec, run_id=f"train-lr0.1-token{token}-s0-{spec.digest[:10]}")
+    grid.sweep.folder.mkdir(parents=True)
+    append_specs(grid.sweep, [before])
+    assert [each.run_id for each in frozen(app).specs] == [before.run_id], "a run keeps the name that the sweep knows"
 
 
 def test_our_axes_and_the_apps_make_one_grid(frozen: Any) -> None:
