@@ -26,6 +26,7 @@ from hpc_trainer.runtime.environment import machine, software
 from hpc_trainer.runtime.environment.checkouts import checkouts_of, places_of
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.start import FROZEN_CODE
+from hpc_trainer.runtime.stop import StopFlag, wait_for_record
 
 _LOG = logging.getLogger(__name__)
 # A first step that takes longer, as one that compiles, is not waited for.
@@ -38,14 +39,16 @@ Facts = Callable[[], Mapping[str, Any]]
 
 @contextlib.contextmanager
 def recording(
-    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, *,
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag, *,
     has_begun: Callable[[], bool] = lambda: True, facts: Facts = dict,
 ) -> Iterator[None]:  # fmt: skip
     """While this is open, the record is written once the first step is done; at the latest when it closes.
 
-    On the first rank of each node; others do nothing. What goes wrong is told in the log, and harms no training.
+    On the first rank of each node; others do nothing. What goes wrong is told in the log, and harms no training. A stop
+    does not wait for the record.
 
     Args:
+        stop: of this rank.
         has_begun: the first step is done.
         facts: what the training itself knows: `code` (package -> digest) and `data` (name -> what it is).
     """
@@ -75,7 +78,7 @@ def recording(
         yield
     finally:
         go.set()
-        thread.join(_LONGEST_WAIT_S)
+        wait_for_record(thread, _LONGEST_WAIT_S, stop)
 
 
 def node_facts(env: RankEnv) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     try:
         if env.rank == 0:
             _check_progress(journal.read(), successor_jobs(paths), config.cluster.max_no_progress)
-        with recording(config, paths, env, attempt):
+        with recording(config, paths, env, attempt, stop):
             return rank.run()
     except SupersededError as error:
         print(error)
