@@ -19,13 +19,13 @@ from pathlib import Path
 
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.program import fill, is_one_a_node, script_files, values_of
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import CommandEnv, TrainConfig
 from hpc_trainer.errors import ConfigError, RankEnvError
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.told_metrics import VARIABLE
-from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.rank_env import TORCHRUN_NAMES, RankEnv
 from hpc_trainer.runtime.start import FROZEN_CODE
 
 _LOOPBACK = "127.0.0.1"
@@ -76,6 +76,10 @@ def environment_of(
 
     Args:
         place: address and port on rank 0's node, free when it was looked for.
+
+    Returns:
+        All of this process's variables and the run's own. A program of one rank finds none of torchrun's names, unless
+        `train.command_env=torchrun` or `cluster.env` sets them.
     """
     address, port = place
     own = {
@@ -84,21 +88,28 @@ def environment_of(
         "HPC_TRAINER_CHECKPOINTS": str(paths.own_checkpoints),
         "HPC_TRAINER_ATTEMPT": str(attempt),
         VARIABLE: str(paths.told_metrics(attempt)),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
     }
+    left_out: set[str] = set()
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     if is_one_a_node(config):
         # What torchrun takes for options that it is not given: a bare `torchrun train.py` is right on any profile.
         ranks = config.hardware.ranks_per_node
-        own |= {"NODE_RANK": str(env.node_rank), "PET_NODE_RANK": str(env.node_rank), "PET_NNODES": str(env.num_nodes)}
+        own |= meeting | {
+            "NODE_RANK": str(env.node_rank),
+            "PET_NODE_RANK": str(env.node_rank),
+            "PET_NNODES": str(env.num_nodes),
+        }
         own |= {"PET_NPROC_PER_NODE": str(ranks), "PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port)}
+    elif env.world_size == 1 and config.train.command_env is CommandEnv.auto:
+        # `"RANK" in os.environ` means to many programs that there are several.
+        left_out = {*TORCHRUN_NAMES, "NODE_RANK"} - set(config.cluster.env)
     else:
-        own |= {
+        own |= meeting | {
             "RANK": str(env.rank), "LOCAL_RANK": str(env.local_rank), "WORLD_SIZE": str(env.world_size),
             "LOCAL_WORLD_SIZE": str(env.local_world_size), "GROUP_RANK": str(env.node_rank),
             "NODE_RANK": str(env.node_rank),
         }  # fmt: skip
-    inherited = {key: value for key, value in os.environ.items() if key != FROZEN_CODE}
+    inherited = {key: value for key, value in os.environ.items() if key not in {FROZEN_CODE, *left_out}}
     # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or who submitted.
     path = [str(Path(sys.executable).parent), *inherited.get("PATH", os.defpath).split(os.pathsep)]
     return {

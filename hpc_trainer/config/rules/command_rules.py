@@ -15,13 +15,14 @@ from hpc_trainer.config.data_files.look import is_file, is_folder
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.program import (
     RUN_PLACES,
+    is_one_a_node,
     placeholders,
     script_files,
     shell_words,
     values_of,
 )
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
+from hpc_trainer.config.schema.train import CommandEnv, LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError
 
 # What a program run has of the configuration, whether its command names it or not.
@@ -30,9 +31,9 @@ _OF_EVERY_RUN = frozenset({
     "paths", "sweep", "budget", "trust", "debug",
 })  # fmt: skip
 _KEYS = frozenset({
-    "train.command", "train.command_per", "train.command_signal", "train.command_dir", "monitor.heartbeat_every_s",
-    "monitor.telemetry_every_s", "monitor.on_overheat", "monitor.move_after_s", "monitor.co2_g_per_kwh",
-    "monitor.prometheus_dir", "parallel.timeout_s",
+    "train.command", "train.command_per", "train.command_env", "train.command_signal", "train.command_dir",
+    "monitor.heartbeat_every_s", "monitor.telemetry_every_s", "monitor.on_overheat", "monitor.move_after_s",
+    "monitor.co2_g_per_kwh", "monitor.prometheus_dir", "parallel.timeout_s",
 })  # fmt: skip
 
 
@@ -43,6 +44,11 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"train.command and train.main={config.train.main} are two programs for one run. Keep one: a "
             "main(config, run) of your own, or a program that is started."
+        )
+    if is_one_a_node(config) and config.train.command_env is CommandEnv.torchrun:
+        yield (
+            "train.command_env=torchrun has no effect with train.command_per=node: the program starts its ranks "
+            "itself, and tells each its rank. Leave one of the two out."
         )
     yield from script_words.argument_problem("train.command", command)
     try:

@@ -129,6 +129,11 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
         ("python train.py", ["model=gpt"], "model=gpt has no effect"),
         ("python train.py", ["tracker=tensorboard"], "tracker=tensorboard has no effect"),
         ("python train.py", ["train.main=my.main"], "two programs for one run"),
+        (
+            "python train.py",
+            ["train.command_per=node", "train.command_env=torchrun"],
+            "train.command_env=torchrun has no effect with train.command_per=node",
+        ),
         ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such must be a folder"),
     ],
 )

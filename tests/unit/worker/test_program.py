@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.schema.train import CommandPer, TrainConfig
+from hpc_trainer.config.schema.train import CommandEnv, CommandPer, TrainConfig
 from hpc_trainer.errors import ConfigError, NoProgressError
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.told_metrics import VARIABLE
@@ -76,6 +76,27 @@ def test_a_rank_finds_its_place(tmp_path: Path, paths: RunPaths, monkeypatch: py
     assert found[VARIABLE] == str(paths.folder / "logs" / "attempt-002.metrics.jsonl")
     assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
     assert "PET_NNODES" not in found
+
+
+def test_a_program_on_one_rank_finds_none_of_torchruns_names(
+    tmp_path: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nanoGPT, as many others, asks whether there is a RANK, and begins a distributed training then."""
+    own = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+    names = {*own, "MASTER_ADDR", "MASTER_PORT"}
+    for name in (*names, "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "0")  # we may be started by torchrun ourselves
+    config, env = _config("x", tmp_path), dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    assert not {*names, "TORCHELASTIC_RUN_ID"} & environment_of(config, paths, env, 0, PLACE).keys()
+
+    config.cluster.env = {"MASTER_PORT": "7"}
+    monkeypatch.setenv("MASTER_PORT", "7")
+    assert names & environment_of(config, paths, env, 0, PLACE).keys() == {"MASTER_PORT"}
+
+    config.train.command_env = CommandEnv.torchrun
+    found = environment_of(config, paths, env, 0, PLACE)
+    assert names <= found.keys()
+    assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_PORT"]) == ("0", "1", "4321")
 
 
 def test_the_port_of_rank_0_is_given_to_nobody_else_before_it_listens(tmp_path: Path, paths: RunPaths) -> None:
