@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer import __version__
+from hpc_trainer.config.program import code_folder
 from hpc_trainer.config.rules.code_names import packages_of
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -133,7 +134,7 @@ def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redact
     places = places_of(packages)
     ours = places.get(_OURS)
     folders = {place for name, place in places.items() if name != _OURS}
-    folders |= {config.train.command_dir} if config.train.command_dir else set()
+    folders |= {code_folder(config.train)} if config.train.command else set()
     checkouts = checkouts_of(sorted(folders), redaction)
     if ours is not None:  # of our own checkout the package alone: nothing in it needs tests or pages
         checkouts += checkouts_of([ours], redaction, within=f":/{_OURS}")

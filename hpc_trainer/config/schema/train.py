@@ -113,7 +113,11 @@ class LoopConfig:
     command_signal: CommandSignal = key(CommandSignal.TERM, only_with("train.command"), APART, SAFE, in_graph=False)
     """What the program and its children hear when the run must stop: save then, and exit."""
     command_dir: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
-    """Folder that the program starts in; null: the one in which the run is submitted."""
+    """Folder that the program starts in; null: the one in which the run is submitted. run, or {run.dir}: the run's own
+    folder, for a program that writes where it stands. Scripts of the command are found where you submit then."""
+    command_from: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
+    """Folder that scripts of the command are relative to; null: the one that the program starts in, and with a
+    command_dir of the run's own the one in which the run is submitted."""
     num_steps: int = key(200, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
     """Optimizer steps of the whole run."""
     global_batch_size: int = key(64, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
