@@ -11,7 +11,7 @@ from typing import Any
 from hpc_trainer.config.keys import all_keys
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.memo import Memo
-from hpc_trainer.config.program import program_name
+from hpc_trainer.config.program import is_of_shell, program_name
 from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.model.shipped import ModelConfig
@@ -144,7 +144,9 @@ def had_another_name(plain: Mapping[str, Any]) -> bool:
     if any(plain[group]["name"] == _CUSTOM for group in ("model", "data")):
         return True
     if plain["train"].get("command") is not None:
-        return any(_value(each) != str(each) for each in plain["params"].values() if isinstance(each, float))
+        return is_of_shell(plain["train"]["command"]) or any(
+            _value(each) != str(each) for each in plain["params"].values() if isinstance(each, float)
+        )
     return "e" in f"{plain['optim']['lr']:g}"
 
 

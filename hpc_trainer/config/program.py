@@ -169,11 +169,22 @@ def module_names(words: Sequence[str]) -> list[str]:
 
 
 def program_name(command: str) -> str:
-    """What the program is called: `train` of `torchrun --nproc-per-node 2 train.py`, `fit` of `python -m my.fit`."""
+    """What the program is called: `train` of `torchrun --nproc-per-node 2 train.py`, `fit` of `python -m my.fit`, and
+    the same in the text of `sh -c`.
+    """
     words = shlex.split(resumed(command, lambda _: False))
-    scripts = [word for word in words if word.endswith(SCRIPTS) and "{" not in word]
+    text = place_of_text(words)
+    inside = [] if text is None else runs_of(words[text]).names()
+    if inside:
+        return inside[0]
+    scripts = [word for place, word in enumerate(words) if place != text and word.endswith(SCRIPTS) and "{" not in word]
     named = [Path(each).stem for each in scripts] or [each.rpartition(".")[2] for each in module_names(words)]
     return (named or [Path(words[0]).stem])[0]
+
+
+def is_of_shell(command: str) -> bool:
+    """True if a shell reads a part of the command (`sh -c`)."""
+    return place_of_text(shlex.split(resumed(command))) is not None
 
 
 def is_of_run(folder: str | None) -> bool:

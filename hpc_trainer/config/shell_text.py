@@ -42,6 +42,11 @@ class ShellRuns:
     unclear: list[str] = field(default_factory=list)
     """Scripts of which the file cannot be known: their names hold a variable, or the shell has changed its folder."""
 
+    def names(self) -> list[str]:
+        """Return what its programs are called: scripts without their ends, then modules without their packages."""
+        scripts = [*(word for _, _, word in self.scripts), *(raw.strip("'\"") for raw in self.unclear)]
+        return [*(PurePath(word).stem for word in scripts), *(each.rpartition(".")[2] for each in self.modules)]
+
 
 def place_of_text(words: Sequence[str]) -> int | None:
     """Return the place of the word that a shell reads as its commands, after `sh -c`; None if there is none."""

@@ -81,6 +81,20 @@ def test_runs_in_folders_of_their_own_that_go_on(local: LocalDriver, snapshot: s
     assert {(each / "said.txt").read_text() for each in folders} == {"[] lab\n['--resume', 'now'] lab\n"}
 
 
+def test_a_sweep_says_what_its_failed_programs_said_last(local: LocalDriver) -> None:
+    command = "sh -c 'echo the seed {seed} is bad >&2; exit 1'"
+    local.run(
+        "submit", "--command", command, "seed=0,1", "sweep_name=bad", "cluster=local", *FAST, "--wait", check=False
+    )
+    said = local.run("why", "bad", check=False).stdout
+    assert "2 x" in said
+    assert "its last line: the seed 0 is bad" in said
+    assert "its last line: the seed 1 is bad" in said
+    assert [row["step"] for row in local.json("results", "bad")] == [None, None]
+    table = local.run("results", "bad").stdout
+    assert "STEP" not in table
+
+
 def test_75_asks_to_come_back(local: LocalDriver) -> None:
     local.run("train", "--command", "sh -c 'exit 75'", "sweep_name=asks", *FAST, check=False)
     (end,) = local.events("asks", "end")
