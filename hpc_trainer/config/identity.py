@@ -11,7 +11,7 @@ from typing import Any
 from hpc_trainer.config.keys import all_keys
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.memo import Memo
-from hpc_trainer.config.program import program_name
+from hpc_trainer.config.program import is_of_shell, program_name
 from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.model.shipped import ModelConfig
@@ -30,12 +30,17 @@ for _each in all_keys():
 _CUSTOM = "custom"
 _EXPONENT = re.compile(r"e[+]?(-?)0*(?=\d)")
 _LARGE = 1e5
-# The end of a key's name that holds a secret, so that `num_tokens` and `tokenizer` are none.
-CONFIDENTIAL_NAME = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|auth|(?:api|access|private|secret|"
-    r"wandb|hf|openai|anthropic|ssh|signing|encryption|aws|azure|comet|service|account|client)[_.-]?key)"
-)
-_SECRET_NAME = re.compile(rf"(?:.*[^A-Za-z])?{CONFIDENTIAL_NAME}", re.IGNORECASE)
+_OF_KEYS = (
+    "api", "access", "private", "secret", "wandb", "hf", "openai", "anthropic", "ssh", "signing", "encryption", "aws",
+    "azure", "comet", "service", "account", "client",
+)  # fmt: skip
+SECRET_NAME_ENDS = (
+    "token", "secret", "passwd", "password", "passphrase", "pwd", "credential", "credentials", "auth",
+    *(f"{each}{sign}key" for each in _OF_KEYS for sign in ("", "_")),
+)  # fmt: skip
+"""Ends of names that hold a secret, so that `num_tokens`, `tokenizer`, `token_dim` and `image_key` are none. Upper and
+lower case are alike, and `_` stands for a point and a hyphen too."""
+_SECRET_NAME = re.compile(rf"(?:.*[^A-Za-z])?(?:{'|'.join(SECRET_NAME_ENDS).replace('_', '[_.-]')})", re.IGNORECASE)
 # Of this form a value is a secret under any name, as tokens of Hugging Face, GitHub, GitLab, OpenAI and AWS.
 _SECRET_VALUE = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|ASIA)[\w-]{16,}")
 # A number, a truth value and a path are none, as in `redaction`: `max_token=16`.
@@ -176,8 +181,10 @@ def had_another_name(plain: Mapping[str, Any]) -> bool:
         return True
     if plain["train"].get("command") is not None:
         params = plain["params"]
-        return _has_secrets(params) or any(
-            _value(each) != str(each) for each in params.values() if isinstance(each, float)
+        return (
+            is_of_shell(plain["train"]["command"])
+            or _has_secrets(params)
+            or any(_value(each) != str(each) for each in params.values() if isinstance(each, float))
         )
     return "e" in f"{plain['optim']['lr']:g}"
 

@@ -12,6 +12,7 @@ from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, Untrusted
 from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.changes import CodeChange, find_changes
+from hpc_trainer.launch.frozen_code.of_command import frozen_of_command
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, is_same_code, read_code
 from hpc_trainer.launch.known import known_of, what_is_known
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
@@ -288,6 +289,7 @@ def _checked(
         plan = dataclasses.replace(plan, problems=(*plan.problems, private))
     nowhere = find_nowhere(specs, code)
     plan = dataclasses.replace(plan, problems=(*plan.problems, *nowhere.problems), notes=(*plan.notes, *nowhere.notes))
+    plan = dataclasses.replace(plan, notes=(*plan.notes, *frozen_of_command(specs, code)))
     if code is not None:
         notes_of_both = (*plan.notes, *code.notes)
         plan = dataclasses.replace(plan, code=code.digest, notes=notes_of_both, left_out=code.left_out)

@@ -186,7 +186,7 @@ def freeze_app(
     for base in grid.specs:
         for spec in specs_of(app, base):
             specs.setdefault(spec.run_id, spec)
-    specs = by_known_names(grid.sweep, specs)
+    specs = by_known_names(grid.sweep, specs, hangs_on_grid=True)
     num_points = len(grid.specs) * len(app.points)
     return dataclasses.replace(
         grid, specs=tuple(specs.values()), num_duplicates=grid.num_duplicates + num_points - len(specs)
@@ -212,12 +212,19 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
         "train": {**base.config["train"], "command": command},
     }
     digest = config_digest(config)
-    label = "-".join([app.name, *map(_short, point.words)])
+    label = "-".join([app.name, *map(_short, _telling_first(point))])
     run_id = run_id_of(re.sub(r"[^A-Za-z0-9._-]", "_", label), config["seed"], digest)
     axes = {**base.axes, **{f"params.{key}": value for key, value in point.axes.items()}}
     words = [re.sub(r"^([+~]*)", r"\1params.", word) for word in point.words]
     overrides = (*(word for word in base.overrides if not word.startswith("train.command=")), *words)
     return dataclasses.replace(base, run_id=run_id, digest=digest, axes=axes, overrides=overrides, config=config)
+
+
+def _telling_first(point: AppPoint) -> list[str]:
+    """The words of a point, first those that its sweeper chose: a name is cut, and many words stand in all points."""
+    words = [word for word in point.words if not word.startswith("~")]
+    keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
+    return sorted(words, key=lambda word: keys[word] not in point.axes)
 
 
 def _short(word: str) -> str:

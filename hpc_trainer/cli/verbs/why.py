@@ -90,7 +90,11 @@ def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> No
     for (verdict, *because), group in alike.items():
         names = ", ".join(each.run_id for each in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
-        say("\n  ".join([verdict, *because, f"{names}{more}"]), f"\n{len(group)} x {state_markup(group[0].state)}: ")
+        said = [f"its last line: {line}" for line in dict.fromkeys(each.said for each in group) if line is not None]
+        say(
+            "\n  ".join([verdict, *because, *said[:_SHOWN_RUNS], f"{names}{more}"]),
+            f"\n{len(group)} x {state_markup(group[0].state)}: ",
+        )
     if found:
         say("")
         print_next(f"why {found[0].run_id}")
