@@ -408,6 +408,18 @@ def test_a_file_removed_by_another_client_is_stale_where_it_is_open(two: Start) 
         assert soon(lambda: code_of(lambda: os.fstat(file.fileno())) == errno.ESTALE)
 
 
+@pytest.mark.parametrize("kind", ["local", "lustre"])
+def test_a_removed_file_can_still_be_read_where_clients_are_strong(two: Start, kind: str) -> None:
+    a, b = two(kind)
+    (a / "f").write_text("text")
+    with (b / "f").open("r+") as file:
+        (a / "f").unlink()
+        assert (os.fstat(file.fileno()).st_nlink, file.read()) == (0, "text")
+    with (a / "g").open("w") as file:
+        (a / "g").unlink()
+        assert names_in(b) == []
+
+
 # 10: clocks
 
 
