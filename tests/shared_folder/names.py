@@ -49,6 +49,7 @@ class Names:
             node = self._from_server(folder, name)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, name)
+        node.folder, node.name = folder, name  # of several hard links the one that was asked for
         return node
 
     def _cached(self, folder: Node, name: str, request: Request | None) -> tuple[bool, Node | None]:

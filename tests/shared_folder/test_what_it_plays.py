@@ -649,6 +649,18 @@ def test_names_and_links_are_as_on_any_file_system(two: Start) -> None:
     assert (b / "d/f").read_text() == ""
 
 
+def test_a_hard_link_opens_when_the_other_name_is_gone(two: Start) -> None:
+    for kind in ("nfs3", "nfs4"):
+        a, _ = two(kind)
+        (a / "f").write_text("1")
+        os.link(a / "f", a / "g")
+        assert (a / "f").exists()
+        assert (a / "g").exists()
+        (a / "new").write_text("2")
+        (a / "new").rename(a / "g")
+        assert ((a / "f").read_text(), (a / "g").read_text()) == ("1", "2"), kind
+
+
 def test_rename_takes_no_flags(two: Start) -> None:
     import ctypes
 
