@@ -166,8 +166,12 @@ class Nodes:
             node.take(attributes, asked)
 
     def refresh(self, node: Node) -> None:
-        """Ask for attributes that are too old to believe, or always on a strong client."""
-        if self.kind.strong or node.expired():
+        """Ask for attributes that are too old to believe, or that have changed if the client is strong."""
+        if self.kind.strong:
+            now = self.present(node)
+            if now.change != node.attributes.change:
+                self.ask(node)
+        elif node.expired():
             self.ask(node)
 
     def lost(self, node: Node) -> None:
