@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 
+import pytest
+
 # Before torch is imported. As many processes as cores are at work, and threads that wait for each other turn idly.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell starts what it leaves in the background (`make test &` in a script) with SIGINT ignored, and all that is
@@ -19,3 +21,9 @@ with contextlib.suppress(ImportError):  # the environment of torch-xla has none
     # Its own deadline is 0.2 s an example: a busy machine takes that now and then.
     settings.register_profile("same", derandomize=True, deadline=None)
     settings.load_profile("same")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def node_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A place for frozen code that goes with the session's other files; else its copies stay in /tmp for a week."""
+    os.environ["SLURM_TMPDIR"] = str(tmp_path_factory.mktemp("node"))

@@ -148,7 +148,7 @@ def _imported(tree: ast.Module) -> set[str]:
 
 
 # The second one by the name that it has in an archive of frozen code.
-_OURS = ("hpc_trainer", "hpc_trainer_import_path")
+_OURS = ("hpc_trainer", "hpc_trainer_import_path", "hpc_trainer_unpacking")
 # What is imported -> what provides it, where the names differ.
 _PROVIDED_BY = {
     "PIL": "pillow",
