@@ -304,6 +304,7 @@ def _main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="replace a field of the kind")
     parser.add_argument("--same-clock", action="store_true", help="the clocks of nodes are not apart")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the clusters are taken down
     share = SharedFolder(
         options.kind, options.seed,
         server_clock_s=0 if options.same_clock else _SERVER_CLOCK_S,
