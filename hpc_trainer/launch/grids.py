@@ -15,6 +15,7 @@ from hpc_trainer.launch.frozen_code.changes import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, is_same_code, read_code
 from hpc_trainer.launch.known import known_of, what_is_known
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
+from hpc_trainer.launch.private_folder import find_private_folder
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.launch.targets import find_nowhere
@@ -279,6 +280,9 @@ def _checked(
                 raise
             notes.append(f"the cluster's limits were not looked at: {error}")
     plan = build_plan(grid, known, retry_failed=retry_failed, limits=limits)
+    private = find_private_folder(grid.sweep.folder.parent) if asks and has_slurm() else None
+    if private is not None:
+        plan = dataclasses.replace(plan, problems=(*plan.problems, private))
     nowhere = find_nowhere(specs, code)
     plan = dataclasses.replace(plan, problems=(*plan.problems, *nowhere.problems), notes=(*plan.notes, *nowhere.notes))
     if code is not None:

@@ -27,6 +27,7 @@ import functools
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -251,12 +252,12 @@ def remove(path: Place) -> None:
 
 
 def own_name(path: Place) -> str:
-    """Return a hidden name beside `path` that no other living process uses, on this machine or another one.
+    """Return a hidden name beside `path` that no other living thread uses, on this machine or another one.
 
     It fits into the 255 bytes that a name may have (pathconf(3), NAME_MAX).
     """
     folder, name = os.path.split(os.fspath(path))
-    tail = f".{node_name()}-{os.getpid()}.tmp"
+    tail = f".{node_name()}-{threading.get_native_id()}.tmp"  # thread ids are process ids, and none comes twice
     kept = os.fsencode(name)[: 254 - len(tail)].decode(errors="ignore")
     return os.path.join(folder, f".{kept}{tail}")  # noqa: PTH118
 

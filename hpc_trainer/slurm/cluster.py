@@ -27,3 +27,17 @@ def parse_cluster_name(config: str) -> str | None:
     """ClusterName of `scontrol show config`."""
     found = re.search(r"^ClusterName\s*= (\S+)\s*$", config, re.MULTILINE)
     return found[1] if found else None
+
+
+def node_hosts() -> dict[str, str]:
+    """Return node name -> the host name of the machine that it is, of the nodes that this user may see.
+
+    Raises:
+        SlurmError: scontrol does not say.
+    """
+    return parse_node_hosts(run_slurm(["scontrol", "-o", "show", "nodes"], timeout_s=15.0))
+
+
+def parse_node_hosts(text: str) -> dict[str, str]:
+    """Read `scontrol -o show nodes`: NodeName and NodeHostName (scontrol(1)); lines without both are passed over."""
+    return dict(re.findall(r"^NodeName=(\S+) .*?\bNodeHostName=(\S+)", text, re.MULTILINE))

@@ -73,10 +73,8 @@ def _constructs(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _of_call(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[int, str]]:
     of_os = isinstance(function.value, ast.Name) and function.value.id in ("os", "shutil")
-    num_paths = 2 if of_os else 1
-    if (function.attr in _LOSES_REPLIES and len(node.args) == num_paths and not node.keywords) or (
-        function.attr in ("hardlink_to", "touch", "move") and (of_os or function.attr != "move")
-    ):
+    is_rename = len(node.args) == (2 if of_os else 1) and not node.keywords  # `text.replace` has two
+    if (function.attr in _LOSES_REPLIES and is_rename) or function.attr in ("hardlink_to", "touch"):
         yield node.lineno, function.attr
     elif function.attr == "exists" and not node.args:
         yield node.lineno, "exists"
