@@ -94,7 +94,7 @@ class Campaign(Soak):
         kept = {}
         for hardware in ("testbed_x1", "testbed_x4"):
             scene = Scene(self.plain or self.slurm, self._folder(f"undisturbed-{hardware}"), hardware)
-            scene.submit("cluster.array_parallelism=4", pace_s=0, seeds=self._seeds(hardware))
+            scene.submit("cluster.array_parallelism=2", pace_s=0, seeds=self._seeds(hardware))
             scene.wait_until_done(timeout_s=900)
             kept |= {(hardware, run.seed): Reference.of(run) for run in scene.runs}
         return kept
