@@ -33,8 +33,19 @@ A message says what happened, the rule, the value, the fix, and where there is o
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+# C0 but tab and line feed, DEL, C1, and what turns the direction of writing (as names of files in a listing).
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters as Python writes them, a backslash and letters."""
+    if text.isprintable():  # 100,000 cells of a table: it says so of nearly all, a fifth of the time
+        return text
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class ExitCode(enum.IntEnum):

@@ -20,8 +20,8 @@ from rich.style import Style
 
 from hpc_trainer.cli.fit_table import GAP, Least, cut, fit_table
 from hpc_trainer.cli.given import resolve_runs_dir
-from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered
+from hpc_trainer.errors import ConfigError, visible
 from hpc_trainer.operate.find import find_sweep, list_sweeps
 from hpc_trainer.runs.layout import is_run_id
 from hpc_trainer.runs.metrics_log import WORK

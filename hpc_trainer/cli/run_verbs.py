@@ -28,7 +28,6 @@ from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import check_one_each, elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import metrics_now, result_rows, sort_rows
-from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import exists
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.monitoring.ask_ledger import goodputs
@@ -168,7 +167,6 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
     check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
-    set_umask(status.sweep.is_group_readable)
     is_whole = len(run_ids) == len(status.specs)
     cancelled = cancel_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
     if as_json:

@@ -16,17 +16,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-# C0 but tab and line feed, DEL, C1, and what turns the direction of writing (as names of files in a listing).
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+from hpc_trainer.errors import visible
+
 _COLOUR = re.compile("(\x1b\\[[0-9;:]{0,60}m)")
 _NO_COLOUR = "\x1b[0m"
-
-
-def visible(text: str) -> str:
-    """The text with control characters as Python writes them, a backslash and letters."""
-    if text.isprintable():  # 100,000 cells of a table: it says so of nearly all, a fifth of the time
-        return text
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:

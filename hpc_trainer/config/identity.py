@@ -11,7 +11,7 @@ from typing import Any
 from hpc_trainer.config.keys import all_keys
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.memo import Memo
-from hpc_trainer.config.program import program_name
+from hpc_trainer.config.program import is_of_shell, program_name
 from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.model.shipped import ModelConfig
@@ -30,6 +30,21 @@ for _each in all_keys():
 _CUSTOM = "custom"
 _EXPONENT = re.compile(r"e[+]?(-?)0*(?=\d)")
 _LARGE = 1e5
+_OF_KEYS = (
+    "api", "access", "private", "secret", "wandb", "hf", "openai", "anthropic", "ssh", "signing", "encryption", "aws",
+    "azure", "comet", "service", "account", "client",
+)  # fmt: skip
+SECRET_NAME_ENDS = (
+    "token", "secret", "passwd", "password", "passphrase", "pwd", "credential", "credentials", "auth",
+    *(f"{each}{sign}key" for each in _OF_KEYS for sign in ("", "_")),
+)  # fmt: skip
+"""Ends of names that hold a secret, so that `num_tokens`, `tokenizer`, `token_dim` and `image_key` are none. Upper and
+lower case are alike, and `_` stands for a point and a hyphen too."""
+_SECRET_NAME = re.compile(rf"(?:.*[^A-Za-z])?(?:{'|'.join(SECRET_NAME_ENDS).replace('_', '[_.-]')})", re.IGNORECASE)
+# Of this form a value is a secret under any name, as tokens of Hugging Face, GitHub, GitLab, OpenAI and AWS.
+_SECRET_VALUE = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|ASIA)[\w-]{16,}")
+# A number, a truth value and a path are none, as in `redaction`: `max_token=16`.
+_NO_SECRET = re.compile(r"|[-+]?[\d.]+(?:e[-+]?\d+)?|true|false|null|none|yes|no|\.?/.*|~/.*", re.IGNORECASE)
 # What is left of a section of a run that may go on with another number of ranks. Another type of GPU rounds otherwise.
 _OF_ANY_WORLD = ("device", "gpu_type")
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
@@ -123,7 +138,11 @@ def run_label(config: TrainConfig) -> str:
     if config.train.main is not None:
         label = config.train.main.removesuffix(".main")
     if config.train.command is not None:
-        given = [f"{name}{_value(each)}" for name, each in config.params.items() if isinstance(each, (int, float, str))]
+        given = [
+            name if is_secret_value(name, each) else f"{name}{_value(each)}"
+            for name, each in config.params.items()
+            if isinstance(each, (int, float, str))
+        ]
         label = "-".join([program_name(config.train.command), *given])
     return re.sub(r"[^A-Za-z0-9._-]", "_", label)
 
@@ -139,12 +158,34 @@ def _value(value: float | str) -> str:
     return _number(value) if is_long and float(f"{value:g}") == value else str(value)
 
 
+def is_secret_value(name: str, value: object) -> bool:
+    """Return whether a value may stand in no name: a text whose key is named as secrets are, or that looks like one.
+
+    Names of runs are names of folders and jobs, and stand in command lines that every user of a node can list.
+    """
+    if not isinstance(value, str) or _NO_SECRET.fullmatch(value):
+        return False
+    return _SECRET_NAME.fullmatch(name) is not None or _SECRET_VALUE.search(value) is not None
+
+
+def _has_secrets(params: Mapping[str, Any]) -> bool:
+    return any(
+        _has_secrets(value) if isinstance(value, Mapping) else is_secret_value(name, value)
+        for name, value in params.items()
+    )
+
+
 def had_another_name(plain: Mapping[str, Any]) -> bool:
     """True if another version called the run of this configuration otherwise, or may have: its digest tells."""
     if any(plain[group]["name"] == _CUSTOM for group in ("model", "data")):
         return True
     if plain["train"].get("command") is not None:
-        return any(_value(each) != str(each) for each in plain["params"].values() if isinstance(each, float))
+        params = plain["params"]
+        return (
+            is_of_shell(plain["train"]["command"])
+            or _has_secrets(params)
+            or any(_value(each) != str(each) for each in params.values() if isinstance(each, float))
+        )
     return "e" in f"{plain['optim']['lr']:g}"
 
 

@@ -3,21 +3,25 @@
     python train.py --lr {params.lr} --out {run.dir}
 
 A placeholder is a key of the configuration, or a place of the run (`RUN_PLACES`). `{{` and `}}` are braces, and
-`${...}` is left to the program, as `sh -c`.
+`${...}` is left to the program, as `sh -c`. `{run.resume:WORDS}` is WORDS once the run has a checkpoint, and nothing
+before; `{run.resume[FILE]:WORDS}` once FILE, of the run's folder, holds something.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.data_files.look import is_folder
 from hpc_trainer.config.resume_contract import flatten
-from hpc_trainer.config.schema.train import CommandPer, TrainConfig
+from hpc_trainer.config.schema.train import CommandPer, LoopConfig, TrainConfig
+from hpc_trainer.config.shell_text import SCRIPTS, place_of_text, runs_of
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 RUN_PLACES = {
@@ -29,8 +33,40 @@ RUN_PLACES = {
 _BRACES = re.compile(r"\$\{[^{}]*\}|\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _RAW_WORD = re.compile(r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|[^\s'\"\\])+")
 _OF_A_SHELL = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "&>", "2>&1"})
-_SCRIPTS = (".py", ".sh", ".bash", ".zsh", ".R", ".jl", ".pl", ".rb")
-"""How names end of files that a person edits and an interpreter runs."""
+_RESUME = re.compile(r"\$\{[^{}]*\}|\{\{|\}\}|(\{run\.resume(?:\[([^\[\]{}]+)\])?:((?:[^{}]|\{[^{}]*\})*)\})")
+OWN_CHECKPOINTS = ""
+"""The condition of `{run.resume:..}` that names no file: the run's folder for checkpoints of the program's own."""
+OWN_FOLDER = "run"
+"""As `train.command_dir`: the run's own folder."""
+
+
+def resumed(command: str, holds: Callable[[str], bool] = lambda _: True) -> str:
+    """Return a command with each `{run.resume:WORDS}` replaced: by its words, or by nothing.
+
+    Args:
+        holds: tells of a file as the placeholder names it, or of `OWN_CHECKPOINTS`, whether something is in it.
+    """
+
+    def one(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0]
+        return found[3] if holds(found[2] or OWN_CHECKPOINTS) else ""
+
+    return _RESUME.sub(one, command)
+
+
+def resume_files(command: str) -> list[str]:
+    """Return the files that its `{run.resume..}` look at, `OWN_CHECKPOINTS` among them."""
+    return list(dict.fromkeys(found[2] or OWN_CHECKPOINTS for found in _RESUME.finditer(command) if found[1]))
+
+
+def split_command(command: str) -> list[str]:
+    """Return the words of a command, as of a run that goes on, with their placeholders.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    return shlex.split(resumed(command))
 
 
 def placeholders(command: str) -> Iterator[str]:
@@ -39,7 +75,7 @@ def placeholders(command: str) -> Iterator[str]:
     Raises:
         ValueError: a brace is alone.
     """
-    for found in _BRACES.finditer(command):
+    for found in _BRACES.finditer(resumed(command)):
         if found[1] is not None:
             yield found[1]
         elif found[0] in "{}":
@@ -81,6 +117,11 @@ def values_of(config: Mapping[str, Any], places: Mapping[str, str]) -> Callable[
 def unknown(name: str, config: Mapping[str, Any]) -> str:
     """What is wrong with a placeholder that names nothing."""
     known = [*RUN_PLACES, *flatten(config)]
+    if name.startswith("run.resume"):
+        return (
+            f"{{{name}}} needs the words of a program that goes on, as {{run.resume:--init_from=resume}}, or "
+            "{run.resume[last.pt]:--resume} with the file, of the run's folder, that must be there."
+        )
     if not name.strip():
         return "{} names nothing. Write the key, as {params.lr}; {{}} for braces."
     own = sorted(
@@ -108,22 +149,53 @@ def shell_words(command: str) -> list[str]:
 
 def script_files(words: Sequence[str]) -> list[str]:
     """Those of the words that name files which the command runs: the first, if it is a path, and scripts."""
-    plain = [word for word in words if not any(mark in word for mark in "{}")]
+    text = place_of_text(words)
+    plain = [word for place, word in enumerate(words) if place != text and not any(mark in word for mark in "{}")]
     first = [word for word in words[:1] if "/" in word and word in plain]
-    return list(dict.fromkeys([*first, *(word for word in plain if word.endswith(_SCRIPTS))]))
+    return list(dict.fromkeys([*first, *(word for word in plain if word.endswith(SCRIPTS))]))
+
+
+def shell_files(words: Sequence[str]) -> list[str]:
+    """Return the scripts that the text of `sh -c` runs. A text may make them itself: they need not be there."""
+    place = place_of_text(words)
+    return [] if place is None else list(dict.fromkeys(name for _, _, name in runs_of(words[place]).scripts))
 
 
 def module_names(words: Sequence[str]) -> list[str]:
     """What follows `-m`: modules that Python runs."""
-    return [after for word, after in itertools.pairwise(words) if word == "-m" and "{" not in after]
+    place = place_of_text(words)
+    inside = [] if place is None else runs_of(words[place]).modules
+    return [*(after for word, after in itertools.pairwise(words) if word == "-m" and "{" not in after), *inside]
 
 
 def program_name(command: str) -> str:
-    """What the program is called: `train` of `torchrun --nproc-per-node 2 train.py`, `fit` of `python -m my.fit`."""
-    words = shlex.split(command)
-    scripts = [word for word in words if word.endswith(_SCRIPTS) and "{" not in word]
+    """What the program is called: `train` of `torchrun --nproc-per-node 2 train.py`, `fit` of `python -m my.fit`, and
+    the same in the text of `sh -c`.
+    """
+    words = shlex.split(resumed(command, lambda _: False))
+    text = place_of_text(words)
+    inside = [] if text is None else runs_of(words[text]).names()
+    if inside:
+        return inside[0]
+    scripts = [word for place, word in enumerate(words) if place != text and word.endswith(SCRIPTS) and "{" not in word]
     named = [Path(each).stem for each in scripts] or [each.rpartition(".")[2] for each in module_names(words)]
     return (named or [Path(words[0]).stem])[0]
+
+
+def is_of_shell(command: str) -> bool:
+    """True if a shell reads a part of the command (`sh -c`)."""
+    return place_of_text(shlex.split(resumed(command))) is not None
+
+
+def is_of_run(folder: str | None) -> bool:
+    """True if `train.command_dir` is a place of each run's own, as `{run.dir}`; `run` is one if there is no ./run."""
+    return folder is not None and ("{run." in folder or (folder == OWN_FOLDER and not is_folder(Path(folder))))
+
+
+def code_folder(train: LoopConfig) -> str:
+    """The folder that scripts of the command are relative to."""
+    start = os.curdir if is_of_run(train.command_dir) else train.command_dir
+    return train.command_from or start or os.curdir
 
 
 def is_one_a_node(config: TrainConfig) -> bool:

@@ -123,7 +123,8 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
     for note in (*done.plan.notes, *done.outcome.notes, f"See: hpc-trainer status {grid.sweep.name}"):
         log.info(note)
     # What is the app's takes the place of the first run's: points that come to one run have one id.
-    return grid, [spec.run_id for spec in specs_of(app, grid.specs[0])]
+    names = {spec.digest: spec.run_id for spec in grid.specs}
+    return grid, [names[spec.digest] for spec in specs_of(app, grid.specs[0])]
 
 
 def _composed(context: HydraContext, config: DictConfig, words: Sequence[str], number: int) -> DictConfig:
@@ -141,7 +142,9 @@ def _words(listed: ListConfig) -> list[str]:
 
 def _point(base: DictConfig, composed: DictConfig, words: Sequence[str], number: int) -> AppPoint:
     given = set(_words(base.hydra.overrides.task))
-    chosen = [word.lstrip("+").partition("=") for word in filter_overrides(words) if word not in given]
+    # One that deletes a key has no value to be shown.
+    mine = [word for word in filter_overrides(words) if word not in given and not word.startswith("~")]
+    chosen = [word.lstrip("+").partition("=") for word in mine]
     whole = json.dumps(OmegaConf.to_container(composed, resolve=False, enum_to_str=True), default=str)
     plain = {key: value for key, value in json.loads(whole).items() if key != "hydra"}
     return AppPoint(

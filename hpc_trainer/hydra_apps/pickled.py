@@ -25,7 +25,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.hydra_apps.returns import tell_return
 from hpc_trainer.launch.hydra_app import NUMBER, OUTPUT, PICKLE
-from hpc_trainer.runs.files import check_trusted, whole_file
+from hpc_trainer.runs.files import check_place, check_trusted, whole_file
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.modes import make_folder
 
@@ -47,6 +47,7 @@ def pickle_of(task: TaskFunction, context: HydraContext, configs: Mapping[int, D
 def store(sweep: SweepPaths, name: str, content: bytes) -> None:
     """Writes the file into the sweep's folder, whole, for the person alone."""
     make_folder(sweep.folder)
+    check_place(sweep.folder)
     sweep.pickles.mkdir(mode=0o700, exist_ok=True)
     check_trusted(sweep.pickles)
     with whole_file(sweep.pickles / name) as file:

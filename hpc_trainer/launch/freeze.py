@@ -130,7 +130,7 @@ def _freeze_grid(
     _check_one_place(list(places))
     first = next(iter(places.values()))
     sweep = _sweep_paths(first)
-    specs = _by_known_names(sweep, specs)
+    specs = by_known_names(sweep, specs)
     return Grid(
         sweep=sweep,
         executor=first.cluster.executor,
@@ -155,9 +155,15 @@ def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterat
         yield from unread_params(config, point.overrides, point.axes, is_taken_from)
 
 
-def _by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec]) -> dict[str, RunSpec]:
-    """Runs keep the ids by which the sweep has them: other versions named some otherwise."""
-    if not any(had_another_name(each.config) for each in specs.values()):
+def by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec], *, hangs_on_grid: bool = False) -> dict[str, RunSpec]:
+    """Return the runs under the ids by which the sweep has them.
+
+    Args:
+        sweep: the sweep.
+        specs: run id -> run, as this version names them. Other versions named some otherwise.
+        hangs_on_grid: a run's name hangs on what other runs are in the grid, as that of an app's point.
+    """
+    if not (hangs_on_grid or any(had_another_name(each.config) for each in specs.values())):
         return specs
     known = {each.digest: run_id for run_id, each in read_specs(sweep).items()}
     named = (dataclasses.replace(each, run_id=known.get(each.digest, each.run_id)) for each in specs.values())

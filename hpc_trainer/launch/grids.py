@@ -12,6 +12,7 @@ from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, Untrusted
 from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.changes import CodeChange, find_changes
+from hpc_trainer.launch.frozen_code.of_command import frozen_of_command
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, is_same_code, read_code
 from hpc_trainer.launch.known import known_of, what_is_known
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
@@ -90,6 +91,8 @@ def submit_grid(
     checked, code = _checked(grid, Known(), retry_failed) if is_new else (None, None)
     if checked is not None and checked.problems:
         raise ConfigError("\n".join(checked.problems))
+    if not is_new:
+        check_place(grid.sweep.folder)
     set_umask(grid.group_readable)
     with submit_lock(grid.sweep) as lock:
         status = _settled(grid.sweep) if grid.sweep.exists else None
@@ -216,6 +219,7 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
     """
     if not sweep.exists:
         raise RunStateError(f"{sweep.folder} holds no sweep.")
+    check_place(sweep.folder)
     with submit_lock(sweep, wait_s=wait_s) as lock:
         outcomes, _ = _top_up(_settled(sweep), lock)
         return _joined(outcomes, read_ledger(sweep).waiting) if outcomes else None
@@ -285,6 +289,7 @@ def _checked(
         plan = dataclasses.replace(plan, problems=(*plan.problems, private))
     nowhere = find_nowhere(specs, code)
     plan = dataclasses.replace(plan, problems=(*plan.problems, *nowhere.problems), notes=(*plan.notes, *nowhere.notes))
+    plan = dataclasses.replace(plan, notes=(*plan.notes, *frozen_of_command(specs, code)))
     if code is not None:
         notes_of_both = (*plan.notes, *code.notes)
         plan = dataclasses.replace(plan, code=code.digest, notes=notes_of_both, left_out=code.left_out)

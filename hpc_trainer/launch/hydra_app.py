@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.composer import override_value
-from hpc_trainer.config.identity import config_digest, run_id_of
+from hpc_trainer.config.identity import config_digest, is_secret_value, run_id_of
 from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.script_words import argument_problem, plain
 from hpc_trainer.errors import ConfigError, did_you_mean
-from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.freeze import Grid, by_known_names, freeze_grid
 from hpc_trainer.runs.spec import RunSpec
 
 POINTS = "HPC_TRAINER_APP_POINTS"
@@ -186,6 +186,7 @@ def freeze_app(
     for base in grid.specs:
         for spec in specs_of(app, base):
             specs.setdefault(spec.run_id, spec)
+    specs = by_known_names(grid.sweep, specs, hangs_on_grid=True)
     num_points = len(grid.specs) * len(app.points)
     return dataclasses.replace(
         grid, specs=tuple(specs.values()), num_duplicates=grid.num_duplicates + num_points - len(specs)
@@ -211,7 +212,7 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
         "train": {**base.config["train"], "command": command},
     }
     digest = config_digest(config)
-    label = "-".join([app.name, *map(_short, point.words)])
+    label = "-".join([app.name, *map(_short, _telling_first(point))])
     run_id = run_id_of(re.sub(r"[^A-Za-z0-9._-]", "_", label), config["seed"], digest)
     axes = {**base.axes, **{f"params.{key}": value for key, value in point.axes.items()}}
     words = [re.sub(r"^([+~]*)", r"\1params.", word) for word in point.words]
@@ -219,10 +220,18 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
     return dataclasses.replace(base, run_id=run_id, digest=digest, axes=axes, overrides=overrides, config=config)
 
 
+def _telling_first(point: AppPoint) -> list[str]:
+    """The words of a point, first those that its sweeper chose: a name is cut, and many words stand in all points."""
+    words = [word for word in point.words if not word.startswith("~")]
+    keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
+    return sorted(words, key=lambda word: keys[word] not in point.axes)
+
+
 def _short(word: str) -> str:
     """`lr0.1` of `optim.lr=0.1`, as the names of other runs have it."""
     key, _, value = word.lstrip("+~").partition("=")
-    return re.split(r"[./]", key)[-1].partition("@")[0] + value
+    name = re.split(r"[./]", key)[-1].partition("@")[0]
+    return name if is_secret_value(name, value) else name + value
 
 
 def _as_command(words: Sequence[str]) -> str:

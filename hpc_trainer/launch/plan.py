@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,6 +150,7 @@ def build_plan(
             *grid.notes,
             *known.notes,
             *limits.notes,
+            *_closed_note(grid),
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
             *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
@@ -230,6 +233,23 @@ def clear_exit_codes(taken: frozenset[int]) -> tuple[tuple[int, int], ...]:
     """
     spare = (code for code in _SPARE_CODES if code not in taken)
     return tuple((int(code), next(spare)) for code in _OWN_CODES if code in taken)
+
+
+def _closed_note(grid: Grid) -> list[str]:
+    """Name folders that are there already and keep the group out of a sweep that it may read."""
+    if not grid.group_readable:
+        return []
+    folder = grid.sweep.folder.absolute()
+    above = [
+        each for each in folder.parents if each.is_dir() and not each.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+    ]
+    is_closed = folder.is_dir() and not folder.stat().st_mode & stat.S_IRGRP
+    if not above and not is_closed:
+        return []
+    commands = [f"chmod g+x {shlex.join(map(str, above))}"] if above else []
+    commands += [f"chmod -R g+rX {shlex.quote(str(folder))}"] if is_closed else []
+    listed = ", ".join(map(str, [*above, *([folder] if is_closed else [])]))
+    return [f"paths.group_readable=true: the modes of {listed} keep the group out. Type: {'; '.join(commands)}"]
 
 
 def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> Iterator[str]:

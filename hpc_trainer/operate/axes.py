@@ -19,7 +19,8 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
     runs apart that are alike on all of these: a changed file. A run has the value of its frozen configuration on an
     axis that it was not submitted with. Left out where the configuration has no such key: runs of another model.
     """
-    swept = list(dict.fromkeys(axis for spec in specs for axis in spec.axes))
+    # An override of an app that deletes a key (`~callbacks`) has no value; sweeps of before have it among their axes.
+    swept = list(dict.fromkeys(axis for spec in specs for axis in spec.axes if "~" not in axis))
     found: dict[str, dict[str, str | None]] = {spec.run_id: {} for spec in specs}
     for axis in swept:
         typed = _words_as_typed(axis, specs)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
+from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.runs.files import write_marker
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.modes import make_folder
@@ -34,8 +35,10 @@ def cancel_runs(
         RunStateError: jobs are, or may be, on another cluster. Their runs were not touched; the others are cancelled.
         SlurmError: squeue did not answer, submissions.jsonl was not to be read, or scancel failed; the markers stand,
             and the same command may be given again.
+        UntrustedFileError: others may write the sweep's folder or a run's. Nothing was cancelled.
     """
     here = [run for run in runs if run.elsewhere is None]
+    prepare_to_write(status.sweep, [run.run_id for run in here])
     cancelled = _cancel_here(status, here, save=save, is_whole=is_whole)
     if len(here) < len(runs):
         raise RunStateError(_elsewhere([run for run in runs if run.elsewhere is not None], cancelled))

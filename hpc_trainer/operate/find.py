@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError, did_you_mean
+from hpc_trainer.runs.files import check_place, check_trusted
 from hpc_trainer.runs.layout import OTHER_FOLDER, SweepPaths, default_runs_dir
+from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.state.lost import known_by_files
 from hpc_trainer.state.status import SweepStatus, read_status
@@ -60,6 +62,26 @@ def _newest_change(folder: Path) -> float | None:
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times, default=None)
+
+
+def prepare_to_write(sweep: SweepPaths, run_ids: Iterable[str] = (), *, page: Path | None = None) -> None:
+    """Set the umask of a sweep's files; refuse to write where others may write, because a link there may lead anywhere.
+
+    Args:
+        sweep: the sweep whose files are written.
+        run_ids: the runs in whose folders files are written.
+        page: the only file that is written, an absolute path; nothing is refused if it lies outside the sweep's folder.
+
+    Raises:
+        UntrustedFileError: others may write the sweep's folder, the folder of one of the runs, or that of the page.
+    """
+    if page is None or page.parent.resolve().is_relative_to(sweep.folder.resolve()):
+        check_place(sweep.folder)
+        folders = [sweep.run(run_id).folder for run_id in run_ids] if page is None else [page.parent]
+        for folder in folders:
+            if os.path.lexists(folder):
+                check_trusted(folder)
+    set_umask(sweep.is_group_readable)
 
 
 def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:

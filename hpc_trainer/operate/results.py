@@ -44,7 +44,7 @@ def _row(
         **metrics,
         **({} if step in (None, run.step) else {"metrics_step": step}),
         "state": run.state.value,
-        "step": run.step,
+        "step": None if run.progress == "-" else run.step,  # a program that told none
         "gpu_hours": round(gpu_hours(run), 4),
         "attempts": len(run.attempts),
         **energy_columns(status, run),

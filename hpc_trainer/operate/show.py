@@ -27,6 +27,7 @@ _FILLED_IN = (
     "train.micro_batch_size",
     "train.grad_accum_steps",
     "train.command_dir",
+    "train.command_from",
     "schedule.warmup_steps",
     "init_from.digest",
     "replay.data",

@@ -52,6 +52,8 @@ class Why:
     pending_reason: str | None
     frame: str | None
     """Of an exception: the innermost line of the person's own code."""
+    said: str | None = None
+    """Of a failed program: the last line that it printed."""
     evidence: list[str]
     advice: list[str]
     timeline: list[str]
@@ -102,6 +104,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         cause=run.cause,
         pending_reason=run.pending_reason,
         frame=_frame(run),
+        said=_said(run),
         evidence=evidence,
         advice=advice,
         timeline=_timeline(status, run, slow, moves),
@@ -160,6 +163,11 @@ def _frame(run: RunStatus) -> str | None:
     is_told = run.state.has_failed and run.cause not in REFUSALS
     frame = run.error.get("frame") if is_told else None
     return None if frame is None else str(frame).partition("\n")[0]
+
+
+def _said(run: RunStatus) -> str | None:
+    lines = last_lines(run) if run.state.has_failed and run.cause not in REFUSALS else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
 
 def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Sequence[Straggler]) -> Iterator[str]:

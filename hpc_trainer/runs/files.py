@@ -20,7 +20,7 @@ from typing import IO, Any
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.modes import has_default_acl, set_file_mode
 from hpc_trainer.runs.reading import TORN, Faults, exists, read_ends, seal
-from hpc_trainer.runs.shared_folder import Place, own_name, remove, rename
+from hpc_trainer.runs.shared_folder import Place, open_own, own_name, remove, rename
 
 _PIECE = 1 << 22
 
@@ -45,7 +45,7 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """
     temporary = Path(own_name(path))
     try:
-        with naming(path), temporary.open("wb") as file:
+        with naming(path), os.fdopen(open_own(temporary), "wb") as file:
             set_file_mode(file.fileno())
             yield file
             if sync:

@@ -8,10 +8,12 @@ and submitit do, comes out right too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import stat
 import struct
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 _DEFAULT_ACL = "system.posix_acl_default"
@@ -27,6 +29,32 @@ def set_umask(group_readable: bool) -> None:
     global _umask  # the system tells it only to who sets another one, which would reach other threads
     _umask = 0o027 if group_readable else 0o077
     os.umask(_umask)
+    if SourceFileLoader.set_data is not _keep_bytecode:
+        SourceFileLoader.set_data = _keep_bytecode  # type: ignore[method-assign, assignment]
+
+
+_set_data = SourceFileLoader.set_data
+
+
+def _keep_bytecode(loader: SourceFileLoader, path: str, data: bytes, *, _mode: int = 0o666) -> None:
+    """Write a module's bytecode as Python does, readable for whoever can read the module.
+
+    The code may be a checkout or an environment that several users share. With our umask `__pycache__` would be 0700.
+
+    Args:
+        loader: the loader of the module.
+        path: the file for the bytecode.
+        data: the bytecode.
+        _mode: of the file with the code, and the right to write it.
+    """
+    folder = Path(path).parent
+    is_new = not folder.is_dir()
+    _set_data(loader, path, data, _mode=_mode)
+    with contextlib.suppress(OSError):  # a read-only file system has none, or the folder is another user's
+        if is_new and folder.name == "__pycache__":
+            mode = folder.stat().st_mode
+            folder.chmod(stat.S_IMODE(mode) | (folder.parent.stat().st_mode & 0o055))
+        os.chmod(path, 0o600 | (_mode & 0o044))  # noqa: PTH101
 
 
 def set_file_mode(descriptor: int) -> None:

@@ -27,6 +27,7 @@ import functools
 import os
 import re
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -188,7 +189,7 @@ def claim(path: Place, content: bytes = b"", *, mode: int = 0o666) -> bool:
         OSError: the file system refused; nothing was made.
     """
     own = own_name(path)
-    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    descriptor = open_own(own, mode)
     try:
         try:
             set_file_mode(descriptor)
@@ -210,6 +211,24 @@ def claim(path: Place, content: bytes = b"", *, mode: int = 0o666) -> bool:
     finally:
         with contextlib.suppress(OSError):  # whether the file was made is known
             remove(own)
+
+
+def open_own(path: Place, mode: int = 0o666) -> int:
+    """Open an empty file under a name of one's own (`own_name`) for writing, and return its descriptor.
+
+    What a killed process of this number left is emptied. O_EXCL would call a create whose answer was lost a failure.
+
+    Raises:
+        OSError: the file system refused, or somebody planted a link of this name, which may lead to any file.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    info = os.fstat(descriptor)
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1 or info.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise OSError(errno.EEXIST, "somebody else made a file of this name", os.fspath(path))
+    if info.st_size:
+        os.ftruncate(descriptor, 0)
+    return descriptor
 
 
 # Of file systems without hard links: vfat, some FUSE and SMB servers; BeeGFS outside of one folder.

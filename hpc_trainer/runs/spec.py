@@ -281,7 +281,7 @@ _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     },
     "train": {
         "num_steps": int, "global_batch_size": (int, type(None)), "main": (str, type(None)),
-        "command": (str, type(None)), "command_dir": (str, type(None)),
+        "command": (str, type(None)), "command_dir": (str, type(None)), "command_from": (str, type(None)),
     },
     "local": {"max_parallel": int},
     "paths": {"group_readable": bool},

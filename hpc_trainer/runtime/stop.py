@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -82,3 +83,18 @@ class StopFlag:
         if self.signal_name is None:
             self.time = time.time()
             self.signal_name = signal.Signals(number).name
+
+
+_LOOK_S = 0.02
+
+
+def wait_for_record(thread: threading.Thread, most_s: float, stop: StopFlag, at_stop_s: float = 0.0) -> None:
+    """Wait until a thread that only records has ended. A stop waits for no record.
+
+    Args:
+        most_s: seconds to wait.
+        at_stop_s: seconds to wait once a stop is asked for, now or meanwhile.
+    """
+    begin = time.monotonic()
+    while thread.is_alive() and time.monotonic() - begin < (at_stop_s if stop.is_set else most_s):
+        thread.join(_LOOK_S)

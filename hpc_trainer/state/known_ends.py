@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
+from hpc_trainer.runs.files import append_lines, check_place, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.reading import Faults, list_folder, parsed_lines
@@ -71,6 +71,7 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
     ]
     with contextlib.suppress(OSError, HpcTrainerError):
         if news and sweep.folder.stat().st_uid == os.getuid():
+            check_place(sweep.folder)
             mode = sweep.specs.stat().st_mode
             path = sweep.ends_of_this_host
             is_new = not is_there(path)

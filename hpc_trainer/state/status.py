@@ -13,6 +13,7 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, did_you_mean
 from hpc_trainer.runs.layout import OTHER_FOLDER, SweepPaths
 from hpc_trainer.runs.reading import Faults, FaultsOf, exists, list_folder
+from hpc_trainer.runs.shared_folder import look_anew
 from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.slurm.commands import has_slurm
@@ -122,8 +123,12 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     Raises:
         RunStateError: there is no such sweep.
     """
-    ledger = read_ledger(sweep, may_fail=True)
     faults = Faults()
+    try:
+        look_anew(sweep.folder)  # another login node may have submitted it a moment ago
+    except OSError as error:
+        faults.refuse(sweep.folder, error)
+    ledger = read_ledger(sweep, may_fail=True)
     listed = list_folder(sweep.folder, faults)
     specs = known_specs(sweep, ledger, listed or (), faults)
     if not specs and not sweep.folder.is_dir():

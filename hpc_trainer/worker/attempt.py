@@ -84,8 +84,14 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 _watched(run, ended(None), recorder),
                 sampler_of(config, paths, env, attempt, stop, step=lambda: run.step, gpu=gpu),
                 recording(
-                    config, paths, env, attempt, has_begun=lambda: run.step > run.first_step, facts=run.contract.told
-                ),
+                    config,
+                    paths,
+                    env,
+                    attempt,
+                    stop,
+                    has_begun=lambda: run.step > run.first_step,
+                    facts=run.contract.told,
+                ),  # fmt: skip
             ):
                 outcome = run_main(config, run)
             if outcome is not Outcome.done:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer import __version__
+from hpc_trainer.config.program import code_folder
 from hpc_trainer.config.rules.code_names import packages_of
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -26,6 +27,7 @@ from hpc_trainer.runtime.environment import machine, software
 from hpc_trainer.runtime.environment.checkouts import checkouts_of, places_of
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.start import FROZEN_CODE
+from hpc_trainer.runtime.stop import StopFlag, wait_for_record
 
 _LOG = logging.getLogger(__name__)
 # A first step that takes longer, as one that compiles, is not waited for.
@@ -38,14 +40,16 @@ Facts = Callable[[], Mapping[str, Any]]
 
 @contextlib.contextmanager
 def recording(
-    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, *,
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag, *,
     has_begun: Callable[[], bool] = lambda: True, facts: Facts = dict,
 ) -> Iterator[None]:  # fmt: skip
     """While this is open, the record is written once the first step is done; at the latest when it closes.
 
-    On the first rank of each node; others do nothing. What goes wrong is told in the log, and harms no training.
+    On the first rank of each node; others do nothing. What goes wrong is told in the log, and harms no training. A stop
+    does not wait for the record.
 
     Args:
+        stop: of this rank.
         has_begun: the first step is done.
         facts: what the training itself knows: `code` (package -> digest) and `data` (name -> what it is).
     """
@@ -75,7 +79,7 @@ def recording(
         yield
     finally:
         go.set()
-        thread.join(_LONGEST_WAIT_S)
+        wait_for_record(thread, _LONGEST_WAIT_S, stop)
 
 
 def node_facts(env: RankEnv) -> dict[str, Any]:
@@ -130,7 +134,7 @@ def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redact
     places = places_of(packages)
     ours = places.get(_OURS)
     folders = {place for name, place in places.items() if name != _OURS}
-    folders |= {config.train.command_dir} if config.train.command_dir else set()
+    folders |= {code_folder(config.train)} if config.train.command else set()
     checkouts = checkouts_of(sorted(folders), redaction)
     if ours is not None:  # of our own checkout the package alone: nothing in it needs tests or pages
         checkouts += checkouts_of([ours], redaction, within=f":/{_OURS}")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.program import is_of_run
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, NoProgressError, PeerLostError
 from hpc_trainer.runs.failure import own_frame
@@ -33,7 +34,7 @@ from hpc_trainer.worker.conclude import Stop, conclude_start
 from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, record_of_error
 from hpc_trainer.worker.late_stop import LateStop
-from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, one_line, words_of
+from hpc_trainer.worker.program_start import Program, environment_of, folder_of, meeting_place, one_line, words_of
 from hpc_trainer.worker.program_story import Story
 from hpc_trainer.worker.telemetry.sampler import sampler_of
 
@@ -65,7 +66,7 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     try:
         if env.rank == 0:
             _check_progress(journal.read(), successor_jobs(paths), config.cluster.max_no_progress)
-        with recording(config, paths, env, attempt):
+        with recording(config, paths, env, attempt, stop):
             return rank.run()
     except SupersededError as error:
         print(error)
@@ -136,10 +137,13 @@ class _Rank:
         if place is None or self._must_stop():
             return conclude_start(self.as_stop)
         make_folder(self._paths.own_checkpoints)
-        words = words_of(self._config, self._paths)
+        folder = folder_of(self._config, self._paths)
+        if is_of_run(self._config.train.command_dir):
+            make_folder(Path(folder))
+        words = words_of(self._config, self._paths, holding=place.holding)
         environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
-        print(f"{_STARTS}{self._config.train.command_dir}: {self._shown(words)}", flush=True)
-        self._program = Program(words, environ, self._config.train.command_dir)
+        print(f"{_STARTS}{folder}: {self._shown(words)}", flush=True)
+        self._program = Program(words, environ, folder)
         with (
             self._spans.within(Kind.program),
             sampler_of(self._config, self._paths, self._env, self._attempt, self._stop, step=lambda: self._step),

@@ -7,50 +7,138 @@ import ctypes
 import itertools
 import json
 import os
-import re
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.program import fill, is_one_a_node, script_files, values_of
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.program import (
+    OWN_CHECKPOINTS,
+    code_folder,
+    fill,
+    is_of_run,
+    is_one_a_node,
+    resume_files,
+    resumed,
+    script_files,
+    values_of,
+)
+from hpc_trainer.config.schema.train import CommandEnv, LoopConfig, TrainConfig
+from hpc_trainer.config.shell_text import PYTHON, place_of_text, runs_of
 from hpc_trainer.errors import ConfigError, RankEnvError
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.told_metrics import VARIABLE
-from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.rank_env import TORCHRUN_NAMES, RankEnv
 from hpc_trainer.runtime.start import FROZEN_CODE
 
 _LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_PYTHON = re.compile(r"python[0-9.]*")
 
 
-def words_of(config: TrainConfig, paths: RunPaths, environ: Mapping[str, str] = os.environ) -> list[str]:
+class Place(NamedTuple):
+    """Where the programs of all ranks may meet, and what their command holds in this start: rank 0 decides."""
+
+    address: str
+    port: int
+    """On rank 0's node, free when it was looked for."""
+    holding: frozenset[str] = frozenset()
+    """Those files of `{run.resume[FILE]:..}` that hold something (`config/program.py`)."""
+
+
+def words_of(
+    config: TrainConfig, paths: RunPaths, environ: Mapping[str, str] = os.environ, holding: Container[str] = (),
+) -> list[str]:  # fmt: skip
     """The words of the program of this run, with every placeholder filled in.
 
-    A script of the person's, where the code was frozen, is the frozen copy; `python -m` finds modules there too, and
-    not in the folder that the program starts in.
+    A script of the person's, where the code was frozen, is the frozen copy, also in the text of `sh -c`; `python -m`
+    finds modules there too, and not in the folder that the program starts in.
+
+    Args:
+        holding: files of `{run.resume[FILE]:..}` that hold something.
     """
-    places = {"run.id": paths.run_id, "run.dir": str(paths.folder), "run.checkpoints": str(paths.own_checkpoints)}
-    value_of = values_of(to_plain(config), places)
-    raw = shlex.split(config.train.command or "")
-    scripts, copies = set(script_files(raw)), json.loads(environ.get(FROZEN_CODE, "{}"))
-    folder = config.train.command_dir or os.curdir
-    words = [_frozen(word, folder, copies) if word in scripts else fill(word, value_of) for word in raw]
-    if copies and sys.version_info >= (3, 11):  # 3.10 has no -P: there the current folder comes first with -m
+    value_of = values_of(to_plain(config), _places(paths))
+    raw = shlex.split(resumed(config.train.command or "", lambda name: name in holding))
+    scripts, text = set(script_files(raw)), place_of_text(raw)
+    code = _Code(config.train, json.loads(environ.get(FROZEN_CODE, "{}")))
+    words = [
+        fill(code.in_shell(word), value_of) if place == text
+        else code.file(word) if word in scripts else fill(word, value_of)
+        for place, word in enumerate(raw)
+    ]  # fmt: skip
+    if code.is_safe:
         for place, (word, after) in enumerate(itertools.pairwise(words)):
-            if after == "-m" and _PYTHON.fullmatch(Path(word).name):
+            if after == "-m" and PYTHON.fullmatch(Path(word).name):
                 words.insert(place + 1, "-P")
                 break
     return words
+
+
+def _places(paths: RunPaths) -> dict[str, str]:
+    return {"run.id": paths.run_id, "run.dir": str(paths.folder), "run.checkpoints": str(paths.own_checkpoints)}
+
+
+def folder_of(config: TrainConfig, paths: RunPaths) -> str:
+    """The folder that the program starts in, with its placeholders filled in."""
+    return fill(config.train.command_dir or os.curdir, values_of(to_plain(config), _places(paths)))
+
+
+def files_that_hold(config: TrainConfig, paths: RunPaths) -> frozenset[str]:
+    """Those files that `{run.resume..}` of the command look at in which something is: a byte, or in a folder a file."""
+    value_of = values_of(to_plain(config), _places(paths))
+    return frozenset(
+        name for name in resume_files(config.train.command or "")
+        if _holds_something(paths.own_checkpoints if name == OWN_CHECKPOINTS else paths.folder / fill(name, value_of))
+    )  # fmt: skip
+
+
+def _holds_something(path: Path) -> bool:
+    try:
+        info = path.stat()
+        return any(path.iterdir()) if stat.S_ISDIR(info.st_mode) else info.st_size > 0
+    except OSError:
+        return False
+
+
+class _Code:
+    """Where the scripts of a command lie: in the frozen code, if it is frozen."""
+
+    def __init__(self, train: LoopConfig, copies: Mapping[str, str]) -> None:
+        self._folder, self._copies = code_folder(train), copies
+        self._is_elsewhere = is_of_run(train.command_dir)
+        # 3.10 has no -P: there the current folder comes first with -m
+        self.is_safe = bool(copies) and sys.version_info >= (3, 11)
+
+    def file(self, word: str) -> str:
+        """The path of a script that a command names."""
+        path = os.path.normpath(Path(self._folder, word))
+        for real in (path, os.path.realpath(path)):
+            for source, copy in self._copies.items():
+                if real.startswith(f"{source}{os.sep}"):
+                    found = Path(copy, os.path.relpath(real, source))
+                    if found.is_file():
+                        return str(found)
+        return path if self._is_elsewhere and Path(path).is_file() else word
+
+    def in_shell(self, text: str) -> str:
+        """The text of `sh -c` with the paths of its scripts; for the placeholders' sake braces in them are doubled."""
+        runs = runs_of(text)
+        changes = [(end, end, " -P") for end in runs.pythons if self.is_safe]
+        for begin, end, word in runs.scripts:
+            path = self.file(word)
+            if path != word:
+                changes.append((begin, end, shlex.quote(path).replace("{", "{{").replace("}", "}}")))
+        for begin, end, new in sorted(changes, reverse=True):
+            text = text[:begin] + new + text[end:]
+        return text
 
 
 def one_line(words: Sequence[str]) -> str:
@@ -58,49 +146,48 @@ def one_line(words: Sequence[str]) -> str:
     return r"\n".join(shlex.join(words).splitlines())
 
 
-def _frozen(word: str, folder: str, copies: Mapping[str, str]) -> str:
-    path = os.path.normpath(Path(folder, word))
-    for real in (path, os.path.realpath(path)):
-        for source, copy in copies.items():
-            if real.startswith(f"{source}{os.sep}"):
-                found = Path(copy, os.path.relpath(real, source))
-                if found.is_file():
-                    return str(found)
-    return word
-
-
-def environment_of(
-    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, place: tuple[str, int]
-) -> dict[str, str]:
+def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, place: Place) -> dict[str, str]:
     """What the program finds in its environment (docs/any_program.md).
 
-    Args:
-        place: address and port on rank 0's node, free when it was looked for.
+    Returns:
+        All of this process's variables and the run's own. A program of one rank finds none of torchrun's names, unless
+        `train.command_env=torchrun` or `cluster.env` sets them.
     """
-    address, port = place
+    address, port = place.address, place.port
     own = {
         "HPC_TRAINER_RUN_ID": paths.run_id,
         "HPC_TRAINER_RUN_DIR": str(paths.folder),
         "HPC_TRAINER_CHECKPOINTS": str(paths.own_checkpoints),
         "HPC_TRAINER_ATTEMPT": str(attempt),
         VARIABLE: str(paths.told_metrics(attempt)),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
     }
+    left_out: set[str] = set()
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     if is_one_a_node(config):
         # What torchrun takes for options that it is not given: a bare `torchrun train.py` is right on any profile.
         ranks = config.hardware.ranks_per_node
-        own |= {"NODE_RANK": str(env.node_rank), "PET_NODE_RANK": str(env.node_rank), "PET_NNODES": str(env.num_nodes)}
+        own |= meeting | {
+            "NODE_RANK": str(env.node_rank),
+            "PET_NODE_RANK": str(env.node_rank),
+            "PET_NNODES": str(env.num_nodes),
+        }
         own |= {"PET_NPROC_PER_NODE": str(ranks), "PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port)}
+    elif env.world_size == 1 and config.train.command_env is CommandEnv.auto:
+        # `"RANK" in os.environ` means to many programs that there are several.
+        left_out = {*TORCHRUN_NAMES, "NODE_RANK"} - set(config.cluster.env)
     else:
-        own |= {
+        own |= meeting | {
             "RANK": str(env.rank), "LOCAL_RANK": str(env.local_rank), "WORLD_SIZE": str(env.world_size),
             "LOCAL_WORLD_SIZE": str(env.local_world_size), "GROUP_RANK": str(env.node_rank),
             "NODE_RANK": str(env.node_rank),
         }  # fmt: skip
-    inherited = {key: value for key, value in os.environ.items() if key != FROZEN_CODE}
+    inherited = {key: value for key, value in os.environ.items() if key not in {FROZEN_CODE, *left_out}}
     # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or who submitted.
     path = [str(Path(sys.executable).parent), *inherited.get("PATH", os.defpath).split(os.pathsep)]
+    if is_of_run(config.train.command_dir) and FROZEN_CODE not in os.environ:
+        # As with frozen code: `python -m` finds modules where it would, were that the current folder.
+        given = inherited.get("PYTHONPATH", "").split(os.pathsep)
+        own["PYTHONPATH"] = os.pathsep.join([code_folder(config.train), *filter(None, given)])
     return {
         "PYTHONUNBUFFERED": "1",  # else the last lines of a program that is killed are lost
         **inherited,
@@ -109,26 +196,26 @@ def environment_of(
     }
 
 
-def meeting_place(
-    config: TrainConfig, paths: RunPaths, env: RankEnv, should_stop: Callable[[], bool]
-) -> tuple[str, int] | None:
+def meeting_place(config: TrainConfig, paths: RunPaths, env: RankEnv, should_stop: Callable[[], bool]) -> Place | None:
     """Where the programs of all ranks may meet: rank 0 chooses, and tells it by a file. None: a stop came first.
+
+    Whether there is a checkpoint to go on from, rank 0 says too: ranks that start later would see its new one.
 
     Raises:
         RankEnvError: rank 0 did not say it in `parallel.timeout_s` seconds.
     """
     if env.rank == 0:
         address = config.cluster.master_addr or (_LOOPBACK if env.num_nodes == 1 else socket.gethostname())
-        port = _reserved_port()
+        place = Place(address, _reserved_port(), files_that_hold(config, paths))
         if env.world_size > 1:
-            told = {"incarnation": env.incarnation, "address": address, "port": port}
+            told = {**place._asdict(), "holding": sorted(place.holding), "incarnation": env.incarnation}
             write_json(paths.rendezvous, told, sync=False)
-        return address, port
+        return place
     deadline = time.monotonic() + config.parallel.timeout_s
     while time.monotonic() < deadline:
         found = read_json(paths.rendezvous) or {}
         if found.get("incarnation") == env.incarnation:
-            return str(found["address"]), int(found["port"])
+            return Place(str(found["address"]), int(found["port"]), frozenset(map(str, found.get("holding") or ())))
         if should_stop():
             return None
         time.sleep(0.1)

@@ -87,6 +87,7 @@ def _start_attempt(
         return ExitCode.OK
     for folder in (paths.logs, paths.checkpoints):
         make_folder(folder)
+    look_anew(paths.logs, parents=0)  # failure files of other nodes
     failed = failed_before(paths, env, config.cluster.max_failures)
     if failed is not None:
         print(f"{run_id}: {failed}; Slurm has started this job once more. Another try: hpc-trainer retry {run_id}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from hpc_trainer import __version__
-from tests.benchmarks import command_line, completion, frozen_code, grid, many_runs, submission
+from tests.benchmarks import command_line, completion, frozen_code, grid, many_runs, redaction, submission
 
 if __name__ == "__main__":
     print(
@@ -20,6 +20,7 @@ if __name__ == "__main__":
     command_line.run()
     completion.run()
     many_runs.run()
+    redaction.run()
     grid.run()
     frozen_code.run()
     submission.run(Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None)

@@ -102,12 +102,13 @@ class FileSystem:
             node.lookups += 1
         return ENTRY.pack(node.number, 0, 0, 0, 0, self._kept(node)) + self._attributes(node)
 
-    def _kept(self, node: Node) -> int:
+    @staticmethod
+    def _kept(node: Node) -> int:
         """Return for how many nanoseconds the kernel may keep attributes: a folder's for one tick of its clock.
 
-        It looks at each folder's mode right after the lookup that told it.
+        It looks at each folder's mode right after the lookup that told it, at every step of a path.
         """
-        return 1 if node.is_folder and not self.kind.strong else 0
+        return 1 if node.is_folder else 0
 
     def _opened(self, handle: Handle) -> bytes:
         with self.nodes.mutex:

@@ -18,8 +18,9 @@ class Kind:
 
     name: str
 
-    # A strong client asks the server each time. Lustre: locks keep clients coherent (Operations Manual, "Lustre
-    # features: POSIX standard compliance"). A client that is not strong keeps attributes and names, as below.
+    # A strong client knows what the server knows. Lustre: a client caches names and attributes under locks, which the
+    # server takes back before another client changes them (Operations Manual, "Lustre features: POSIX standard
+    # compliance"); what is asked of the server is what has changed. Others keep attributes and names, as below.
     strong: bool = False
 
     # nfs(5), acregmin, acregmax, acdirmin, acdirmax: defaults 3, 60, 30, 60. `actimeo` sets all four.
@@ -92,9 +93,9 @@ class Kind:
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
 
-_NFS3 = Kind("nfs3", lost_replies=0.01, late=0.1, very_late=0.001)
+_NFS3 = Kind("nfs3", lost_replies=0.01, late=0.02, very_late=0.001)
 _LUSTRE = Kind(
-    "lustre", strong=True, buffered=False, atomic_append=True, silly_rename=False, late=0.1,
+    "lustre", strong=True, buffered=False, atomic_append=True, silly_rename=False, late=0.02,
     locks="refused", lock_errno=errno.ENOSYS, flock_is_fcntl=False,
 )  # fmt: skip
 
@@ -106,7 +107,7 @@ KINDS = {
             rename_flags=True, flock_is_fcntl=False,
         ),
         _NFS3,
-        Kind("nfs4", lookup_refreshes_folder=False, open_by_name=True, late=0.1, very_late=0.001),
+        Kind("nfs4", lookup_refreshes_folder=False, open_by_name=True, late=0.02, very_late=0.001),
         # nolock is common where actimeo is raised: both make a slow server bearable.
         dataclasses.replace(
             _NFS3, name="nfs60", acregmin=60.0, acregmax=60.0, acdirmin=60.0, acdirmax=60.0, locks="local"
@@ -117,7 +118,7 @@ KINDS = {
         dataclasses.replace(_NFS3, name="quota", quota_full_s=30.0),
         dataclasses.replace(_NFS3, name="root_squash", root_squash=True),
         dataclasses.replace(
-            _NFS3, name="all", lost_replies=0.02, late=0.2, very_late=0.002, outage_s=30.0, locks="refused"
+            _NFS3, name="all", lost_replies=0.02, late=0.05, very_late=0.002, outage_s=30.0, locks="refused"
         ),
     )
 }  # fmt: skip

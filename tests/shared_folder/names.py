@@ -49,12 +49,15 @@ class Names:
             node = self._from_server(folder, name)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, name)
+        node.folder, node.name = folder, name  # of several hard links the one that was asked for
         return node
 
     def _cached(self, folder: Node, name: str, request: Request | None) -> tuple[bool, Node | None]:
         """Return whether the cache knows the name, and its node, or None if the name is known to be missing."""
         unknown = (False, None)
-        if self.kind.strong or name not in folder.names:
+        if self.kind.strong:
+            return self._locked(folder, name)
+        if name not in folder.names:
             return unknown
         node, version = folder.names[name]
         if version != folder.version or (node is None and not self.kind.missing_names):
@@ -68,6 +71,22 @@ class Names:
         # Exclusive creation asks the server: only a false "it is there" needs a look at who asks.
         if node is not None and request is not None and self.is_other(folder, name, node):
             return unknown if creates(request.pid, name) else (True, node)
+        return True, node
+
+    def _locked(self, folder: Node, name: str) -> tuple[bool, Node | None]:
+        """Return what a strong client has cached of a name, if it is still so on the server."""
+        node, _ = folder.names.get(name, (None, -1))
+        if name not in folder.names or (node is not None and node.descriptor < 0):
+            return False, None
+        around, descriptor = self._open(folder, name)
+        if descriptor >= 0:
+            seen = os.fstat(descriptor)
+            os.close(descriptor)
+            if node is None or seen.st_ino != node.inode:
+                return False, None
+            self.nodes.refresh(node)
+        elif node is not None or around is None or around.change != folder.attributes.change:
+            return False, None
         return True, node
 
     @staticmethod
@@ -116,7 +135,9 @@ class Names:
         """
         if not first:
             self.nodes.refresh(folder)
-        if folder.listing is not None and not self.kind.strong and folder.listing[0] == folder.attributes.change:
+        if self.kind.strong:
+            self.nodes.refresh(folder)
+        if folder.listing is not None and folder.listing[0] == folder.attributes.change:
             return folder.listing[1]
         change = folder.attributes.change
         found = self.server.call("READDIR", folder, lambda: self._read(folder))

@@ -11,7 +11,6 @@ import os
 import stat
 import threading
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,8 +86,8 @@ class Node:
         """Take over attributes of the server that were asked for at `asked`.
 
         As nfs_update_inode(): the lifetime starts at its minimum, doubles when the attributes stayed the same for as
-        long as it lasts, and starts anew at a change. A change that is not this client's own (`own`) makes all
-        names of a folder doubtful: weak cache consistency, RFC 1813, 2.6.
+        long as it lasts (newer kernels double it less often), and starts anew at a change. A change that is not this
+        client's own (`own`) makes all names of a folder doubtful: weak cache consistency, RFC 1813, 2.6.
         """
         if asked < self.asked and self.valid:
             return  # a later request was answered earlier
@@ -110,7 +109,7 @@ class Nodes:
         self.mutex = threading.RLock()
         self._next = ROOT
         self._by_number: dict[int, Node] = {}
-        self._by_inode: OrderedDict[tuple[int, int], Node] = OrderedDict()
+        self._by_inode: dict[tuple[int, int], Node] = {}
         self.root = self._adopt(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         self.root.lookups = 1
 
@@ -150,10 +149,11 @@ class Nodes:
         """Return the server's attributes of a node.
 
         Raises:
-            OSError: ESTALE; the file was removed (RFC 1813, NFS3ERR_STALE).
+            OSError: ESTALE; the file was removed (RFC 1813, NFS3ERR_STALE). Lustre and a local disk keep removed files
+                for those who have them open.
         """
         attributes = attributes_of(self.server, node.descriptor, node.inode)
-        if attributes.stat.st_nlink == 0:
+        if attributes.stat.st_nlink == 0 and not self.kind.strong:
             self.lost(node)
             raise OSError(errno.ESTALE, f"{node} was removed on the server")
         return attributes
@@ -166,8 +166,12 @@ class Nodes:
             node.take(attributes, asked)
 
     def refresh(self, node: Node) -> None:
-        """Ask for attributes that are too old to believe, or always on a strong client."""
-        if self.kind.strong or node.expired():
+        """Ask for attributes that are too old to believe, or that have changed if the client is strong."""
+        if self.kind.strong:
+            now = self.present(node)
+            if now.change != node.attributes.change:
+                self.ask(node)
+        elif node.expired():
             self.ask(node)
 
     def lost(self, node: Node) -> None:
@@ -199,16 +203,21 @@ class Nodes:
                 self._close(node)
 
     def sweep(self) -> None:
-        """Close nodes that were removed on the server and that nobody has asked for in a while."""
-        limit = time.monotonic() - 2 * self.kind.acdirmax - 60
+        """Close nodes that nobody has asked for in a while, if they were removed or nothing of them is cached."""
+        limit = time.monotonic() - (10 if self.kind.strong else 2 * self.kind.acdirmax + 60)
         for node in self.all():
             with self.mutex:
-                idle = node.lookups <= 0 and not node.handles and node.used < limit and node.descriptor >= 0
-                if idle and os.fstat(node.descriptor).st_nlink == 0:
+                if self._is_idle(node, limit) and (self.kind.strong or os.fstat(node.descriptor).st_nlink == 0):
                     self._close(node)
 
+    @staticmethod
+    def _is_idle(node: Node, limit: float) -> bool:
+        used = node.lookups > 0 or node.handles or node.dirty or node.sending
+        return not used and node.used < limit and node.descriptor >= 0
+
     def _forget_oldest(self) -> None:
-        idle = [node for node in self._by_inode.values() if node.lookups <= 0 and not node.handles and not node.dirty]
+        limit = time.monotonic() - 10
+        idle = [node for node in self._by_inode.values() if self._is_idle(node, limit)]
         for node in idle[: KEPT // 10]:
             self._close(node)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NO_REPLY", "OPCODES", "Device", "Request", "mount", "unmount"]
+__all__ = ["Device", "Request", "mount", "unmount"]
 
 HEADER = struct.Struct("<IIQQIIIHH")
 REPLY = struct.Struct("<IiQ")

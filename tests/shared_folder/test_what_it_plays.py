@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -408,6 +409,18 @@ def test_a_file_removed_by_another_client_is_stale_where_it_is_open(two: Start) 
         assert soon(lambda: code_of(lambda: os.fstat(file.fileno())) == errno.ESTALE)
 
 
+@pytest.mark.parametrize("kind", ["local", "lustre"])
+def test_a_removed_file_can_still_be_read_where_clients_are_strong(two: Start, kind: str) -> None:
+    a, b = two(kind)
+    (a / "f").write_text("text")
+    with (b / "f").open("r+") as file:
+        (a / "f").unlink()
+        assert (os.fstat(file.fileno()).st_nlink, file.read()) == (0, "text")
+    with (a / "g").open("w") as file:
+        (a / "g").unlink()
+        assert names_in(b) == []
+
+
 # 10: clocks
 
 
@@ -636,6 +649,18 @@ def test_names_and_links_are_as_on_any_file_system(two: Start) -> None:
     assert (b / "d/f").read_text() == ""
 
 
+def test_a_hard_link_opens_when_the_other_name_is_gone(two: Start) -> None:
+    for kind in ("nfs3", "nfs4"):
+        a, _ = two(kind)
+        (a / "f").write_text("1")
+        os.link(a / "f", a / "g")
+        assert (a / "f").exists()
+        assert (a / "g").exists()
+        (a / "new").write_text("2")
+        (a / "new").rename(a / "g")
+        assert ((a / "f").read_text(), (a / "g").read_text()) == ("1", "2"), kind
+
+
 def test_rename_takes_no_flags(two: Start) -> None:
     import ctypes
 
@@ -682,6 +707,83 @@ def test_one_of_many_claims_wins(two: Start) -> None:
         for thread in threads:
             thread.join()
     assert sorted(won, key=int) == [str(number) for number in range(20)]
+
+
+@pytest.mark.parametrize("kind", ["local", "nfs3", "nfs4", "lustre"])
+def test_one_client_alone_has_a_file_system_like_any_other(two: Start, tmp_path: Path, kind: str) -> None:
+    a, _ = two(kind, dirty_limit=5000, dirty_age=0.05)
+    draw = random.Random(kind)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    folders = (a, plain)
+    names = ["f", "g", "d/f", "d/g"]
+    for folder in folders:
+        (folder / "d").mkdir()
+
+    for number in range(400):
+        name, other = draw.choice(names), draw.choice(names)
+        step = draw.choice([_written, _appended, _truncated, _read, _renamed, _removed, _linked, _listed])
+        offset, data = draw.randrange(9000), draw.randbytes(draw.randrange(3000))
+        played, expected = (_outcome(step, folder / name, folder / other, offset, data) for folder in folders)
+        assert played == expected, (number, step, name, other, offset, len(data))
+
+
+def _outcome(step: Callable[[Path, Path, int, bytes], object], *about: Any) -> object:
+    try:
+        return step(*about)
+    except OSError as error:
+        return error.errno
+
+
+def _written(path: Path, _other: Path, offset: int, data: bytes) -> object:
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.pwrite(file, data, offset)
+        os.pwrite(file, data[: len(data) // 2], max(0, offset - 100))
+        return os.pread(file, 20000, 0), os.fstat(file).st_size
+    finally:
+        os.close(file)
+
+
+def _appended(path: Path, other: Path, offset: int, data: bytes) -> object:
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        if offset % 2:
+            file.truncate(offset)
+        file.write(data)
+        return file.tell(), other.exists()
+
+
+def _truncated(path: Path, _other: Path, offset: int, _data: bytes) -> object:
+    os.truncate(path, offset)
+    return path.stat().st_size, path.read_bytes()
+
+
+def _read(path: Path, other: Path, offset: int, data: bytes) -> object:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(len(data)), other.is_file(), path.read_bytes()
+
+
+def _renamed(path: Path, other: Path, _offset: int, _data: bytes) -> object:
+    path.rename(other)
+    return other.read_bytes(), path.exists()
+
+
+def _removed(path: Path, _other: Path, _offset: int, _data: bytes) -> object:
+    with path.open("rb") as file:
+        path.unlink()
+        return file.read(), path.exists()
+
+
+def _linked(path: Path, other: Path, _offset: int, _data: bytes) -> object:
+    os.link(path, other)
+    return path.stat().st_nlink, other.read_bytes()
+
+
+def _listed(path: Path, other: Path, _offset: int, _data: bytes) -> object:
+    return names_in(path.parent), names_in(other.parent), path.stat().st_nlink
 
 
 def test_requests_are_counted(two: Start, shares: list[Share]) -> None:

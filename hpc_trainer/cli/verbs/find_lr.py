@@ -20,9 +20,11 @@ from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
+from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.operate.find_lr.curve import Curve
 from hpc_trainer.operate.find_lr.plot import draw
 from hpc_trainer.operate.find_lr.run import find_lr
+from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.lr_range import VARIABLE, LrRange
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import RunSpec
@@ -43,6 +45,8 @@ def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, tim
     spec = only_point(grid, "find-lr takes", "Choose one point.")
     if spec.is_own_loop:
         raise ConfigError("find-lr takes steps of the shared loop, and train.main or train.command is your own.")
+    if grid.sweep.folder.exists():
+        prepare_to_write(grid.sweep, [spec.run_id])
     if not as_json:
         print(f"{spec.run_id}: {steps} steps on {spec.shape.world_size} rank(s), lr from {first:g} to {last:g} ..")
     plan = LrRange(first=first, last=last, num_steps=steps)
@@ -51,7 +55,7 @@ def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, tim
     set_umask(grid.group_readable)
     plot = grid.sweep.run(spec.run_id).lr_range
     make_folder(plot.parent)
-    plot.write_text(draw(curve, f"{spec.run_id}: loss over learning rate"), encoding="utf-8")
+    write_atomic(plot, draw(curve, f"{spec.run_id}: loss over learning rate"))
     value = _optim_lr(curve, spec)
     if as_json:
         print_json(_json(curve, spec, value, plot))

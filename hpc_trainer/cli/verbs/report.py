@@ -11,13 +11,12 @@ from hpc_trainer.cli.common import counts_line, print_json, print_next, print_ta
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.find import find_sweep
+from hpc_trainer.operate.find import find_sweep, prepare_to_write
 from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
 from hpc_trainer.operate.report.exports import read_exports
 from hpc_trainer.operate.report.page import render_page
 from hpc_trainer.operate.report.telemetry import telemetry_charts
 from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.state.monitoring.ledger_words import ledger_json
 from hpc_trainer.state.status import read_status
 
@@ -31,6 +30,7 @@ def run_report(
     Raises:
         ConfigError: a negative warm-up, or `output` lies in no folder.
         RunStateError: `exports` holds a folder without a measured export.
+        UntrustedFileError: the page would lie in the sweep's folder, and others may write there.
     """
     if warmup_steps is not None and warmup_steps < 0:
         raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
@@ -40,7 +40,7 @@ def run_report(
     page = (output or status.sweep.folder / "report.html").absolute()
     if not page.parent.is_dir():
         raise ConfigError(f"--output={output}: there is no folder {page.parent}. Make it, or name another file.")
-    set_umask(status.sweep.is_group_readable)
+    prepare_to_write(status.sweep, page=page)
     write_atomic(page, render_page(report))
     if as_json:
         print_json(report_json(report, page))

@@ -13,12 +13,11 @@ from hpc_trainer.cli.common import counts_line, print_json, print_next, say, sta
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.find import select
+from hpc_trainer.operate.find import prepare_to_write, select
 from hpc_trainer.operate.inside.page import render_run_page
 from hpc_trainer.operate.inside.told import explain_hang, flights_of, gather_page
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ledger_words import ledger_json
 from hpc_trainer.state.status import SweepStatus
@@ -44,7 +43,7 @@ def run_why(
         why = explain_hang(status, run, flights)
         warn(status)
         if page is not None:
-            set_umask(status.sweep.is_group_readable)
+            prepare_to_write(status.sweep, page=page.absolute())
             write_atomic(page.absolute(), render_run_page(gather_page(status, run, why, flights)))
         if as_json:
             print_json(_json(why))
@@ -91,7 +90,11 @@ def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> No
     for (verdict, *because), group in alike.items():
         names = ", ".join(each.run_id for each in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
-        say("\n  ".join([verdict, *because, f"{names}{more}"]), f"\n{len(group)} x {state_markup(group[0].state)}: ")
+        said = [f"its last line: {line}" for line in dict.fromkeys(each.said for each in group) if line is not None]
+        say(
+            "\n  ".join([verdict, *because, *said[:_SHOWN_RUNS], f"{names}{more}"]),
+            f"\n{len(group)} x {state_markup(group[0].state)}: ",
+        )
     if found:
         say("")
         print_next(f"why {found[0].run_id}")

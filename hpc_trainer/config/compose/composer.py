@@ -335,8 +335,14 @@ def _named(override: str) -> str:
 _SHORT = re.compile(r"init_from=(?!\s*\{)")
 
 
+# Hydra takes what stands in braces for a mapping.
+_OF_RUN = re.compile(r"([+]*train\.command_dir=)(\{run\.[^'\"]*)")
+
+
 def in_full(override: str) -> str:
     """`init_from=PATH`, of a section whose one main key is the path, as `init_from.path=PATH`; others as they are."""
+    if (found := _OF_RUN.fullmatch(override)) is not None:
+        return f"{found[1]}'{found[2]}'"
     return _SHORT.sub("init_from.path=", override, count=1) if _SHORT.match(override) else override
 
 

@@ -14,14 +14,20 @@ from hpc_trainer.config import script_words
 from hpc_trainer.config.data_files.look import is_file, is_folder
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.program import (
+    OWN_FOLDER,
     RUN_PLACES,
+    code_folder,
+    is_of_run,
+    is_one_a_node,
     placeholders,
+    resumed,
     script_files,
     shell_words,
+    split_command,
     values_of,
 )
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
+from hpc_trainer.config.schema.train import CommandEnv, LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError
 
 # What a program run has of the configuration, whether its command names it or not.
@@ -30,9 +36,9 @@ _OF_EVERY_RUN = frozenset({
     "paths", "sweep", "budget", "trust", "debug",
 })  # fmt: skip
 _KEYS = frozenset({
-    "train.command", "train.command_per", "train.command_signal", "train.command_dir", "monitor.heartbeat_every_s",
-    "monitor.telemetry_every_s", "monitor.on_overheat", "monitor.move_after_s", "monitor.co2_g_per_kwh",
-    "monitor.prometheus_dir", "parallel.timeout_s",
+    "train.command", "train.command_per", "train.command_env", "train.command_signal", "train.command_dir",
+    "train.command_from", "monitor.heartbeat_every_s", "monitor.telemetry_every_s", "monitor.on_overheat",
+    "monitor.move_after_s", "monitor.co2_g_per_kwh", "monitor.prometheus_dir", "parallel.timeout_s",
 })  # fmt: skip
 
 
@@ -44,16 +50,22 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
             f"train.command and train.main={config.train.main} are two programs for one run. Keep one: a "
             "main(config, run) of your own, or a program that is started."
         )
+    if is_one_a_node(config) and config.train.command_env is CommandEnv.torchrun:
+        yield (
+            "train.command_env=torchrun has no effect with train.command_per=node: the program starts its ranks "
+            "itself, and tells each its rank. Leave one of the two out."
+        )
     yield from script_words.argument_problem("train.command", command)
     try:
-        words, names = shlex.split(command), list(placeholders(command))
+        words, names = split_command(command), list(placeholders(command))
+        first = shlex.split(resumed(command, lambda _: False))[:1]
     except ValueError as error:
         yield (
             f"train.command={script_words.shown(command)}: {error}. Quote words as a shell would; {{{{ and }}}} are "
             "braces that are no placeholder."
         )
         return
-    if not words or words[0].startswith("-"):
+    if not first or first[0].startswith("-"):
         yield (
             f"train.command={script_words.shown(command)} must begin with a program, as: "
             "python train.py --lr {params.lr}"
@@ -61,9 +73,17 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
         return
     value_of = values_of(to_plain(config), dict.fromkeys(RUN_PLACES, ""))
     yield from (problem for name in dict.fromkeys(names) for problem in _wrong_place(name, value_of))
-    folder = Path(config.train.command_dir or ".").expanduser()
-    if not is_folder(folder):
-        yield f"train.command_dir={config.train.command_dir} must be a folder; there is none."
+    yield from (
+        problem for name in placeholders(config.train.command_dir or "") for problem in _wrong_place(name, value_of)
+    )
+    folder = Path(code_folder(config.train)).expanduser()
+    for key in ("command_dir", "command_from"):
+        given = getattr(config.train, key)
+        if given is not None and not is_of_run(given) and not is_folder(Path(given).expanduser()):
+            yield f"train.{key}={given} must be a folder; there is none."
+            return
+    if is_of_run(config.train.command_from):
+        yield "train.command_from must be a folder that is there when the run is submitted. Name one, or leave it out."
         return
     for word in shell_words(command)[:1]:
         yield f"train.command: {word} is a shell's, and no shell reads the command. Write sh -c {shlex.quote(command)}."
@@ -133,8 +153,14 @@ _SECTIONS = frozenset(each.name for each in dataclasses.fields(TrainConfig))
 def with_command(train: LoopConfig) -> LoopConfig:
     """The folder that the program starts in, and how many steps it has: none that we know, unless it is told them."""
     told = "train.num_steps" in placeholders(train.command or "")
+    start, code = train.command_dir, train.command_from
+    if is_of_run(start):
+        start, code = "{run.dir}" if start == OWN_FOLDER else start, code or "."
+    else:
+        start = str(Path(start or ".").expanduser().absolute())
     return dataclasses.replace(
         train,
-        command_dir=str(Path(train.command_dir or ".").expanduser().absolute()),
+        command_dir=start,
+        command_from=None if code is None else str(Path(code).expanduser().absolute()),
         num_steps=train.num_steps if told else 0,
     )

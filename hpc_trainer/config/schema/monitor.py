@@ -21,7 +21,7 @@ class MonitorConfig:
     log_every_steps: int = key(10, ALWAYS, limits="≥ 1")
     """Steps between lines of metrics.jsonl. The loss is read from the device only then."""
     heartbeat_every_s: float = key(2.0, ALWAYS, limits="≥ 0")
-    """Least seconds between two writes of heartbeat.json."""
+    """Least seconds between two writes of heartbeat.json in the first minute; five times that after five minutes."""
     # It needs some seconds for the stacks of all ranks (runtime/watchdog.py).
     watchdog_s: float = key(480.0, ALWAYS, limits="0 or ≥ 10")
     """Seconds without a step, a batch of an evaluation or a save after which a rank writes the stacks of its threads

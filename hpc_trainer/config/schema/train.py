@@ -48,6 +48,13 @@ class CommandPer(str, enum.Enum):
     node = "node"
 
 
+class CommandEnv(str, enum.Enum):
+    """When the program finds its rank under torchrun's names."""
+
+    auto = "auto"
+    torchrun = "torchrun"
+
+
 class CommandSignal(str, enum.Enum):
     """What the program hears when the run must stop."""
 
@@ -100,10 +107,17 @@ class LoopConfig:
     command_per: CommandPer = key(CommandPer.rank, only_with("train.command"), ONCE_SET, INCOMPATIBLE, in_graph=False)
     """rank: the program is started once a rank, that is once a GPU. node: once a node, with all its GPUs and cores, for
     programs that start their own ranks, as torchrun, accelerate launch and mpirun do."""
+    command_env: CommandEnv = key(CommandEnv.auto, only_with("train.command"), APART, SAFE, in_graph=False)
+    """When the program finds RANK, WORLD_SIZE, MASTER_ADDR and the other names of torchrun. auto: if the run has
+    several ranks, as many programs take RANK=0 alone for a distributed training. torchrun: with one rank too."""
     command_signal: CommandSignal = key(CommandSignal.TERM, only_with("train.command"), APART, SAFE, in_graph=False)
     """What the program and its children hear when the run must stop: save then, and exit."""
     command_dir: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
-    """Folder that the program starts in; null: the one in which the run is submitted."""
+    """Folder that the program starts in; null: the one in which the run is submitted. run, or {run.dir}: the run's own
+    folder, for a program that writes where it stands. Scripts of the command are found where you submit then."""
+    command_from: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
+    """Folder that scripts of the command are relative to; null: the one that the program starts in, and with a
+    command_dir of the run's own the one in which the run is submitted."""
     num_steps: int = key(200, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
     """Optimizer steps of the whole run."""
     global_batch_size: int = key(64, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")

@@ -189,12 +189,14 @@ def _holds(folder: str, kinds: tuple[str, ...]) -> bool:
 def files_below(root: Path, name: str, rules: Rules) -> Iterator[str]:
     """All files of the folder `name` in `root`; not hidden ones, environments, or weights."""
     folder = root / name
-    is_environment = (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
-    if is_environment or rules.leaves_out(name, is_folder=True) or name.rsplit("/", 1)[-1].startswith("."):
+    if rules.leaves_out(name, is_folder=True) or name.rsplit("/", 1)[-1].startswith("."):
         return
     if rules.runs_dir is not None and os.path.realpath(folder) == rules.runs_dir:
         return
-    for entry in _scan(folder):
+    entries = _scan(folder)
+    if {"pyvenv.cfg", "conda-meta"} & {entry.name for entry in entries}:
+        return
+    for entry in entries:
         below = f"{name}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             yield from files_below(root, below, rules)

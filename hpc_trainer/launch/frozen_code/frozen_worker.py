@@ -141,18 +141,22 @@ def find_change(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> str | N
 
 
 def unpack(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> None:
-    """Writes the files into `folder`, which must not exist. Not flushed to the disk: the archive has been."""
+    """Write the files into `folder`, a name that nobody else uses. Not flushed to the disk: the archive has been.
+
+    What is there already was made by this call, and the answer was lost (NFS): so nothing is made by O_EXCL.
+    """
     below = {name[:end] for name in files for end in range(len(name)) if name[end] == "/"}
     for each in (folder, *(folder / name for name in sorted(below))):
-        each.mkdir(mode=0o755)  # a default ACL may give the group more than the umask lets
+        each.mkdir(mode=0o755, exist_ok=True)  # a default ACL may give the group more than the umask lets
     for name, (mode, content) in files.items():
         path = f"{folder}/{name}"
         if mode == LINK:
-            Path(path).symlink_to(os.fsdecode(content))
+            with contextlib.suppress(FileExistsError):
+                Path(path).symlink_to(os.fsdecode(content))
             continue
         # Read-only: an editor that follows a traceback to here says so before it changes what waiting runs import.
         bits = 0o555 if mode == "755" else 0o444
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, bits), "wb") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, bits), "wb") as file:
             file.write(content)
 
 

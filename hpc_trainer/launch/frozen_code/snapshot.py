@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import stat
 import sys
 import sysconfig
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import hpc_trainer
-from hpc_trainer.config.program import module_names, script_files
+from hpc_trainer.config.program import module_names, script_files, shell_files, split_command
 from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError
@@ -138,11 +137,17 @@ def _code_names(configs: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[Pat
     packages = {target.split(".", 1)[0] for each in configs for target in targets_of(each).values()}
     packages |= {name for each in configs for name in each["snapshot"]["packages"]}
     scripts: set[Path] = set()
-    for command, folder in {(each["train"].get("command"), each["train"].get("command_dir")) for each in configs}:
-        words = shlex.split(command or "")
+    for command, folder in commands_of(configs):
+        words = split_command(command)
         packages |= {module.split(".", 1)[0] for module in module_names(words)}
-        scripts |= {Path(folder or ".", word) for word in script_files(words)}
+        scripts |= {Path(folder, word) for word in (*script_files(words), *shell_files(words))}
     return packages, scripts
+
+
+def commands_of(configs: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """Return each command with the folder that its scripts are relative to."""
+    trains = [each["train"] for each in configs if each["train"].get("command")]
+    return {(each["command"], each.get("command_from") or each.get("command_dir") or ".") for each in trains}
 
 
 def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, *, prefer_git: bool) -> list[Root]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.runs.beat import read_heartbeat
+from hpc_trainer.runs.files import check_trusted
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.monitoring.profile_request import (
     FAILED,
@@ -53,6 +56,7 @@ def ask_for_profile(
     Raises:
         ConfigError: a number that cannot be, with what can.
         RunStateError: the run is not at work, has no part that could be watched, or is being watched.
+        UntrustedFileError: others may write the sweep's folder or the run's.
     """
     paths = sweep.run(run.run_id)
     _check(run, num_steps, ranks, timeout_s)
@@ -66,6 +70,9 @@ def ask_for_profile(
     request = ProfileRequest(
         id=uuid.uuid4().hex, time=time.time(), keep_s=timeout_s, num_steps=num_steps, ranks=tuple(sorted({*ranks}))
     )
+    prepare_to_write(sweep, [run.run_id])
+    if os.path.lexists(paths.profile):
+        check_trusted(paths.profile)
     write_request(paths, request)
     return request
 

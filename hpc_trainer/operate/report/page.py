@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hpc_trainer.errors import visible
 from hpc_trainer.operate.report.charts import (
     INK,
     NUM_COLOURS,
@@ -105,8 +106,9 @@ def whole_page(title: str, body: str, style: str = "") -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{html.escape(title)}</title><style>{_STYLE}{style}</style></head><body>\n{body}</body></html>\n"
     )
-    # Half a surrogate pair, which JSON may hold, is no text that a file could take.
-    return page.encode("utf-8", "replace").decode("utf-8")
+    # Half a surrogate pair, which JSON may hold, is no text that a file could take. A control character is no HTML, and
+    # would steer the terminal of whoever prints the page.
+    return visible(page.encode("utf-8", "replace").decode("utf-8"))
 
 
 # --- scaling ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +13,13 @@ from typing import Any
 from hpc_trainer.config.schema.tracker import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.config.trackers import missing_package
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, SubmitError
-from hpc_trainer.operate.find import select
+from hpc_trainer.operate.find import prepare_to_write, select
 from hpc_trainer.operate.sync.logged import Destination, read_logged
 from hpc_trainer.operate.sync.to_mlflow import ToMlflow
 from hpc_trainer.operate.sync.to_wandb import ToWandb
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.files import check_trusted, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.lock import file_lock
-from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
@@ -69,7 +69,6 @@ def sync_named(
 ) -> tuple[SweepStatus, SyncResult]:
     """As `sync_runs`, of what a person names (`operate/find.py`)."""
     status, run_ids = select(runs_dir, names, sweep, is_look=True)
-    set_umask(status.sweep.is_group_readable)
     return status, sync_runs(status, run_ids, to)
 
 
@@ -82,6 +81,7 @@ def sync_runs(status: SweepStatus, run_ids: Sequence[str], to: TrackerName | Non
     Raises:
         ConfigError: no run has a tracker for this, its package is not installed, or it has no key.
         RunStateError: another sync works on this sweep, or its tracker cannot be reached at all.
+        UntrustedFileError: others may write the sweep's folder, or that of one of the runs.
     """
     chosen = {run_id: found for run_id in run_ids if (found := _tracker(status, run_id, to)).name.is_synced}
     if not chosen:
@@ -89,6 +89,7 @@ def sync_runs(status: SweepStatus, run_ids: Sequence[str], to: TrackerName | Non
             f"no run here has {' or '.join(f'tracker={each.value}' for each in SYNCED)}. Name one for all: "
             f"hpc-trainer sync {status.sweep.name} --to {SYNCED[0].value}"
         )
+    prepare_to_write(status.sweep, chosen)
     result = SyncResult()
     with _only_one(status.sweep), contextlib.ExitStack() as stack:
         open_ones: dict[str, Destination] = {}
@@ -171,7 +172,10 @@ def _only_one(sweep: SweepPaths) -> Iterator[None]:
 
     Raises:
         RunStateError: another sync holds it.
+        UntrustedFileError: the lock file is a link, or another user's.
     """
+    if os.path.lexists(sweep.sync_lock):
+        check_trusted(sweep.sync_lock)
     try:
         with file_lock(sweep.sync_lock, "sync"):
             yield

@@ -57,6 +57,7 @@ def keep_allocations(paths: RunPaths, told: Sequence[Allocation]) -> None:
         if faults.refusal is not None or known.keys() >= {each.key for each in told}:
             return
         if paths.folder.stat().st_uid == os.getuid():
+            check_trusted(paths.folder)
             if os.path.lexists(paths.allocations):
                 check_trusted(paths.allocations)  # or another's would look like ours
             found = known | {each.key: each for each in told}

@@ -6,34 +6,85 @@ a URL), or because a variable of this process that is named so has it as its val
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hpc_trainer.config.identity import SECRET_NAME_ENDS
 
 REDACTED = "[redacted]"
 
 _VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|DSN|WEBHOOK", re.IGNORECASE)
-# The end of a name, so that `num_tokens`, `tokenizer`, `token_dim` and `image_key` stay.
-_NAME = (
-    r"[\w.+~-]*?(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|auth|(?:api|access|private|secret|"
-    r"wandb|hf|openai|anthropic|ssh|signing|encryption|aws|azure|comet|service|account|client)[_.-]?key)"
+_LONGEST_END = 1 + max(map(len, SECRET_NAME_ENDS))
+
+
+def _one(letter: str) -> str:
+    return f"[{letter}{letter.upper()}]" if letter.isalpha() else "[_.-]"
+
+
+def _tree(words: Iterable[str]) -> str:
+    """Return a pattern of some words as a tree: each letter of a text tries one branch, and not each word."""
+    rests: dict[str, list[str]] = {}
+    for word in words:
+        rests.setdefault(word[:1], []).append(word[1:])
+    is_end = rests.pop("", None) is not None
+    branches = [_one(letter) + _tree(rest) for letter, rest in rests.items()]
+    return f"(?:{'|'.join(branches)}){'?' if is_end else ''}" if branches else ""
+
+
+def _just_before(words: Iterable[str], end: str = "") -> str:
+    """Return a pattern of no width, after one of some words that no letter precedes: the tree from the words' ends."""
+    longer: dict[str, list[str]] = {}
+    for word in words:
+        longer.setdefault(word[-len(end) - 1 :], []).append(word)
+    whole = rf"(?<![a-zA-Z]{''.join(map(_one, end))})" if longer.pop(end, None) else None
+    branches = [rf"(?<={''.join(map(_one, key))}){_just_before(rest, key)}" for key, rest in longer.items()]
+    branches += [] if whole is None else [whole]
+    return f"(?:{'|'.join(branches)})"
+
+
+# The time of a search must grow with the text's length and no faster. So no pattern has an open beginning: each starts
+# at the first letter of a fixed word or at the start of a line. tests/benchmarks/redaction.py measures the worst texts.
+_END = _tree(SECRET_NAME_ENDS)
+_SECRET_END = re.compile(rf"[\w.+~-]*(?<![a-zA-Z]){_END}")
+_NAME = re.compile(r"[\w.+~-]*")
+_SCALAR = (
+    rf"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|{_tree(('true', 'false', 'null', 'none', 'yes', 'no'))})"
 )
-_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+_PATH = r"/|\./|~/"
+_PLAIN = re.compile(rf"(?:{_PATH}).*|{_SCALAR}", re.DOTALL)
 # name = "text" in code and configuration: only quoted text is a value; a name of another variable is none.
-_QUOTED = re.compile(rf"({_NAME}[\"']?\]?\s*[:=]\s*[rbfu]?)([\"'])([^\"'\s]{{4,}})\2", re.IGNORECASE)
-# name=value without quotes, in a command line or a query; in code only a line that is nothing else, as of a .env file.
-_PLAIN = re.compile(rf"(?<![\w.])({_NAME}=)([^\s\"',;&()\[\]{{}}]{{4,}})", re.IGNORECASE)
-_LINE = re.compile(rf"^([+\- ]?(?:export )?{_NAME}[=:] ?)([^\s\"',;()\[\]{{}}]{{4,}})$", re.IGNORECASE | re.MULTILINE)
-_URL = re.compile(r"(?<=://)[^/\s@\"'<>]+(?=@)")
-_FORMS = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bsk-[\w-]{16,}"
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bxox[abeprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{30,}"
-    r"|\bey[JK][\w-]{8,}\.ey[\w-]{8,}\.[\w-]+|\bdop_v1_[0-9a-f]{32,}"
-    r"|(?<=[Bb]earer )[\w.~+/=-]{8,}"
+_QUOTED = r"""["']?\]?\s*[:=]\s*[rbfuRBFU]?(["'])(?![^"'\s]*\[redacted\])[^"'\s]{4,}(?=\1)"""
+# name=value without quotes, in a command line or a query.
+_UNQUOTED = rf"(=)(?!{_PATH}|{_SCALAR}(?![^\s\"',;&()\[\]{{}}]))[^\s\"',;&()\[\]{{}}]{{4,}}"
+# What such a token begins with, and what follows.
+_TOKENS = {
+    "hf_": r"[A-Za-z0-9]{16,}", **{f"gh{kind}_": r"[A-Za-z0-9]{16,}" for kind in "pousr"}, "github_pat_": r"\w{20,}",
+    "glpat-": r"[\w-]{16,}", "sk-": r"[\w-]{16,}", "AKIA": r"[0-9A-Z]{16}\b", "ASIA": r"[0-9A-Z]{16}\b",
+    **{f"xox{kind}-": r"[\w-]{10,}" for kind in "abeprs"}, "AIza": r"[\w-]{30,}", "npm_": r"[A-Za-z0-9]{30,}",
+    "pypi-": r"[\w-]{30,}", "dop_v1_": r"[0-9a-f]{32,}",
+}  # fmt: skip
+_FORMS = "|".join(rf"{begin}(?<!\w{begin}){rest}" for begin, rest in _TOKENS.items())
+_FIRST = "".join(
+    sorted(
+        {letter for word in SECRET_NAME_ENDS for letter in (word[0], word[0].upper())} | {each[0] for each in _TOKENS}
+    )
 )
+_IN_CODE = re.compile(rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}{_QUOTED}|{_FORMS})")
+_IN_TEXT = re.compile(rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}(?:{_QUOTED}|{_UNQUOTED})|{_FORMS})")
+# name=value and name: value in code: only a line that is nothing else, as of a .env file.
+_LINE = re.compile(
+    rf"^(?=.{{8}})((?:[+\- ]?export | )?[\w.+~-]+(?=[=:] ?[^\s\"',;()\[\]{{}}]{{4,}}$)"
+    rf"{_just_before(SECRET_NAME_ENDS)}[=:] ?)"
+    rf"(?!{_PATH}|{_SCALAR}$)[^\s\"',;()\[\]{{}}]+$",
+    re.MULTILINE,
+)
+_URL = re.compile(r"(://)(?![^/\s@\"'<>]*\[redacted\])[^/\s@\"'<>]+(?=@)")
+_BEARER = re.compile(r"(earer )(?<=[Bb]earer )[\w.~+/=-]{8,}")
+# What a JSON web token claims and its signature; its header is no secret.
+_WEB_TOKEN = re.compile(r"(\.)ey(?<=[\w-]{11}\.ey)[JA][\w-]{7,}\.[\w-]+")
 _PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(?=-----END|\Z)", re.DOTALL)
 _LEAST = 8
 """Letters of a secret variable's value that is looked for elsewhere: `1` and `true` stand everywhere."""
@@ -55,19 +106,31 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """A text without what looks like a secret; it keeps its lines."""
-        return self._sub(_PLAIN, _without_value, self.code(text))
+        return self._without(text, _IN_TEXT)
 
     def code(self, text: str) -> str:
         """The same for code, where `token=value` mostly names a variable."""
+        return self._without(text, _IN_CODE)
+
+    def _without(self, text: str, named: re.Pattern[str]) -> str:
         for value in self.known:
             if value in text:
                 self.count += text.count(value)
                 text = text.replace(value, REDACTED)
-        text = self._sub(_PRIVATE_KEY, lambda found: found[1] + "\n" * found[2].count("\n") + REDACTED, text)
-        text = self._sub(_URL, lambda _: REDACTED, text)
-        text = self._sub(_FORMS, lambda _: REDACTED, text)
-        text = self._sub(_QUOTED, lambda found: f"{found[1]}{found[2]}{REDACTED}{found[2]}", text)
-        return self._sub(_LINE, _without_value, text)
+        text = _PRIVATE_KEY.sub(self._key, text)
+        count = 0
+        for pattern in (_URL, _BEARER, _WEB_TOKEN, _LINE):
+            text, found = pattern.subn(_after_begin, text)
+            count += found
+        text, found = named.subn(_after_sign, text)
+        self.count += count + found
+        return text
+
+    def _key(self, found: re.Match[str]) -> str:
+        if REDACTED in found[2]:
+            return found[0]
+        self.count += 1
+        return found[1] + "\n" * found[2].count("\n") + REDACTED
 
     def words(self, words: Iterable[str]) -> list[str]:
         """A command line: also the value after `--token`, and `NAME=VALUE` however it is written."""
@@ -75,7 +138,7 @@ class Redaction:
         is_next = False
         for word in words:
             name, sign, value = word.partition("=")
-            is_secret = _SECRET_NAME.fullmatch(name.lstrip("-")) is not None
+            is_secret = _is_secret(name.lstrip("-"))
             if is_next and not word.startswith("-"):
                 self.count += 1
                 found.append(REDACTED)
@@ -109,30 +172,27 @@ class Redaction:
         return tree
 
     def _value(self, key: str, value: Any) -> Any:
-        if isinstance(value, str) and _SECRET_NAME.fullmatch(key) and not _is_plain(value):
+        if isinstance(value, str) and _is_secret(key) and not _is_plain(value):
             self.count += 1
             return REDACTED
         return self.values(value)
 
-    def _sub(self, pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str | None], text: str) -> str:
-        def once(found: re.Match[str]) -> str:
-            new = None if REDACTED in found[0] else replace(found)
-            self.count += new is not None
-            return found[0] if new is None else new
 
-        return pattern.sub(once, text)
+# Functions, as a template takes twice the time.
+def _after_begin(found: re.Match[str]) -> str:
+    return found[1] + REDACTED
 
 
-def _without_value(found: re.Match[str]) -> str | None:
-    """Of `name=value`; None: the value is no secret."""
-    return None if _is_plain(found[2]) else found[1] + REDACTED
+def _after_sign(found: re.Match[str]) -> str:
+    """Keep the name, and the sign or quote before the value, where the pattern's last group ends."""
+    last = found.lastindex
+    return REDACTED if last is None else found[0][: found.end(last) - found.start()] + REDACTED
+
+
+def _is_secret(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and _SECRET_END.fullmatch(name[-_LONGEST_END:]) is not None
 
 
 def _is_plain(value: str) -> bool:
     """True for a number, a truth value or a path, which no secret is."""
-    if value.startswith(("/", "./", "~/")) or not value:
-        return True
-    try:
-        return not isinstance(json.loads(value.lower()), (str, list, dict))
-    except ValueError:
-        return value.lower() in ("none", "yes", "no", REDACTED)
+    return value in ("", REDACTED) or _PLAIN.fullmatch(value) is not None

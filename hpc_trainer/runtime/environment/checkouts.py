@@ -17,6 +17,7 @@ LONGEST_DIFF = 1_000_000
 """Bytes of a difference that are kept as text; of a longer one its digest alone."""
 _NEW_FILES = "*.py"
 """Of files that git does not track those that are kept. The names of others are listed."""
+_MOST_NAMES = 100
 
 
 def places_of(packages: Iterable[str]) -> dict[str, str]:
@@ -56,6 +57,7 @@ def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | N
     kept = [each for each in untracked if Path(each).match(_NEW_FILES) and not is_secret(each)]
     for name in kept:
         diff += _as_new(top, name)
+    others = sorted(set(untracked) - set(kept))[:_MOST_NAMES]
     remote = _git(top, "config", "--get", "remote.origin.url")
     before = redaction.count
     text = redaction.code(diff) if len(diff) <= LONGEST_DIFF else None
@@ -68,7 +70,7 @@ def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | N
         "diff_sha256": hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest() if diff else None,
         "diff_redacted": redacted,
         "left_out": left_out,
-        "untracked": [redaction.text(each) for each in untracked if each not in kept][:100],
+        "untracked": [redaction.text(each) for each in others],
     }
 
 

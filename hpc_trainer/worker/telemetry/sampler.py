@@ -22,7 +22,7 @@ from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.monitoring.telemetry import MAX_LINES, Device, Host, Sample, append_samples, thin_out
 from hpc_trainer.runtime.counters.notes import Notes
 from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.runtime.stop import StopFlag, wait_for_record
 from hpc_trainer.worker.telemetry.care import Care
 from hpc_trainer.worker.telemetry.move import Mover
 from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
@@ -31,6 +31,8 @@ from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
 _MOST_A_SECOND = 20
 # The end of a run does not wait longer for a driver that does not answer.
 _LAST_S = 2.0
+# At a stop: enough to hand back what was lent of a device.
+_AT_STOP_S = 0.2
 # What the drivers leave: torch gives AMD's GPUs the name cuda too.
 _NVIDIA, _AMD = Path("/dev/nvidiactl"), Path("/dev/kfd")
 
@@ -77,6 +79,7 @@ class Sampler:
     devices: Callable[[Notes], Devices | None]
     host: Callable[[Notes], Hosts]
     notes: Notes = field(default_factory=Notes)
+    stop: StopFlag = field(default_factory=StopFlag)
     clock: Callable[[], float] = time.time
     watchers: Sequence[Watcher] = ()
     _lines: int = 0
@@ -98,7 +101,7 @@ class Sampler:
             yield
         finally:
             self._ended.set()
-            thread.join(_LAST_S)
+            wait_for_record(thread, _LAST_S, self.stop, _AT_STOP_S)
 
     def _run(self) -> None:
         try:
@@ -215,6 +218,6 @@ def sampler_of(
     sampler = Sampler(
         paths=paths, env=env, attempt=attempt,
         every_s=max(config.monitor.telemetry_every_s, env.world_size / _MOST_A_SECOND),
-        step=step, devices=devices, host=host, watchers=watchers,
+        step=step, devices=devices, host=host, watchers=watchers, stop=flag,
     )  # fmt: skip
     return sampler.sampling()

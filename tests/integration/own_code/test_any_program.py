@@ -53,6 +53,48 @@ def test_a_stopped_program_goes_on_from_its_own_checkpoint(local: LocalDriver) -
     assert "step" not in ledger["seconds"]
 
 
+_WRITES_WHERE_IT_STANDS = """\
+import os, sys
+from pathlib import Path
+import lab
+Path("picture.txt").write_text(sys.argv[1])
+saved = Path(os.environ["HPC_TRAINER_CHECKPOINTS"], "saved")
+Path("said.txt").open("a").write(f"{sys.argv[2:]} {lab.NAME}\\n")
+if not saved.exists():
+    saved.write_text("1")
+    sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize("snapshot", ["git", "off"])
+def test_runs_in_folders_of_their_own_that_go_on(local: LocalDriver, snapshot: str) -> None:
+    (local.folder / "write.py").write_text(_WRITES_WHERE_IT_STANDS)
+    (local.folder / "lab.py").write_text("NAME = 'lab'")
+    words = (
+        "--command", "python write.py {seed} {run.resume:--resume now}", "seed=0,1", "train.command_dir=run",
+        "sweep_name=own", f"snapshot={snapshot}", "cluster=local", *FAST,
+    )  # fmt: skip
+    local.run("submit", *words, "--wait", check=False)
+    local.run("submit", *words, "--wait")
+    folders = [each.parent for each in sorted((local.folder / "runs" / "own").rglob("picture.txt"))]
+    assert sorted((each / "picture.txt").read_text() for each in folders) == ["0", "1"]
+    assert {(each / "said.txt").read_text() for each in folders} == {"[] lab\n['--resume', 'now'] lab\n"}
+
+
+def test_a_sweep_says_what_its_failed_programs_said_last(local: LocalDriver) -> None:
+    command = "sh -c 'echo the seed {seed} is bad >&2; exit 1'"
+    local.run(
+        "submit", "--command", command, "seed=0,1", "sweep_name=bad", "cluster=local", *FAST, "--wait", check=False
+    )
+    said = local.run("why", "bad", check=False).stdout
+    assert "2 x" in said
+    assert "its last line: the seed 0 is bad" in said
+    assert "its last line: the seed 1 is bad" in said
+    assert [row["step"] for row in local.json("results", "bad")] == [None, None]
+    table = local.run("results", "bad").stdout
+    assert "STEP" not in table
+
+
 def test_75_asks_to_come_back(local: LocalDriver) -> None:
     local.run("train", "--command", "sh -c 'exit 75'", "sweep_name=asks", *FAST, check=False)
     (end,) = local.events("asks", "end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,3 +150,61 @@ def test_a_folder_of_sweeps_that_everybody_may_write_is_refused(
     assert fake_slurm.calls("sbatch") == []
     runs_dir.chmod(0o1777)
     assert submit("seed=0")[0] == 0
+
+
+def test_what_keeps_the_group_out_is_named_with_the_command(submit: Submit, runs_dir: Path) -> None:
+    assert submit("seed=0")[0] == 0
+    code, said = submit("seed=0,1", "paths.group_readable=true")
+    assert code == 0
+    assert "paths.group_readable=true: the modes of" in said
+    assert f"chmod g+x {runs_dir}" in said.replace("\n", " ")
+    assert f"chmod -R g+rX {runs_dir}/s" in said.replace("\n", " ")
+    for folder in runs_dir.parents:
+        if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o011:
+            folder.chmod(folder.stat().st_mode | 0o010)
+    runs_dir.chmod(0o710)
+    (runs_dir / "s").chmod(0o750)
+    assert "keep the group out" not in submit("seed=0,1,2", "paths.group_readable=true")[1]
+    assert "keep the group out" not in submit("seed=0,1,2,3")[1]
+
+
+@pytest.mark.parametrize(("folder", "file", "bytecode"), [(0o775, 0o664, "755 644"), (0o700, 0o600, "700 600")])
+def test_bytecode_is_as_readable_as_its_code(tmp_path: Path, folder: int, file: int, bytecode: str) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code").chmod(folder)
+    (tmp_path / "code" / "my_module.py").write_text("x = 1\n")
+    (tmp_path / "code" / "my_module.py").chmod(file)
+    look = (
+        "from hpc_trainer.runs.modes import set_umask; set_umask(False); set_umask(True); set_umask(False)\n"
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'code')!r}); import my_module\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, "-c", look], check=True, env=kept)
+    made = tmp_path / "code" / "__pycache__"
+    assert f"{made.stat().st_mode & 0o777:o} {next(made.iterdir()).stat().st_mode & 0o777:o}" == bytecode
+
+
+@needs_root
+def test_bytecode_that_another_user_keeps_for_himself_is_no_matter(tmp_path: Path) -> None:
+    (tmp_path / "co" / "lab" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "co" / "lab" / "__init__.py").touch()
+    (tmp_path / "co" / "lab" / "closed").mkdir()
+    for path in (tmp_path, *tmp_path.rglob("*"), *tmp_path.parents[:2]):
+        path.chmod(path.stat().st_mode | 0o055)
+    (tmp_path / "co" / "lab" / "__pycache__").chmod(0o700)
+    look = (
+        "import os, sys; from pathlib import Path\n"
+        "from hpc_trainer.errors import ConfigError\n"
+        "from hpc_trainer.launch.frozen_code.code_files import Rules, files_below\n"
+        f"os.setgroups([]); os.setgid({ANOTHER_USER}); os.setuid({ANOTHER_USER})\n"
+        "try:\n    print(list(files_below(Path(sys.argv[1]), 'lab', Rules())))\n"
+        "except ConfigError as error:\n    print(error)\n"
+    )
+
+    def listed() -> str:
+        command = [sys.executable, "-c", look, str(tmp_path / "co")]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert listed() == "['lab/__init__.py']\n"
+    (tmp_path / "co" / "lab" / "closed").chmod(0o700)
+    assert f"{tmp_path}/co/lab/closed cannot be read, so it cannot be frozen" in listed()

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from hpc_trainer.cli.common import VisibleConsole
-from hpc_trainer.cli.terminal import one_line, visible, visible_log_line
+from hpc_trainer.cli.terminal import one_line, visible_log_line
+from hpc_trainer.errors import visible
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.states import RunState
 from tests.unit.runs.builders import make_specs

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_trainer.config.identity import build_run_id, config_digest
+from hpc_trainer.config.identity import build_run_id, config_digest, had_another_name
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig, SyntheticImagesConfig
@@ -123,6 +124,34 @@ def test_the_label_is_readable_and_safe_as_a_folder() -> None:
     assert build_run_id(config, "0123456789abcdef") == ".._my_net-digits-lr0.001-s0-0123456789"
     config.train.main = "my_lab.loop.main"  # the sections of the shared loop say nothing about it
     assert build_run_id(config, "0123456789abcdef") == "my_lab.loop-s0-0123456789"
+
+
+TOKEN = "hf_" + "AbCd1234" * 4
+
+
+@pytest.mark.parametrize(
+    "name", ["token", "hf_token", "wandb_api_key", "API_KEY", "password", "client-secret", "db_pwd", "auth", "note"]
+)
+def test_the_value_of_a_secret_counts_in_the_hash_alone(name: str) -> None:
+    config = make_config()
+    config.train.command, config.params = "python fit.py", {"lr": 0.1, name: TOKEN}
+    run_id = build_run_id(config, config_digest(to_plain(config)))
+    assert run_id.startswith(re.sub("[^A-Za-z0-9._-]", "_", f"fit-lr0.1-{name}-s0-"))
+    config.params[name] = TOKEN[:-1]
+    assert build_run_id(config, config_digest(to_plain(config))) != run_id
+    assert had_another_name(to_plain(config)), "a sweep that has it by the name of before keeps that"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tokenizer", "bpe"), ("num_tokens", "many"), ("max_token", "16"), ("image_key", "jpg"), ("auth", "true"),
+     ("token", "/data/tokens"), ("monkey", "george"), ("author", "me"), ("token", 16)],
+)  # fmt: skip
+def test_what_is_no_secret_stays_in_the_label(name: str, value: str | int) -> None:
+    config = make_config()
+    config.train.command, config.params = "python fit.py", {name: value}
+    assert build_run_id(config, "0123456789abcdef") == f"fit-{name}{value}-s0-0123456789".replace("/", "_")
+    assert not had_another_name(to_plain(config))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,13 @@ from hpc_trainer.config.program import (
     module_names,
     placeholders,
     program_name,
+    resume_files,
+    resumed,
     script_files,
+    shell_files,
     values_of,
 )
+from hpc_trainer.config.shell_text import place_of_text, runs_of
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 
@@ -67,6 +71,10 @@ def test_a_lone_brace_is_an_error(text: str) -> None:
         ("python -m lab.fit {params.x}", "fit", [], ["lab.fit"]),
         ("./count.sh 3", "count", ["./count.sh"], []),
         ("sh -c 'echo {run.dir}'", "sh", [], []),
+        ("sh -c 'exec python train.py'", "train", [], []),
+        ("sh -c 'cd x && python $Y/fit.py'", "fit", [], []),
+        ("sh -c 'python -m lab.fit {params.lr}'", "fit", [], ["lab.fit"]),
+        ("python train.py {run.resume:--from old.py}", "train", ["train.py"], []),
         ("{params.python} train.py", "train", ["train.py"], []),
     ],
 )
@@ -75,11 +83,58 @@ def test_what_a_command_runs(command: str, name: str, scripts: list[str], module
     assert (program_name(command), script_files(words), module_names(words)) == (name, scripts, modules)
 
 
+@pytest.mark.parametrize(
+    ("text", "scripts", "modules", "unclear"),
+    [
+        ("cd sub && python train.py", [], [], ["train.py"]),
+        ("cd sub && python /a/train.py", ["/a/train.py"], [], []),
+        ("R=1; exec python -u train.py $R > out.py 2>&1", ["train.py"], [], []),
+        ("python -m lab.fit; python $X/train.py", [], ["lab.fit"], ["$X/train.py"]),
+        ("if [ -f a.sh ]; then bash b.sh; fi", ["b.sh"], [], []),
+        ("cp a.py b.py; rm c.py; echo d.py", [], [], []),
+        ("./go.sh && A=1 torchrun --nproc 2 'my train.py' other.py", ["./go.sh", "my train.py"], [], []),
+        ("# python a.py\npython 'un closed", [], [], []),
+    ],
+)
+def test_what_a_text_for_a_shell_runs(text: str, scripts: list[str], modules: list[str], unclear: list[str]) -> None:
+    words = ["srun", "bash", "-eo", "pipefail", "-c", text]
+    assert place_of_text(words) == 5
+    found = runs_of(text)
+    assert (shell_files(words), found.modules, found.unclear) == (scripts, modules, unclear)
+
+
+def test_the_words_of_a_program_that_goes_on() -> None:
+    command = "python t.py {run.resume:--from {params.x} -v}{run.resume[a/b.pt]: c} {{run.resume:y}} ${run.resume:z}"
+    rest = "{{run.resume:y}} ${run.resume:z}"
+    assert resume_files(command) == ["", "a/b.pt"]
+    assert resumed(command) == f"python t.py --from {{params.x}} -v c {rest}"
+    assert resumed(command, lambda name: name == "") == f"python t.py --from {{params.x}} -v {rest}"
+    assert resumed(command, lambda _: False) == f"python t.py  {rest}"
+    assert list(placeholders(command)) == ["params.x"]
+
+
 def test_each_point_is_a_run_named_after_the_program_and_its_params() -> None:
     specs = _freeze("python train.py --lr {params.lr}", "params.lr=1e-3,1e-2").specs
     assert [spec.run_id.rpartition("-")[0] for spec in specs] == ["train-lr0.001-s0", "train-lr0.01-s0"]
     assert {spec.num_steps for spec in specs} == {0}
     assert {spec.config["train"]["command_dir"] for spec in specs} == {str(Path.cwd())}
+
+
+@pytest.mark.parametrize("word", ["run", "{run.dir}", "'{run.dir}'"])
+def test_a_folder_of_each_runs_own(word: str) -> None:
+    (spec,) = _freeze("python train.py", f"train.command_dir={word}").specs
+    (plain,) = _freeze("python train.py").specs
+    assert spec.config["train"]["command_dir"] == "{run.dir}"
+    assert spec.config["train"]["command_from"] == str(Path.cwd())
+    assert spec.run_id == plain.run_id
+
+
+def test_a_folder_that_is_called_run_is_meant_as_before() -> None:
+    Path("run").mkdir()
+    Path("run", "train.py").touch()
+    (spec,) = _freeze("python train.py", "train.command_dir=run").specs
+    assert spec.config["train"]["command_dir"] == str(Path("run").absolute())
+    assert spec.config["train"]["command_from"] is None
 
 
 def test_steps_that_the_command_names_are_known() -> None:
@@ -122,6 +177,11 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
         ("python train.py {", [], "brace at character 17 is alone"),
         ("python 'train.py", [], "No closing quotation"),
         ("", [], "must begin with a program"),
+        ("python train.py {run.resume}", [], r"\{run.resume\} needs the words of a program that goes on, as"),
+        ("python train.py {run.resume:{params.y}}", [], r"\{params.y\} has no value"),
+        ("{run.resume:python train.py}", [], "must begin with a program"),
+        ("python train.py", ["train.command_dir='{run.dri}'"], r"\{run.dri\} is no place of the run"),
+        ("python train.py", ["train.command_from=/no/such"], "train.command_from=/no/such must be a folder"),
         ("--lr 3", [], "must begin with a program"),
         ("python tran.py", [], "runs tran.py, and .* has no such file"),
         ("./tran", [], "runs ./tran, and .* has no such file"),
@@ -129,6 +189,11 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
         ("python train.py", ["model=gpt"], "model=gpt has no effect"),
         ("python train.py", ["tracker=tensorboard"], "tracker=tensorboard has no effect"),
         ("python train.py", ["train.main=my.main"], "two programs for one run"),
+        (
+            "python train.py",
+            ["train.command_per=node", "train.command_env=torchrun"],
+            "train.command_env=torchrun has no effect with train.command_per=node",
+        ),
         ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such must be a folder"),
     ],
 )
@@ -146,6 +211,8 @@ def test_what_is_wrong_is_said_when_it_is_planned(command: str, words: list[str]
         ("pythn train.py", ["+cluster.env.PATH=/opt/bin"]),
         ("pythn train.py", ["cluster.setup=[module load python]"]),
         ("{params.python} train.py", ["params.python=pythn"]),
+        ("sh -c 'exec python train.py'", []),
+        ("sh -c 'python made.py > later.py'", []),
     ],
 )
 def test_what_may_be_right_is_not_refused(command: str, words: list[str]) -> None:

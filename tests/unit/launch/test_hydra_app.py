@@ -20,11 +20,12 @@ from hpc_trainer.launch.hydra_app import (
     split_flags,
     start_of,
 )
+from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.worker.program_start import words_of
 
 
 def _app(*words: str, name: str = "train", **more: Any) -> HydraApp:
-    point = {"words": words, "axes": {"lr": "0.1"}, "config": {"lr": 0.1}, "number": 0, **more}
+    point: dict[str, Any] = {"words": words, "axes": {"lr": "0.1"}, "config": {"lr": 0.1}, "number": 0, **more}
     return HydraApp(
         name=name, start=("python", "train.py"), more=("hydra.job.chdir=True",), points=(AppPoint(**point),)
     )
@@ -70,6 +71,18 @@ def test_a_run_is_what_its_configuration_says_and_not_where_it_stands_in_a_grid(
     assert moved.config["cluster"]["env"] == {NUMBER: "7", OUTPUT: "/elsewhere"}
 
 
+def test_a_secret_stands_in_no_name_of_a_run(frozen: Any) -> None:
+    token = "hf_" + "AbCd1234" * 4
+    app = _app("lr=0.1", f"+hub.token={token}", config={"lr": 0.1, "hub": {"token": token}})
+    grid = frozen(app)
+    (spec,) = grid.specs
+    assert spec.run_id.startswith("train-lr0.1-token-s0-")
+    before = dataclasses.replace(spec, run_id=f"train-lr0.1-token{token}-s0-{spec.digest[:10]}")
+    grid.sweep.folder.mkdir(parents=True)
+    append_specs(grid.sweep, [before])
+    assert [each.run_id for each in frozen(app).specs] == [before.run_id], "a run keeps the name that the sweep knows"
+
+
 def test_our_axes_and_the_apps_make_one_grid(frozen: Any) -> None:
     one = _app("lr=0.1")
     two = dataclasses.replace(one, points=(*one.points, *_app("lr=0.2", config={"lr": 0.2}).points, *one.points))
@@ -109,3 +122,27 @@ def test_the_error_of_a_traceback_is_told_with_all_its_lines() -> None:
         "does not compose: In 'config': Could not find 'model/lime'\n"
         "Available options in 'model':\ncubic\nline\nTry it: python train.py model=lime --cfg job"
     )
+
+
+def test_the_name_of_a_run_begins_with_what_its_sweeper_chose(frozen: Any) -> None:
+    fixed = [f"group{number}.a_long_name=a_long_value" for number in range(9)]
+    points = [
+        _app("~callbacks", *fixed, f"lr={lr}", axes={"lr": lr}, config={"lr": float(lr)}).points[0]
+        for lr in ("0.1", "0.2")
+    ]
+    app = dataclasses.replace(_app("lr=0.1"), points=tuple(points))
+    assert [spec.run_id[:27] for spec in frozen(app).specs] == [
+        "train-lr0.1-a_long_namea_lo",
+        "train-lr0.2-a_long_namea_lo",
+    ]
+
+
+def test_a_point_of_another_grid_keeps_the_name_that_the_sweep_has(frozen: Any) -> None:
+    point = {"config": {"lr": 0.1, "size": 3}}
+    grid = frozen(_app("lr=0.1", "size=3", axes={"lr": "0.1"}, **point), "sweep_name=one")
+    grid.sweep.folder.mkdir(parents=True)
+    append_specs(grid.sweep, grid.specs)
+    (again,) = frozen(_app("lr=0.1", "size=3", axes={"size": "3"}, **point), "sweep_name=one").specs
+    assert again.run_id == grid.specs[0].run_id
+    (elsewhere,) = frozen(_app("lr=0.1", "size=3", axes={"size": "3"}, **point), "sweep_name=two").specs
+    assert elsewhere.run_id.startswith("train-size3-lr0.1-s0-")

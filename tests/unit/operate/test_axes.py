@@ -69,3 +69,9 @@ def test_metrics_of_a_stopped_run_say_of_which_step_they_are(tmp_path: Path) -> 
     assert (row["step"], row["eval_loss"], row["metrics_step"]) == (97, 0.5, 80), "the newest, not what comes again"
     (run,) = build_report(status).runs
     assert (run.step, run.metrics, run.metrics_step) == (97, {"eval_loss": 0.5}, 80)
+
+
+def test_an_override_that_deletes_a_key_is_no_axis() -> None:
+    """An app's `~callbacks`, as sweeps of before have it: a column without a value."""
+    specs = [make_spec(axes={"seed": str(seed), "params.~callbacks": ""}, seed=seed) for seed in (0, 1)]
+    assert find_axes(specs) == {spec.run_id: {"seed": spec.axes["seed"]} for spec in specs}

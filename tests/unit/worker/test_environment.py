@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.monitoring.environment import differences, nodes, read_environment
 from hpc_trainer.runs.monitoring.redaction import REDACTED
 from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker.environment import recording
 from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
 from tests.unit.runs.builders import make_config
@@ -40,7 +42,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def _record(paths: RunPaths, **settings: Any) -> dict[str, Any]:
-    with recording(make_config(), paths, _env(), 0, **settings):
+    with recording(make_config(), paths, _env(), 0, StopFlag(), **settings):
         pass
     found = read_environment(paths, 0)
     assert found is not None
@@ -68,7 +70,7 @@ def test_planted_secrets_are_in_no_file_of_the_run(
     write_json(SweepPaths(paths.folder.parent).sweep, {"command": words, "run_ids": [paths.run_id]})
 
     config = make_config("model=custom", "model._target_=my_lab.net.Net")
-    with recording(config, paths, _env(), 0):
+    with recording(config, paths, _env(), 0, StopFlag()):
         pass
 
     texts = [path.read_text() for path in paths.folder.rglob("*") if path.is_file()]
@@ -88,7 +90,7 @@ def test_planted_secrets_are_in_no_file_of_the_run(
 
 def test_it_is_written_after_the_first_step(paths: RunPaths) -> None:
     begun = [False]
-    with recording(make_config(), paths, _env(), 0, has_begun=lambda: begun[0]):
+    with recording(make_config(), paths, _env(), 0, StopFlag(), has_begun=lambda: begun[0]):
         time.sleep(0.2)
         assert read_environment(paths, 0) is None
         begun[0] = True
@@ -102,7 +104,10 @@ def test_an_attempt_that_fails_before_it_leaves_one(paths: RunPaths) -> None:
     def fail() -> None:
         raise ValueError("the person's own")
 
-    with pytest.raises(ValueError, match="own"), recording(make_config(), paths, _env(), 0, has_begun=lambda: False):
+    with (
+        pytest.raises(ValueError, match="own"),
+        recording(make_config(), paths, _env(), 0, StopFlag(), has_begun=lambda: False),
+    ):
         fail()
 
     assert read_environment(paths, 0) is not None
@@ -110,7 +115,7 @@ def test_an_attempt_that_fails_before_it_leaves_one(paths: RunPaths) -> None:
 
 def test_each_node_writes_once(paths: RunPaths) -> None:
     for rank in range(4):
-        with recording(make_config(), paths, _env(rank), 0):
+        with recording(make_config(), paths, _env(rank), 0, StopFlag()):
             pass
 
     assert sorted(path.name for path in paths.logs.iterdir()) == [
@@ -123,7 +128,7 @@ def test_what_cannot_be_recorded_harms_no_training(paths: RunPaths, caplog: pyte
     def broken() -> dict[str, Any]:
         raise RuntimeError("no facts")
 
-    with recording(make_config(), paths, _env(), 0, facts=broken):
+    with recording(make_config(), paths, _env(), 0, StopFlag(), facts=broken):
         pass
 
     assert read_environment(paths, 0) is None
@@ -138,3 +143,45 @@ def test_the_same_process_differs_in_nothing_from_itself(paths: RunPaths, monkey
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     again = _record(paths, facts=lambda: {"code": {"my_lab": "aa"}, "data": {"dataset": {"digest": "1"}}})
     assert [str(each) for each in differences(was, again)] == ["NCCL_ALGO Tree, was not there"]
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_a_stop_waits_for_no_record(paths: RunPaths, is_asked_before: bool) -> None:
+    stop, go = StopFlag(), threading.Event()
+
+    def facts() -> dict[str, Any]:
+        go.wait(60)
+        return {}
+
+    with recording(make_config(), paths, _env(), 0, stop, facts=facts):
+        if is_asked_before:
+            stop.request("SIGTERM")
+        else:
+            threading.Timer(0.2, stop.request, ["SIGTERM"]).start()
+        begin = time.monotonic()
+    waited_s = time.monotonic() - begin
+    go.set()
+
+    assert waited_s < 5, "it waits for the record, 10 s"
+    assert read_environment(paths, 0) is None
+
+
+def test_a_long_word_that_nobody_committed_stops_no_training(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`re` holds the interpreter while it searches: what takes it long, stops each thread of the rank."""
+    top = make_checkout(tmp_path / "project")
+    write_files(top, {"my_lab/net.py": f"WEIGHTS = '{'a' * 200_000}'\n"})
+    monkeypatch.syspath_prepend(top)
+    config = make_config("model=custom", "model._target_=my_lab.net.Net")
+    begun, longest_s = False, 0.0
+    with recording(config, paths, _env(), 0, StopFlag(), has_begun=lambda: begun):
+        begun, last = True, time.monotonic()
+        while read_environment(paths, 0) is None and longest_s < 5:
+            time.sleep(0.01)
+            longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
+
+    assert longest_s < 5
+    record = read_environment(paths, 0)
+    assert record is not None
+    assert "a" * 200_000 in record["code"]["checkouts"][0]["diff"]

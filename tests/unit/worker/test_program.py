@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.schema.train import CommandPer, TrainConfig
+from hpc_trainer.config.schema.train import CommandEnv, CommandPer, TrainConfig
 from hpc_trainer.errors import ConfigError, NoProgressError
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.told_metrics import VARIABLE
@@ -20,9 +20,9 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.worker import program
 from hpc_trainer.worker.program import ASKED
-from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, words_of
+from hpc_trainer.worker.program_start import Place, Program, environment_of, folder_of, meeting_place, words_of
 
-PLACE = ("node1", 4321)
+PLACE = Place("node1", 4321)
 
 
 def _env(rank: int = 3) -> RankEnv:
@@ -59,6 +59,63 @@ def test_scripts_are_the_frozen_ones_and_other_files_are_not(tmp_path: Path, pat
     ]  # fmt: skip
 
 
+def test_scripts_in_the_text_of_a_shell_are_the_frozen_ones(tmp_path: Path, paths: RunPaths) -> None:
+    copy = tmp_path / "code {x}" / "app"
+    copy.mkdir(parents=True)
+    (copy / "fit.py").touch()
+    command = (
+        "sh -c 'python3 -m lab.x && python fit.py --data data.csv --out {run.dir}/x; echo fit.py; python other.py'"
+    )
+    (_, _, text) = words_of(
+        _config(command, tmp_path / "app"), paths,
+        {"HPC_TRAINER_FROZEN_CODE": json.dumps({str(tmp_path / "app"): str(copy)})},
+    )  # fmt: skip
+    safe = " -P" if sys.version_info >= (3, 11) else ""
+    assert text == (
+        f"python3{safe} -m lab.x && python '{copy}/fit.py' --data data.csv --out {paths.folder}/x; echo fit.py; "
+        "python other.py"
+    )
+
+
+def test_the_first_rank_decides_whether_there_is_a_checkpoint(tmp_path: Path, paths: RunPaths) -> None:
+    """What rank 0 has written when a rank starts that waited longer is no checkpoint of an earlier attempt."""
+    config = _config("x {run.resume:--resume} {run.resume[log/a]:--log {run.dir}}", tmp_path)
+    first = dataclasses.replace(_env(rank=0), num_nodes=1)
+    paths.logs.mkdir(parents=True)
+    place = meeting_place(config, paths, first, lambda: False)
+    assert place is not None
+    assert words_of(config, paths, {}, place.holding) == ["x"]
+    paths.own_checkpoints.mkdir()
+    (paths.own_checkpoints / "step-1.pt").touch()
+    other = meeting_place(config, paths, _env(rank=1), lambda: False)
+    assert other is not None
+    assert other.holding == frozenset()
+
+    (paths.folder / "log").mkdir()
+    (paths.folder / "log" / "a").touch()  # empty
+    place = meeting_place(config, paths, first, lambda: False)
+    assert place is not None
+    assert words_of(config, paths, {}, place.holding) == ["x", "--resume"]
+    (paths.folder / "log" / "a").write_text("1")
+    place = meeting_place(config, paths, first, lambda: False)
+    assert place is not None
+    assert place == meeting_place(config, paths, _env(1), lambda: False)
+    assert words_of(config, paths, {}, place.holding) == ["x", "--resume", "--log", str(paths.folder)]
+
+
+def test_a_program_in_the_runs_own_folder_finds_its_code(
+    tmp_path: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HPC_TRAINER_FROZEN_CODE", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    (tmp_path / "fit.py").touch()
+    config = _config("python fit.py data.csv", tmp_path)
+    config.train.command_dir, config.train.command_from = "{run.dir}", str(tmp_path)
+    assert folder_of(config, paths) == str(paths.folder)
+    assert words_of(config, paths, {}) == ["python", str(tmp_path / "fit.py"), "data.csv"]
+    assert environment_of(config, paths, _env(), 0, PLACE)["PYTHONPATH"] == f"{tmp_path}:/mine"
+
+
 def test_modules_are_not_looked_for_in_the_current_folder(tmp_path: Path, paths: RunPaths) -> None:
     config = _config("torchrun --x python3.11 -m lab.fit", tmp_path)
     assert words_of(config, paths, {}) == ["torchrun", "--x", "python3.11", "-m", "lab.fit"]
@@ -78,15 +135,36 @@ def test_a_rank_finds_its_place(tmp_path: Path, paths: RunPaths, monkeypatch: py
     assert "PET_NNODES" not in found
 
 
+def test_a_program_on_one_rank_finds_none_of_torchruns_names(
+    tmp_path: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nanoGPT, as many others, asks whether there is a RANK, and begins a distributed training then."""
+    own = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+    names = {*own, "MASTER_ADDR", "MASTER_PORT"}
+    for name in (*names, "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "0")  # we may be started by torchrun ourselves
+    config, env = _config("x", tmp_path), dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    assert not {*names, "TORCHELASTIC_RUN_ID"} & environment_of(config, paths, env, 0, PLACE).keys()
+
+    config.cluster.env = {"MASTER_PORT": "7"}
+    monkeypatch.setenv("MASTER_PORT", "7")
+    assert names & environment_of(config, paths, env, 0, PLACE).keys() == {"MASTER_PORT"}
+
+    config.train.command_env = CommandEnv.torchrun
+    found = environment_of(config, paths, env, 0, PLACE)
+    assert names <= found.keys()
+    assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_PORT"]) == ("0", "1", "4321")
+
+
 def test_the_port_of_rank_0_is_given_to_nobody_else_before_it_listens(tmp_path: Path, paths: RunPaths) -> None:
     """Of a kernel's free ports two programs that start at once could have got the same one."""
     env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
     place = meeting_place(_config("x", tmp_path), paths, env, lambda: False)
     assert place is not None
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("", place[1]))
-    with socket.create_server(("", place[1])) as server:  # as stores and servers do: SO_REUSEADDR
-        assert server.getsockname()[1] == place[1]
+        other.bind(("", place.port))
+    with socket.create_server(("", place.port)) as server:  # as stores and servers do: SO_REUSEADDR
+        assert server.getsockname()[1] == place.port
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ SET: dict[str, Any] = {
 }  # fmt: skip
 # Another value than the default of keys whose default does not tell of what type they are.
 OTHER: dict[str, Any] = {
-    "train.command_dir": "/", "tracker.project": "a", "tracker.entity": "a", "tracker.uri": "https://a",
+    "train.command_dir": "/", "train.command_from": "/", "tracker.project": "a", "tracker.entity": "a", "tracker.uri": "https://a",
 }  # fmt: skip
 
 

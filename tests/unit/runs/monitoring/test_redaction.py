@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from hpc_trainer.runs.monitoring.redaction import REDACTED, Redaction
 
 HF = "hf_" + "a1B2" * 6
+# What each pattern has most to do with.
+WORST = (
+    "a", "t", "t_", "s.", "h-", "a ", " ", "_", "token_", "token ", "token=", "token=abcd ", 'token="', 'token="abcd" ',
+    "token=5 ", "token=abcd\n", "api_key: abcd\n", "t\n", "=", "\n", "eyJ-", ".eyJaaaaaaaa", "://a", "://aa@",
+    "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY----------END", "sk-", "export ", "Bearer ", "1e1",
+    "[redacted]",
+)  # fmt: skip
 GITHUB = "ghp_" + "Zy9x" * 9
 
 
@@ -93,3 +102,35 @@ def test_a_tree_of_json() -> None:
         "list": ["a", {"password": REDACTED}],
         "n": 3,
     }
+
+
+@pytest.mark.parametrize("piece", WORST)
+def test_time_grows_with_the_length_alone(piece: str) -> None:
+    """The bound on time itself is of tests/benchmarks/redaction.py; this one no loaded machine breaks.
+
+    Time squared would be 64 times as much for 8 times the text.
+    """
+
+    def seconds(length: int) -> float:
+        text = piece * (length // len(piece)) + "=x;"
+        begin = time.process_time()
+        for redact in (Redaction().text, Redaction().code, lambda text: Redaction().words([text])):
+            redact(text)
+        return time.process_time() - begin
+
+    assert min(seconds(400_000) for _ in range(2)) < 24 * max(min(seconds(50_000) for _ in range(3)), 1e-3)
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 100_000, "{" * 100_000])
+def test_a_value_of_any_form_is_redacted(value: str) -> None:
+    assert len(Redaction().words([f"token={value}", f"--x={value}"])) == 2
+
+
+def test_all_ends_of_names_are_known_in_any_case_and_only_as_whole_words() -> None:
+    for end in ("token", "secret", "passwd", "password", "passphrase", "pwd", "credential", "credentials", "auth",
+                "api_key", "hf.key", "aws-key", "clientKey", "SIGNINGKEY", "Api_Key"):  # fmt: skip
+        assert Redaction().text(f"a {end}=swordfish b") == f"a {end}={REDACTED} b"
+        assert Redaction().code(f"x.{end} = 'swordfish'") == f"x.{end} = '{REDACTED}'"
+        assert Redaction().code(f"+export MY_{end}: swordfish") == f"+export MY_{end}: {REDACTED}"
+        assert Redaction().text(f"my{end}=swordfish") == f"my{end}=swordfish"
+        assert Redaction().code(f"my{end}: swordfish") == f"my{end}: swordfish"

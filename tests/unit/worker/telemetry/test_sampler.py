@@ -227,7 +227,26 @@ def test_a_user_who_may_have_no_more_threads_trains_all_the_same(
     paths.logs.mkdir()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        with sampler.sampling(), recording(TrainConfig(), paths, read_rank_env({}), 2):
+        with sampler.sampling(), recording(TrainConfig(), paths, read_rank_env({}), 2, StopFlag()):
             trained = True
     assert trained
     assert caplog.text.count("can't start new thread") == 2
+
+
+def test_a_stop_waits_for_no_sample(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    class _Slow(_Host):
+        def read(self, now: float) -> Host:
+            go.wait(60)
+            return Host(cpus=1.0)
+
+    sampler = _sampler(tmp_path)
+    sampler.host = lambda notes: _Slow()
+    begin = time.monotonic()
+    with sampler.sampling():
+        sampler.stop.request("SIGTERM")
+    waited_s = time.monotonic() - begin
+    go.set()
+
+    assert waited_s < 10, "it waits for the driver, here 60 s"
