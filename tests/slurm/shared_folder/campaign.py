@@ -94,7 +94,7 @@ class Campaign(Soak):
         kept = {}
         for hardware in ("testbed_x1", "testbed_x4"):
             scene = Scene(self.plain or self.slurm, self._folder(f"undisturbed-{hardware}"), hardware)
-            scene.submit("cluster.array_parallelism=4", pace_s=0, seeds=self._seeds(hardware))
+            scene.submit("cluster.array_parallelism=2", pace_s=0, seeds=self._seeds(hardware))
             scene.wait_until_done(timeout_s=900)
             kept |= {(hardware, run.seed): Reference.of(run) for run in scene.runs}
         return kept
@@ -304,6 +304,7 @@ def _main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="replace a field of the kind")
     parser.add_argument("--same-clock", action="store_true", help="the clocks of nodes are not apart")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the clusters are taken down
     share = SharedFolder(
         options.kind, options.seed,
         server_clock_s=0 if options.same_clock else _SERVER_CLOCK_S,

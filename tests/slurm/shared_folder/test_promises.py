@@ -23,7 +23,7 @@ _PLAYED = (
     ("cancelled_while_saving", "testbed_x1"),
 )
 _CANCEL_S = 90.0
-_KINDS = ("nfs3", "nfs60", "lustre", "all")
+_KINDS = ("nfs3", "nfs4", "nfs60", "lustre", "all")
 
 
 @pytest.fixture(scope="session")

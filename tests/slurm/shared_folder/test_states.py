@@ -30,7 +30,8 @@ def test_runs_that_complete_are_never_shown_as_anything_else(on: On, kind: str, 
     with Watcher(tmp_path / "looks.jsonl", (driver, "short")) as watcher:
         driver.wait_for_states("short", "COMPLETED")
         driver.slurm.wait_for(lambda: driver.slurm.job_processes() == [], 60, "the end of all jobs")
-    assert [str(each) for each in falsehoods(watcher.looks(), driver.slurm.cache_age_s)] == []
+    wrong = falsehoods(watcher.looks(), driver.slurm.cache_age_s)
+    assert wrong == [], "\n".join(map(str, wrong))
     ends = driver.runs / "short" / "ends.jsonl"
     recorded = [json.loads(line)["state"] for line in ends.read_text().splitlines()] if ends.exists() else []
     assert set(recorded) <= {"COMPLETED"}, "what is recorded stays"

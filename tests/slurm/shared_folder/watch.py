@@ -179,9 +179,9 @@ def _main() -> None:
     file, *sweeps = map(Path, sys.argv[1:])
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    record_ends = status.record_ends
+    record_ends, parent = status.record_ends, os.getppid()
     with file.open("a") as sink:
-        while not ended.wait(_PAUSE_S):
+        while not ended.wait(_PAUSE_S) and os.getppid() == parent:
             for folders, who in ((sweeps[1::2], TRUE), (sweeps[::2], SHOWN)):
                 # The server's own disk is looked at and not written to.
                 vars(status)["record_ends"] = record_ends if who == SHOWN else _record_nothing
