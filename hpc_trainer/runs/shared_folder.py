@@ -71,14 +71,23 @@ def look_anew(folder: Place, *, parents: int = 1) -> bool:
     above = [place]
     for _ in range(parents):
         above.append(os.path.dirname(above[-1]))  # noqa: PTH120
-    for each in reversed(above):
+    return all(_open_folder(each) for each in reversed(above))
+
+
+def _open_folder(place: str) -> bool:
+    """Open a folder and return True; one that this client remembers as missing after the folder above it."""
+    for is_second in (False, True):
         try:
-            os.close(os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203  (two folders)
-            return False
+            os.close(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203  (two tries)
+            above = os.path.dirname(place)  # noqa: PTH120
+            if is_second or above == place or not _open_folder(above):
+                return False
         except PermissionError:
-            continue  # it may be closed to listing and open to passing through
-    return True
+            return True  # it may be closed to listing and open to passing through
+        else:
+            return True
+    return False
 
 
 def is_there(path: Place, *, parents: int = 1) -> bool:
@@ -135,7 +144,7 @@ def names_in(folder: Place) -> list[str] | None:
             return sorted(retry_stale(lambda: os.listdir(folder)))  # noqa: PTH208  (names, no paths)
         except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203  (two tries)
             # The folder itself may be one of the names that are remembered as missing.
-            if is_second or not look_anew(os.path.dirname(os.path.abspath(folder)), parents=0):  # noqa: PTH100, PTH120
+            if is_second or not look_anew(folder, parents=0):
                 break
     return None
 

@@ -13,9 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Client", "Share", "missing"]
+__all__ = ["CALM", "LONG", "Client", "Share", "missing"]
 
 ROOT = Path(__file__).resolve().parents[2]
+LONG = {"acregmin": 600, "acregmax": 600, "acdirmin": 600, "acdirmax": 600}
+"""Settings of a client that remembers for ten minutes: what a test sees then was asked for anew."""
+CALM = {"lost_replies": 0, "late": 0, "very_late": 0}
+"""Settings of a share on which nothing is lost or late but what a test begins."""
 
 
 def missing() -> str:

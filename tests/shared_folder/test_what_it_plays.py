@@ -13,52 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.shared_folder.clients import Share, missing
+from tests.shared_folder.clients import CALM, Share
 from tests.shared_folder.kinds import KINDS, kind_of
-
-LONG = {"acregmin": 600, "acregmax": 600, "acdirmin": 600, "acdirmax": 600}
-SHORT = {"acregmin": 0.1, "acregmax": 0.2, "acdirmin": 0.2, "acdirmax": 0.4}
-CALM = {"lost_replies": 0, "late": 0, "very_late": 0}
 
 Start = Callable[..., tuple[Path, Path]]
 
-
-@pytest.fixture(autouse=True)
-def _playable() -> None:
-    why = missing()
-    if why and os.environ.get("HPC_TRAINER_REQUIRE_SLURM") == "1":
-        pytest.fail(why)
-    if why:
-        pytest.skip(why)
-
-
-@pytest.fixture
-def shares(tmp_path: Path) -> Iterator[list[Share]]:
-    """Shares that end with the test; `[-1]` is the latest."""
-    made: list[Share] = []
-    yield made
-    for share in made:
-        share.stop()
-    assert [client.log() for share in made for client in share.clients if client.log()] == []
-
-
-@pytest.fixture
-def two(tmp_path: Path, shares: list[Share]) -> Start:
-    """Start two clients of a calm share whose caches last, or as the settings say."""
-
-    def start(kind: str = "nfs3", **settings: Any) -> tuple[Path, Path]:
-        share = Share(tmp_path / str(len(shares)), kind, settings={**CALM, **LONG, **settings})
-        shares.append(share)
-        a, b = share.several("a", "b")
-        return a.mountpoint, b.mountpoint
-
-    return start
+SHORT = {"acregmin": 0.1, "acregmax": 0.2, "acdirmin": 0.2, "acdirmax": 0.4}
 
 
 def soon(condition: Callable[[], bool], within: float = 5.0) -> bool:
