@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpc_trainer.config.data_files.given import open_given
+
 _NUM_BLOCKS, _BLOCK = 64, 65_536
 
 
@@ -16,7 +18,7 @@ def spread_digest(path: Path, start: int, stop: int) -> str:
     """
     size = stop - start
     digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
+    with open_given(path) as file:
         for number in range(_NUM_BLOCKS):
             # Blocks of a small part overlap; the last one ends where the part ends.
             offset = max(0, size - _BLOCK) * number // (_NUM_BLOCKS - 1)

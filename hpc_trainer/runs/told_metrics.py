@@ -8,11 +8,13 @@ file of its own; the worker of rank 0 takes what is new into metrics.jsonl and t
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpc_trainer.config.data_files.given import open_given
 from hpc_trainer.runs.files import to_json
 from hpc_trainer.runs.reading import parse_record
 from hpc_trainer.runs.record_values import as_count, metric_values
@@ -45,7 +47,7 @@ def log_metrics(
         num_steps: steps of the whole run, for the progress bar and the ETA.
 
     Returns:
-        False where nobody listens: outside of a run, and on ranks other than 0.
+        False where nobody listens: outside of a run, on ranks other than 0, and where a pipe took the file's place.
 
     Raises:
         TypeError, ValueError: a metric is no number.
@@ -58,7 +60,13 @@ def log_metrics(
         for key, value in {**(metrics or {}), **more}.items()
     }
     line = {"step": int(step), **({} if num_steps is None else {"num_steps": int(num_steps)}), **numbers}
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        # A pipe that nobody reads would hold the program for ever.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return False
+        raise
     try:
         os.write(descriptor, f"{to_json(line)}\n".encode())
     finally:
@@ -76,13 +84,13 @@ class NewLines:
     def read(self) -> Iterator[Told]:
         """The lines since the last call, whole ones only."""
         try:
-            with self._path.open("rb") as file:
+            with open_given(self._path) as file:
                 file.seek(self._offset)
                 data = file.read(64 * MAX_LINE_BYTES)
         except FileNotFoundError:
             return
         except OSError as error:
-            self._tell(f"{self._path.name} cannot be read: {error}")
+            self._tell(f"{self._path.name} cannot be read: {error.strerror or error}")
             return
         end = data.rfind(b"\n") + 1
         if not end and len(data) > MAX_LINE_BYTES:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpc_trainer.config.data_files.given import open_given
 from hpc_trainer.config.data_files.look import is_folder
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
@@ -146,7 +147,7 @@ def _check_names(path: Path, names: tuple[str, str], known: Any) -> None:
 
 
 def _npy_facts(path: Path) -> ArrayFacts:
-    with path.open("rb") as file:
+    with open_given(path) as file:
         return _header(file)
 
 

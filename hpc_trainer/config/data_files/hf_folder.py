@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.data_files.array_files import check_parts
+from hpc_trainer.config.data_files.given import read_given
 from hpc_trainer.config.data_files.look import is_file
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
@@ -169,7 +170,7 @@ def _column(columns: dict[str, Column], key: str, name: str, folder: Path) -> Co
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_given(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}. Save the data set again, or name another.") from error
     if not isinstance(found, dict):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_trainer.config.data_files.given import read_given
 from hpc_trainer.config.data_files.look import is_file, is_folder
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.images import EVAL_FOLDERS, ImagesConfig, ImageShardsConfig
@@ -105,4 +106,4 @@ def _classes(folder: Path, data: ImagesConfig) -> Iterator[str]:
 @functools.lru_cache(maxsize=64)
 def _num_samples(index: str, changed_ns: int) -> int:
     del changed_ns  # a file that was written anew is read anew
-    return int(json.loads(Path(index).read_text(encoding="utf-8"))["num_samples"])
+    return int(json.loads(read_given(index))["num_samples"])

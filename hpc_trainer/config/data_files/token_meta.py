@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.data_files.given import read_given
 from hpc_trainer.config.data_files.look import is_folder
 from hpc_trainer.errors import DataError
 
@@ -76,7 +77,7 @@ def read_meta(folder: Path) -> TokenMeta:
     """
     path = folder / META
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_given(path))
         size = (folder / TOKENS).stat().st_size
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = Path(error.filename).name

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_trainer.config.data_files.given import LARGEST_PICTURE, read_given
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.datasets.images.pictures import EXTENSIONS
 from hpc_trainer.datasets.images.splits import is_held_out, split_folder
@@ -76,7 +77,7 @@ class FolderSource:
         """See `PictureSource`."""
         path = self._path(row)
         try:
-            return path.read_bytes()
+            return read_given(path, LARGEST_PICTURE)
         except OSError as error:
             raise DataError(
                 f"{path} cannot be read on {socket.gethostname()}: {error.strerror}. It was there when the run began. "

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.data_files.given import open_given
 from hpc_trainer.runs.files import sha256_of, write_atomic
 
 _SMALL = 64 << 20  # bytes; below, nothing is remembered
@@ -20,7 +21,8 @@ _MOST = 200  # files
 
 def remembered(path: Path) -> str:
     """SHA-256 of a file, of a large one from the time before, if it is as it was. Raises OSError."""
-    info = path.stat()
+    with open_given(path) as file:
+        info = os.fstat(file.fileno())
     if info.st_size < _SMALL:
         return sha256_of(path)
     key = str(path.resolve())

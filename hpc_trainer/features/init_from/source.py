@@ -18,6 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from hpc_trainer.config.data_files.given import open_given, read_given
 from hpc_trainer.config.rules.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
 from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
@@ -99,7 +100,7 @@ def read_names(path: Path) -> list[str]:
         ConfigError: it is no safetensors file, it is damaged, or it cannot be read.
     """
     try:
-        path.open("rb").close()  # of whatever the system says the library makes that the file is not there
+        open_given(path).close()  # of whatever the system says the library makes that the file is not there
         with safe_open(path, "numpy") as file:
             formats = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except OSError as error:
@@ -157,7 +158,7 @@ _KINDS = frozenset({"tensor", "sharded"})
 def _manifest(place: Path) -> dict[str, Any]:
     """Raises ConfigError: it is damaged. OSError."""
     try:
-        found = json.loads((place / _MANIFEST).read_bytes())
+        found = json.loads(read_given(place / _MANIFEST))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place / _MANIFEST} is damaged: {error}. Name another checkpoint.") from error
     if not isinstance(found, dict):
@@ -270,7 +271,7 @@ def _listing(folder: Path) -> tuple[Path | None, list[Path]]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found = json.loads(index.read_bytes())["weight_map"]
+        found = json.loads(read_given(index))["weight_map"]
         wrong = next((name for name in found.values() if Path(name).name != name or not name.endswith(_FILE)), None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{index} is no index of safetensors files: {error!r}. Copy the folder again.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_trainer.config.data_files.given import LARGEST_PICTURE, naming, read_given
 from hpc_trainer.datasets.images.pictures import FORMATS as PILLOW
 from hpc_trainer.datasets.images.pictures import decode
 from hpc_trainer.errors import BrokenPictureError
@@ -24,6 +26,8 @@ FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 CHANNELS, LEVELS = 3, 256
 _FORMATS_READ = (*PILLOW, "BMP", "GIF", "TIFF", "PPM")
 _TOLD_EVERY = 32
+# Errors that tell of one file, and not of the file system.
+_OF_THE_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EFBIG, errno.ENXIO})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class ImageMaker:
         rows: list[tuple[int, int, int]] = []
         broken: list[tuple[str, str]] = []
         levels = np.zeros(CHANNELS * LEVELS, dtype=np.int64)
-        with temporary.open("wb") as out:
+        with naming(temporary), temporary.open("wb") as out:
             hashed = _Hashed(out)
             tar = tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT)  # type: ignore[call-overload]  # noqa: SIM115
             for index, (name, label) in enumerate(piece.items):
@@ -88,9 +92,12 @@ class ImageMaker:
         """A picture as it is kept, and how often each channel [3] has each level [256], one after the other."""
         from PIL import Image
 
+        path = Path(self.source, name)
         try:
-            data = Path(self.source, name).read_bytes()
-        except PermissionError as error:  # other errors are the file system's, and pass
+            data = read_given(path, LARGEST_PICTURE)
+        except OSError as error:
+            if error.errno not in _OF_THE_FILE and not path.is_symlink():
+                raise  # the file system's
             raise BrokenPictureError(f"it cannot be read: {error.strerror}") from error
         # Twice as large as it becomes: from there Lanczos gives nearly what it gives from the whole picture.
         image: Any = decode(data, "it", CHANNELS, least=2 * self.size, formats=_FORMATS_READ)

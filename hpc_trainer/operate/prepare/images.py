@@ -177,22 +177,44 @@ def _listing(source: Path) -> tuple[list[str], list[tuple[InputFile, int]], bool
 
 def _folders(root: Path) -> list[str]:
     with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(entry.name for entry in entries if _is_folder(entry) and not entry.name.startswith("."))
 
 
-def _pictures(folder: Path, name: str) -> Iterator[InputFile]:
-    """Of one class, in folders below it too."""
+def _pictures(folder: Path, name: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[InputFile]:
+    """Of one class, in folders below it too. A link to a folder that it lies in is passed over: it holds nothing more.
+
+    Args:
+        above: device and inode of the folders that `folder` lies in.
+    """
+    told = folder.stat()
+    if (here := (told.st_dev, told.st_ino)) in above:
+        return
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
-                yield from _pictures(folder / entry.name, f"{name}/{entry.name}")
+            if _is_folder(entry):
+                yield from _pictures(folder / entry.name, f"{name}/{entry.name}", (*above, here))
             elif os.path.splitext(entry.name)[1].lower() in _READ:  # noqa: PTH122  (a Path takes ten times as long)
-                told = entry.stat()
+                told = _told(entry)
                 yield InputFile(
                     name=f"{name}/{entry.name}", path=entry.path, size=told.st_size, mtime_ns=told.st_mtime_ns
                 )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _told(entry: os.DirEntry[str]) -> os.stat_result:
+    """Of the link itself where it leads nowhere: such a picture is a broken one."""
+    try:
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)
 
 
 # --- pieces ---

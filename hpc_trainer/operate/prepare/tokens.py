@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_trainer.config.data_files.given import open_given, read_given
 from hpc_trainer.config.data_files.token_meta import BYTES, TOKENS, TokenMeta, dtype_of, read_meta
 from hpc_trainer.config.packages import optional
 from hpc_trainer.datasets.records.token_files import finish
@@ -150,7 +151,7 @@ def _coding(options: TokenOptions) -> _Coding:
         raise ConfigError(f"--end-token={options.end_token!r} is no token of {path}. {near}".rstrip())
     ends = [options.end_token] if options.end_token is not None else [name for name in _ENDS if name in known]
     return _Coding(
-        name=path.name, path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        name=path.name, path=str(path), sha256=hashlib.sha256(read_given(path)).hexdigest(),
         vocab_size=max(known.values()) + 1, end=known[ends[0]] if ends else None,
     )  # fmt: skip
 
@@ -297,9 +298,10 @@ class TokenMaker:
     def _documents(self, path: str, name: str, start: int, stop: int) -> Iterator[tuple[bytes, str]]:
         """Documents, and what each is called. Of lines those that begin from `start` on and before `stop`."""
         if self.document == "file":
-            yield Path(path).read_bytes(), name
+            with open_given(path) as whole:
+                yield whole.read(), name
             return
-        with Path(path).open("rb") as file:
+        with open_given(path) as file:
             if start:
                 file.seek(start - 1)
                 file.readline()  # the line before, or the rest of one that the piece before has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hpc_trainer
-from hpc_trainer.runs.told_metrics import MAX_LINE_BYTES, VARIABLE, NewLines, Told
+from hpc_trainer.runs.told_metrics import MAX_LINE_BYTES, VARIABLE, NewLines, Told, log_metrics
 
 
 @pytest.fixture
@@ -99,3 +100,14 @@ def test_the_function_needs_python_alone() -> None:
     code = "import sys; from hpc_trainer import log_metrics; log_metrics(1, loss=2); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "omegaconf", "hydra", "numpy", "yaml"} & set(json.loads(done.stdout.replace("'", '"')))
+
+
+def test_a_pipe_in_the_files_place_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    os.mkfifo(path)
+    monkeypatch.setenv(VARIABLE, str(path))
+    monkeypatch.delenv("RANK", raising=False)
+    lines = NewLines(path)
+    assert list(lines.read()) == []
+    assert lines.problems == ["metrics.jsonl cannot be read: it is a pipe, not a file"]
+    assert not log_metrics(1, loss=0.5)

@@ -5,6 +5,7 @@ models, and nothing hostile in a file is believed.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -242,3 +243,18 @@ def test_the_digest_of_a_large_file_is_read_once(tmp_path: Path, monkeypatch: py
     for text in ("{", "[]", '{"a": [1]}'):
         (tmp_path / "cache" / "hpc_trainer" / "weights.json").write_text(text)
         assert digest_module.remembered(path) == real(path), "a damaged memory is forgotten"
+
+
+def test_a_pipe_in_the_place_of_an_index_or_of_weights_is_refused(tmp_path: Path) -> None:
+    """Who opens a pipe waits for a writer: `plan` hung."""
+    index = tmp_path / "model.safetensors.index.json"
+    os.mkfifo(index)
+    safetensors.numpy.save_file({"a": np.zeros(2, np.float32)}, tmp_path / "a.safetensors")
+    with pytest.raises(ConfigError, match=r"init_from=.* cannot be read: .*it is a pipe, not a file: '.*index\.json'"):
+        resolved(InitFromConfig(path=str(tmp_path)), None)
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"pipe\.safetensors cannot be read: it is a pipe"):
+        read_names(pipe)
+    with pytest.raises(OSError, match="it is a pipe"):
+        digest_module.remembered(pipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from hpc_trainer.config.schema.data.images import ImageFolderConfig
 from hpc_trainer.datasets.images.folder import FolderSource
 from hpc_trainer.datasets.images.shard_index import damaged_shards, index_shard, read_index
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
-from hpc_trainer.operate.prepare import images
+from hpc_trainer.operate.prepare import image_shards, images
 from hpc_trainer.operate.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.operate.prepare.job import Asked, Prepared
 from tests.unit.operate.prepare.raw_data import content, picture, raw_pictures, samples
@@ -242,3 +243,32 @@ def test_names_of_any_kind_are_packed(tmp_path: Path) -> None:
     names = [name for part in ("train", "eval") for name, _, _ in samples(tmp_path / "out" / part)]
     assert len(names) == len(set(names)) == 26 == sum(counts["samples"] for counts in done.counts.values())
     assert all(name.isascii() and name.count(".") == 1 for name in names)
+
+
+def test_what_is_no_picture_file_is_told_and_holds_nothing_up(tmp_path: Path) -> None:
+    raw = raw_pictures(tmp_path / "raw")
+    os.mkfifo(raw / "cat" / "pipe.jpg")
+    (raw / "cat" / "nowhere.jpg").symlink_to("/no/such")
+    (raw / "cat" / "loop.jpg").symlink_to("loop.jpg")
+    (raw / "cat" / "again").symlink_to(raw / "cat")
+    (raw / "dog" / "up").symlink_to(raw / "dog", target_is_directory=True)
+    with (raw / "dog" / "sparse.png").open("wb") as file:
+        file.truncate(60 << 30)
+    done = _prepare(raw, tmp_path / "out", asked=Asked(skip_broken=True))
+    assert done.is_whole
+    assert (done.num_broken, sum(done.counts[part]["samples"] for part in ("train", "eval"))) == (4, 30)
+    told = (tmp_path / "out" / "broken.txt").read_text()
+    for name, why in (("pipe.jpg", "it is a pipe, not a file"), ("nowhere.jpg", "No such file"),
+                      ("loop.jpg", "Too many levels"), ("sparse.png", "it has 64,424,509,440 bytes")):  # fmt: skip
+        assert any(name in line and why in line for line in told.splitlines()), told
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = raw_pictures(tmp_path / "raw")
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(image_shards, "_add", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*out/.*shard-.*'"):
+        _prepare(raw, tmp_path / "out")

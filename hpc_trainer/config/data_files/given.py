@@ -1,0 +1,68 @@
+"""One way to open a file that a user or a program gave: a regular file of bounded size, and nothing is waited for.
+
+A pipe in its place would hold the reader for ever, and a sparse file may say that it has any size. Every error is an
+OSError that names the file. Files of ours are read by `runs/reading.py`, which makes faults of what it cannot read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_JSON = 256 * 2**20
+"""Bytes of an index or a manifest; one of a model with 100,000 tensors has some 20 MB."""
+LARGEST_PICTURE = 1 << 30
+"""Bytes of a picture's file; what it is decoded to has at most some 540 MB."""
+_KINDS = (
+    (stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)  # fmt: skip
+
+
+def open_given(path: str | Path, most: int | None = None) -> BinaryIO:
+    """Open a regular file to read it.
+
+    Args:
+        most: bytes that it may have; None: any number, for a file that is read in pieces.
+
+    Raises:
+        OSError: there is none, or none that we may read; EINVAL: it is a pipe, a folder or the like; EFBIG: too large.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            kind = next((name for is_kind, name in _KINDS if is_kind(info.st_mode)), "thing")
+            raise OSError(errno.EINVAL, f"it is a {kind}, not a file", str(path))
+        if most is not None and info.st_size > most:
+            said = f"it has {info.st_size:,} bytes, and at most {most:,} are read"
+            raise OSError(errno.EFBIG, said, str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_given(path: str | Path, most: int = MAX_JSON) -> bytes:
+    """Read a regular file of at most `most` bytes. Raises OSError as `open_given`."""
+    with open_given(path, most) as file:
+        data = file.read(most + 1)
+    if len(data) > most:  # it has grown
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return data
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Name a file in an error of writing or reading it, as a full disk's, which names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise type(error)(error.errno, error.strerror or str(error), str(path)) from error
