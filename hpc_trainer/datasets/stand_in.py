@@ -55,8 +55,8 @@ class StandIn:
         raise ValueError(f"an estimate for batches of {self.size} samples asked for {len(indices)}")
 
     def to_plain(self) -> dict[str, Any] | None:
-        """Return what JSON can hold, for `from_plain`; None if a batch has parts other than tensors, numbers and strings
-        in tuples, lists and mappings.
+        """Return what JSON can hold, for `from_plain`; None if a batch has parts other than tensors, numbers and
+        strings in tuples, lists and mappings.
         """
         plain = {name: getattr(self, name) for name in self.__slots__}
         try:
