@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
-import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +15,7 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runtime.start import start_words
+from hpc_trainer.runtime.own_process import OwnProcess
 
 # The CUDA context with NCCL and cuBLAS, and what the caching allocator loses to fragments: figures of experience.
 CONTEXT_GB, FRAGMENTS = 1.5, 0.10
@@ -110,29 +108,17 @@ def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:
 
 
 def _ask(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """An answer for each; of those that the process did not come to, why."""
-    lines = "".join(json.dumps(config) + "\n" for config in configs)
-    command = [sys.executable, *start_words("hpc_trainer.features.memory.estimate")]
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
-        )
-        try:
-            output, _ = process.communicate(lines, timeout=_TIMEOUT_S)
-            why = f"exit code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            why = f"no answer within {_TIMEOUT_S:g} s"
-        said.seek(0)
-        why = ": ".join([why, *said.read().strip().splitlines()[-1:]])
-    answers = []
-    for line in output.splitlines():
-        try:
-            answers.append(json.loads(line))
-        except ValueError:  # noqa: PERF203  (a line cut off by the end of the process)
-            break
-    return answers[: len(configs)] + [{"error": why}] * (len(configs) - len(answers))
+    """An answer for each configuration, all of them within `_TIMEOUT_S`; {"error": reason} where there is none."""
+    until = time.monotonic() + _TIMEOUT_S
+    answers: list[dict[str, Any]] = []
+    with OwnProcess("hpc_trainer.features.memory.estimate") as process:
+        for config in configs:
+            left_s = until - time.monotonic()
+            if left_s > 0:
+                answers.append(process.ask({"config": config, "has_evaluation": True}, left_s))
+            else:
+                answers.append({"error": f"no answer within {_TIMEOUT_S:g} s"})
+    return answers
 
 
 def _kind(config: Mapping[str, Any]) -> str:

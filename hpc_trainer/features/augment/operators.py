@@ -172,6 +172,12 @@ def _posterize(images: Tensor, bits: Tensor) -> Tensor:
     return _by_kornia("posterize")(images, bits.long())
 
 
+def _autocontrast(images: Tensor, none: Tensor) -> Tensor:
+    """A channel of one value stays, as in torchvision."""
+    has_contrast = images.amax((-2, -1), keepdim=True) > images.amin((-2, -1), keepdim=True)
+    return torch.where(has_contrast, _by_kornia("normalize_min_max")(images, none), images)
+
+
 def _flip(images: Tensor, none: Tensor) -> Tensor:
     return images.flip(-1)
 
@@ -225,7 +231,7 @@ _CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sharpness": _by_kornia("sharpness"),
     "posterize": _posterize,
     "solarize": _by_kornia("solarize"),
-    "autocontrast": _by_kornia("normalize_min_max"),
+    "autocontrast": _autocontrast,
     "equalize": _by_kornia("equalize"),
     "erase": _erase,
 }

@@ -1,6 +1,6 @@
 """What a step needs of a GPU's memory, found without one: the step runs on tensors that have shapes and no content.
 
-    python -m hpc_trainer.features.memory.estimate < frozen-configurations.jsonl    a line of JSON for each
+    python -m hpc_trainer.features.memory.estimate < questions.jsonl    a line of JSON for each (runtime/own_process.py)
 
 torch's FakeTensorMode allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
 optimizer state, averaged weights, the batch, and what a forward and a backward pass hold at their peak, which with a
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,8 +28,10 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.batch_trees import of_size, tensors_of, without_content
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.features.memory.live_bytes import LiveBytes, PassBytes, as_gathered, measure
 from hpc_trainer.models.blocks import blocks
+from hpc_trainer.runtime.own_process import answer_each
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.tasks.protocol import Task
@@ -252,21 +252,19 @@ def _bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_
 
 
 def main() -> None:
-    """Reads configurations and prints estimates, or {"error": ..}, a line each."""
-    for line in sys.stdin:
-        print(json.dumps(_answer(line)), flush=True)
+    """Answer {"config": .., "samples": .., "has_evaluation": ..} with an estimate, or {"error": ..}, a line each."""
+    answer_each(_answer)
 
 
-def _answer(line: str) -> dict[str, Any]:
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # a person's own model may print
-            config = from_plain(json.loads(line))
-            mesh = Mesh(shape=mesh_shape(config.parallel, config.hardware.world_size), rank=0)
-            for each in abilities(config):
-                each.begin(mesh, None)
-            return asdict(with_evaluation(config, estimate(config)))
-    except Exception as error:  # a person's own code may raise anything, and the other configurations want an answer
-        return {"error": f"{type(error).__name__}: {error}"}
+def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """`samples`: a `StandIn` for the training samples; without it they are built."""
+    config = from_plain(asked["config"])
+    mesh = Mesh(shape=mesh_shape(config.parallel, config.hardware.world_size), rank=0)
+    for each in abilities(config):
+        each.begin(mesh, None)
+    samples = asked.get("samples")
+    found = estimate(config, StandIn.from_plain(samples) if samples else None)
+    return asdict(with_evaluation(config, found) if asked.get("has_evaluation") else found)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ from hpc_trainer.runtime.device_memory import profile_bytes
 class MemoryProbe(Protocol):
     """What a rank's device says of its memory, in bytes. Nothing here is collective."""
 
+    counts: bool
+    """True if the device counts a pass itself."""
+
     def limit(self) -> int:
         """What this rank may hold at most."""
 
@@ -38,6 +41,8 @@ class MemoryProbe(Protocol):
 
 class CudaMemory:
     """As torch's caching allocator counts: in the segments that it has reserved, fragments included."""
+
+    counts = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -73,6 +78,8 @@ class HostMemory:
     Args:
         hardware: its memory for one rank, or else what the machine has free now, shared among its ranks.
     """
+
+    counts = False
 
     def __init__(self, hardware: HardwareConfig) -> None:
         self._hardware = hardware

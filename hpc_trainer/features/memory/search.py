@@ -3,8 +3,8 @@
 Sizes are tried on the bare model, before DDP, FSDP or the compiler see it, so a trial has no collective in it: a rank
 whose memory ends in the middle of a backward pass is late for nothing. After each trial all ranks tell how theirs went,
 and a size counts if it fits on all of them. A trial is a forward and a backward pass; the optimizer's state, which is
-not there yet, is added as torch's fake tensors count it. Nothing is left of a trial: gradients, buffers and random
-states are as they were, and the run has the bits of one that was given the size.
+not there yet, is added as torch's fake tensors count it in a process of its own. Nothing is left of a trial: gradients,
+buffers and random states are as they were, and the run has the bits of one that was given the size.
 
 A size is searched for once: it stands in the run's journal, and every later attempt takes it from there, unless the
 number of ranks or the kind of device is another one, or memory ended all the same: then a smaller one is looked for.
@@ -25,13 +25,16 @@ from torch import nn
 
 from hpc_trainer.config.batch import divisors
 from hpc_trainer.config.held_gradients import holds_gradients
+from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.batch_trees import map_tensors, of_size, tensors_of
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.memory.probe import MemoryProbe, probe_of
 from hpc_trainer.runs.states import OUT_OF_MEMORY
 from hpc_trainer.runtime.device_memory import device_name, is_out_of_memory
+from hpc_trainer.runtime.own_process import OwnProcess
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.ability import Building
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
 _LEAST_COUNTED = 2  # batch norm takes no single sample
 _MOST_REFUSED = 3
+_ESTIMATE_S = 120.0
+"""Seconds after which a step is taken to be uncountable."""
 _FITS, _TOO_LARGE = "fits", "too large"
 
 
@@ -113,7 +118,7 @@ def _find(loss: VotingLoss, building: Building, place: dict[str, Any], below: in
         config=config, run=run, loss=loss, dataset=building.dataset, probe=probe_of(run.device, config.hardware),
         prepare=overridden(building.abilities, "inputs"),
     )  # fmt: skip
-    with trials.unseen():
+    with contextlib.closing(trials), trials.unseen():
         micro = largest(choice, trials.fits)
         # Batch norm takes no single sample; whatever else is wrong with small batches is wrong with all.
         for least in choice[: _MOST_REFUSED - 1]:
@@ -171,6 +176,8 @@ class Trials:
     _state: int = 0
     _update: int = 0
     _is_countable: bool = True
+    _estimates: dict[int, MemoryEstimate | None] = field(default_factory=dict)
+    _estimator: OwnProcess = field(default_factory=lambda: OwnProcess("hpc_trainer.features.memory.estimate"))
     _least_too_large: int | None = None
 
     @contextlib.contextmanager
@@ -190,6 +197,8 @@ class Trials:
     def fits(self, size: int, *, is_evaluation: bool = False) -> bool:
         """True if this size fits on all ranks. Collective; every rank comes here, however its own trial went."""
         self.run.beat()
+        if not self.probe.counts and not is_evaluation:
+            self._estimate(size)  # here, where all ranks are
         verdict = self._try(size, is_evaluation)
         verdicts = self.run.group.gather(verdict)
         if _TOO_LARGE in verdicts and not is_evaluation:
@@ -311,19 +320,39 @@ class Trials:
         averaged = 0 if self.config.train.ema_decay is None else weights + buffers
         return 2 * weights + averaged, 0
 
-    @random_state_kept()
-    def _estimate(self, size: int) -> MemoryEstimate | None:
-        """Without memory; None if the model does not run on fake tensors, as one of a person's own need not."""
-        from hpc_trainer.features.memory.estimate import estimate  # late: it imports the loop, and fake tensors
+    def close(self) -> None:
+        """End the process that estimates."""
+        self._estimator.close()
 
-        if not self._is_countable:
-            return None
+    def _estimate(self, size: int) -> MemoryEstimate | None:
+        """The estimate of a step, rank 0's on all ranks; None if the model does not run on fake tensors. Asked once for
+        a size, and collective then.
+        """
+        if size not in self._estimates:
+            answer = self._asked(size) if self.run.is_rank_zero and self._is_countable else {"error": ""}
+            self._estimates[size] = self._heard(size, self.run.group.broadcast(answer))
+        return self._estimates[size]
+
+    @random_state_kept()
+    def _asked(self, size: int) -> dict[str, Any]:
+        """What a process of its own answers: the user's code never meets a fake tensor in this one."""
         train = dataclasses.replace(self.config.train, micro_batch_size=size, grad_accum_steps=self._accum(size))
         try:
-            return estimate(dataclasses.replace(self.config, train=train), self.dataset)
+            samples = StandIn.of(self.dataset, self.loss.task, size).to_plain()
         except Exception as error:
-            if size != _LEAST_COUNTED:
-                return None
+            return {"error": f"{type(error).__name__}: {error}"}
+        config = to_plain(dataclasses.replace(self.config, train=train))
+        return self._estimator.ask({"config": config, "samples": samples}, _ESTIMATE_S)
+
+    def _heard(self, size: int, answer: dict[str, Any]) -> MemoryEstimate | None:
+        if "error" not in answer:
+            from hpc_trainer.features.memory.estimate import (
+                MemoryEstimate,
+            )  # late: it imports the loop, and fake tensors
+
+            return MemoryEstimate(**answer)
+        if size == _LEAST_COUNTED:
             self._is_countable = False
-            print(f"train.micro_batch_size=auto: two moments a weight are assumed ({type(error).__name__}: {error}).")
-            return None
+            if self.run.is_rank_zero:
+                print(f"train.micro_batch_size=auto: two moments a weight are assumed ({answer['error']}).")
+        return None

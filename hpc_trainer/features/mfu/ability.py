@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
 from torch import nn
 
-from hpc_trainer.datasets.batch_trees import of_size
-from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.datasets.stand_in import StandIn
+from hpc_trainer.features.mfu.flops import BATCH, peak_flops
+from hpc_trainer.runtime.own_process import OwnProcess
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.build import build_model
+from hpc_trainer.training.rng import random_state_kept
 from hpc_trainer.training.state import TrainState
 
 FLOPS_FAILED = "mfu is left out: the operations of a step could not be counted"
+_COUNT_S = 60.0
+"""Seconds for which the first log waits for the count, which began when the run was built."""
 
 
 class MfuAbility(Ability):
     _peak: float | None = None
     """Of all GPUs of the run together, FLOP/s; None: no mfu."""
-    _count: Callable[[], float] | None = None
-    """Operations of one sample; asked once, at the first log, as it may take some seconds."""
+    _process: OwnProcess | None = None
+    """Counts the operations of one sample; None: they are counted, or nobody counts them."""
     _flops: float | None = None
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
-        run, task, dataset = building.run, building.task, building.dataset
+        run = building.run
         if run is None or not run.is_rank_zero:  # which logs
             return
         peak = peak_flops(self.config, run.device)
@@ -34,24 +34,34 @@ class MfuAbility(Ability):
         if peak is None and run.device.type == "cuda":
             name, products = torch.cuda.get_device_name(run.device), self.config.precision.format.products
             print(f"mfu: unknown, nobody told the peak of {name} for {products} (config/gpu_types.py)")
+        if peak is not None:
+            self._begin(building)
 
-        def example(size: int) -> Any:
-            return of_size(dataset, task, dataset.__getitems__(range(1)), size)
-
-        self._count = partial(flops_per_sample, partial(build_model, self.config, dataset), task, example)
+    @random_state_kept()
+    def _begin(self, building: Building) -> None:
+        try:
+            samples = StandIn.of(building.dataset, building.task, BATCH).to_plain()
+        except Exception as error:  # the user's data set may raise anything
+            print(f"{FLOPS_FAILED} ({type(error).__name__}: {error}).")
+            return
+        self._process = OwnProcess("hpc_trainer.features.mfu.flops")
+        self._process.send({"config": to_plain(self.config), "samples": samples})
 
     def logged(self, step: int, values: dict[str, float]) -> None:
         """Adds `mfu`, 0 to 1."""
-        if self._peak is None:
-            return
-        if self._count is not None:
-            count, self._count = self._count, None
-            try:
-                self._flops = count()
-            except Exception as error:  # a person's own model may need numbers that are not there, and raise anything
-                print(f"{FLOPS_FAILED} ({type(error).__name__}: {error}). A method flops_per_sample() of it may say.")
-        if self._flops is not None:
+        if self._process is not None:
+            answer = self._process.answer(_COUNT_S)
+            self.close(None)
+            self._flops = answer.get("flops")
+            if self._flops is None:
+                print(f"{FLOPS_FAILED} ({answer['error']}). A method flops_per_sample() of the model may say.")
+        if self._flops is not None and self._peak is not None:
             values["mfu"] = self._flops * values["samples_per_s"] / self._peak
+
+    def close(self, error: BaseException | None) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
 
 ABILITY = MfuAbility

@@ -1,5 +1,7 @@
 """Floating-point operations of a sample, counted once on tensors that have shapes and no content; and what a GPU could.
 
+    python -m hpc_trainer.features.mfu.flops < questions.jsonl    a line of JSON for each (runtime/own_process.py)
+
 MFU (model FLOPs utilization) is Chowdhery et al. 2022, "PaLM", appendix B: the operations that the model needs, forward
 and backward, over what the GPUs could do in that time. What is computed again (`train.recompute`) does not count.
 """
@@ -7,22 +9,28 @@ and backward, over what the GPUs could do in that time. What is computed again (
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hpc_trainer.config.gpu_types import peak_tflops
+from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.batch_trees import without_content
+from hpc_trainer.datasets.batch_trees import of_size, without_content
+from hpc_trainer.datasets.stand_in import StandIn
+from hpc_trainer.runtime.own_process import answer_each
 from hpc_trainer.tasks.protocol import Task
+from hpc_trainer.training.build import build_dataset, build_model, build_task
+from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.rng import random_state_kept
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 # Batch norm refuses a batch of one.
-_BATCH = 2
+BATCH = 2
 
 
 @random_state_kept()
@@ -42,7 +50,7 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    real = example(_BATCH)
+    real = example(BATCH)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.device("cpu"):
         try:
             model = build()
@@ -56,7 +64,7 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             loss: Any = task.loss(model, batch)
             loss.backward()
-        return float(counter.get_total_flops()) / _BATCH
+        return float(counter.get_total_flops()) / BATCH
 
 
 def _emptied(build: Callable[[], nn.Module], fake: FakeTensorMode) -> nn.Module:
@@ -86,3 +94,20 @@ def peak_flops(config: TrainConfig, device: torch.device) -> float | None:
     found = (peak_tflops(name, dtype) for name in names)
     peak = next((each for each in found if each is not None), None)
     return None if peak is None else peak * 1e12
+
+
+def main() -> None:
+    """Answer {"config": .., "samples": a `StandIn` or null} with {"flops": of one sample}, or {"error": ..}."""
+    answer_each(_answer)
+
+
+def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+    config, samples = from_plain(asked["config"]), asked["samples"]
+    task = build_task(config)
+    dataset = StandIn.from_plain(samples) if samples else build_dataset(config, "train", task, abilities(config))
+    example = partial(of_size, dataset, task, dataset.__getitems__(range(1)))
+    return {"flops": flops_per_sample(partial(build_model, config, dataset), task, example)}
+
+
+if __name__ == "__main__":
+    main()

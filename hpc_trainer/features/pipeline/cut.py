@@ -2,6 +2,8 @@
 
 A part costs the floating-point operations of its forward pass, counted on tensors that have shapes and no content. The
 cuts make the dearest stage as cheap as it can be, for it sets the pace of all; they follow from the configuration.
+
+    python -m hpc_trainer.features.pipeline.measure < questions.jsonl    what a rank asks (runtime/own_process.py)
 """
 
 from __future__ import annotations
@@ -37,6 +39,16 @@ class Between:
         """Of all of it."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def to_plain(self) -> list[Any]:
+        """Return what JSON can hold, for `from_plain`."""
+        return [list(self.shape), str(self.dtype).removeprefix("torch.")]
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> Between:
+        """Undo `to_plain`."""
+        shape, dtype = plain
+        return cls(tuple(shape), getattr(torch, dtype))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -59,15 +71,24 @@ class Stage:
         return self.index == self.num_stages - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What each part costs, and what it gives on."""
+
+    costs: list[float]
+    ends: list[Between]
+
+
 def stages_of(
     model: nn.Module, num_stages: int, *, inputs: Between, precision: PrecisionConfig, device_type: str,
-    param_dtype: torch.dtype | None = None,
+    param_dtype: torch.dtype | None = None, measured: Measured | None = None,
 ) -> list[Stage]:  # fmt: skip
     """Cuts `model`, which is left as it is. Not collective; the same on all ranks.
 
     Args:
         inputs: one micro-batch, as the data set has it.
         param_dtype: of the weights where they run, and of the inputs to a stage; None: their own.
+        measured: what another process has measured of such a model; None: it is measured here, on fake tensors.
 
     Raises:
         ConfigError: the model cannot be cut, or not into so many stages.
@@ -78,8 +99,11 @@ def stages_of(
             f"parallel.pipeline_parallel={num_stages} needs as many parts, and {type(model).__name__} has "
             f"{len(parts)}. Use {len(parts)} or less."
         )
-    costs, ends = _measure(model, parts, inputs, precision, device_type, param_dtype)
-    tensors = [inputs, *ends]
+    if measured is None:
+        measured = measure(
+            model, inputs=inputs, precision=precision, device_type=device_type, param_dtype=param_dtype
+        )  # fmt: skip
+    tensors = [inputs, *measured.ends]
     return [
         Stage(
             index=index,
@@ -88,7 +112,7 @@ def stages_of(
             inputs=tensors[place.start],
             outputs=tensors[place.stop],
         )
-        for index, place in enumerate(cut(costs, num_stages))
+        for index, place in enumerate(cut(measured.costs, num_stages))
     ]
 
 
@@ -151,11 +175,16 @@ def _drop(module: nn.Module, prefix: str, needed: set[str]) -> None:
             del module._modules[name]
 
 
-def _measure(
-    model: nn.Module, parts: Sequence[Part], inputs: Between, precision: PrecisionConfig, device_type: str,
+def measure(
+    model: nn.Module, *, inputs: Between, precision: PrecisionConfig, device_type: str,
     param_dtype: torch.dtype | None,
-) -> tuple[list[float], list[Between]]:  # fmt: skip
-    """(what each part costs, what it gives on)."""
+) -> Measured:  # fmt: skip
+    """Measure the parts of `model` on fake tensors. Arguments as of `stages_of`.
+
+    Raises:
+        ConfigError: the model has no parts.
+    """
+    parts = parts_of(model)
     costs: list[float] = []
     ends: list[Between] = []
 
@@ -185,7 +214,7 @@ def _measure(
             del model.forward
     if not any(costs):  # nothing that is counted
         costs = [float(sum(_num_weights(model, name) for name in part.needs)) for part in parts]
-    return (costs if any(costs) else [1.0] * len(parts)), ends
+    return Measured(costs=costs if any(costs) else [1.0] * len(parts), ends=ends)
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,12 +10,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.pipeline.cut import Between, Stage, keep, stages_of
+from hpc_trainer.features.pipeline.cut import Between, Measured, Stage, keep, stages_of
 from hpc_trainer.features.pipeline.step import Place, run_parts
 from hpc_trainer.features.pipeline.whole_model import Whole
+from hpc_trainer.models.parts import parts_of
+from hpc_trainer.runtime.own_process import OwnProcess
+from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ability import Building
 from hpc_trainer.training.checkpoint.model_parts import set_whole
 from hpc_trainer.training.optim.clip import counts_here
@@ -25,18 +30,21 @@ from hpc_trainer.training.parallel.share import SYNC_BUFFERS, VotingLoss
 
 
 def cut_out(model: nn.Module, building: Building) -> Stages:
-    """Leaves of `model`, which is whole and on the CPU, this rank's stage, in place. Not collective.
+    """Leaves of `model`, which is whole and on the CPU, this rank's stage, in place. Collective in a run.
 
     Its names stay those of the whole model, in checkpoints too.
 
     Raises:
-        ConfigError: it cannot be cut into so many stages, or a stage would have nothing to train.
+        ConfigError: it cannot be cut into so many stages, its parts do not run on fake tensors, or a stage would have
+            nothing to train.
     """
     config, mesh = building.config, building.mesh
     is_channels_last = config.train.channels_last and building.run is not None  # an estimate counts bytes
+    inputs = _inputs(building)
     stages = stages_of(
-        model, mesh.shape.pp, inputs=_inputs(building), precision=config.precision,
+        model, mesh.shape.pp, inputs=inputs, precision=config.precision,
         device_type=building.device.type, param_dtype=gathered_dtype(config.parallel),
+        measured=None if building.run is None else _measured(model, building, building.run.group, inputs),
     )  # fmt: skip
     stage, whole = stages[mesh.place.pp], Whole.of(model)
     names = [set(_names(model, each)) for each in stages]
@@ -123,6 +131,39 @@ def _data_group(mesh: Mesh) -> Any:
     """The ranks of this stage; None if that is this rank alone."""
     devices = mesh.dim("dp_replicate", "dp_shard")  # one of them: HSDP is refused
     return None if devices is None else devices.get_group()
+
+
+def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Between) -> Measured:
+    """What a process of its own measures for rank 0, on all ranks: the user's model never meets a fake tensor in this
+    one. Collective.
+    """
+    parts_of(model)  # its own error, without a process
+    answer = {}
+    if group.is_rank_zero:
+        answer = _asked(building, inputs)
+    answer = group.broadcast(answer)
+    if "error" in answer:
+        raise ConfigError(
+            f"parallel.pipeline_parallel={building.mesh.shape.pp}: the parts of {type(model).__name__} could not be "
+            f"measured on tensors without content, which tells where to cut ({answer['error']}). Change the part that "
+            "looks at values, or use parallel=fsdp."
+        )
+    return Measured(costs=answer["costs"], ends=[Between.from_plain(each) for each in answer["ends"]])
+
+
+def _asked(building: Building, inputs: Between) -> dict[str, Any]:
+    try:
+        samples = StandIn.of(building.dataset, building.task, 1).to_plain()
+    except Exception as error:  # the user's data set may raise anything, and the other ranks wait for an answer
+        return {"error": f"{type(error).__name__}: {error}"}
+    asked = {
+        "config": to_plain(building.config),
+        "samples": samples,
+        "inputs": inputs.to_plain(),
+        "device_type": building.device.type,
+    }
+    with OwnProcess("hpc_trainer.features.pipeline.measure") as process:
+        return process.ask(asked)
 
 
 def _inputs(building: Building) -> Between:

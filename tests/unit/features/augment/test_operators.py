@@ -75,6 +75,15 @@ def test_colours_are_as_the_operator_says_on_its_rows_alone(name: str, numbers: 
     assert torch.allclose(found[[0, 2]], images[[0, 2]], atol=1e-5)
 
 
+def test_autocontrast_leaves_a_channel_of_one_value_as_it_is() -> None:
+    """As torchvision does; it was black."""
+    images = _images(2)
+    images[:, 1] = 0.7
+    found = _after(images, ("autocontrast", [0, 1], [[], []]))
+    assert torch.allclose(found[:, 1], images[:, 1], atol=1e-6)
+    assert torch.allclose(_pixels(found)[:, 0].amax((-2, -1)), torch.ones(2), atol=2e-5)
+
+
 def _grey(pixels: Tensor) -> Tensor:
     return (pixels * torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
 

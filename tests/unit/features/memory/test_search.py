@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpc_trainer.config.batch import divisors
 from hpc_trainer.errors import ConfigError, TooLargeError
@@ -23,8 +25,10 @@ from hpc_trainer.runs.reading import read_json, read_lines
 from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.context import RunContext
+from tests import warm
 from tests.unit.training.ranks import two_ranks_say
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
+from tests.unit.training.world_child import compose
 
 AUTO = "train.micro_batch_size=auto"
 # Batch norm, dropout, augmentation, an average: all that a forward pass draws or moves.
@@ -37,6 +41,8 @@ WORDS = (
 
 class Room:
     """A probe of a device on which `most` samples fit."""
+
+    counts = True
 
     def __init__(self, most: int) -> None:
         self.most, self.tried, self.trials = most, list[int](), list[fit_batch.Trials]()
@@ -52,6 +58,12 @@ class Room:
         return 0
 
     def clear(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _warm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What estimates is a process of its own: it is forked here."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", warm.execute_child)
 
 
 @pytest.fixture
@@ -191,6 +203,27 @@ def test_an_error_of_the_model_is_not_taken_for_memory(
     monkeypatch.setattr(fit_batch.Trials, "_pass", broken)
     with pytest.raises(ConfigError, match="ValueError: a shape that does not fit"):
         train_here(config_of(*WORDS, AUTO), tmp_path)
+
+
+@pytest.mark.parametrize("task", ["Fit", "OwnCrossEntropy"])
+def test_no_rank_enters_a_mode_of_fake_tensors(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep copy of a fake tensor, as torchmetrics makes, frees memory twice (runtime/own_process.py)."""
+    entered: list[str] = []
+    enter = FakeTensorMode.__enter__
+
+    def seen(mode: FakeTensorMode) -> FakeTensorMode:
+        entered.append("".join(traceback.format_stack(limit=8)))
+        return enter(mode)
+
+    monkeypatch.setattr(FakeTensorMode, "__enter__", seen)
+    parts = "tests.unit.training.task_parts."
+    padded = "tests.unit.training.data.padded_parts."
+    words = ["experiment=digits", "task=custom", f"task._target_={parts}{task}", "model=custom", "data=custom",
+             "schedule.warmup_steps=0", "train.num_steps=2", "train.global_batch_size=4", AUTO]  # fmt: skip
+    fit = [f"model._target_={parts}TwoInputs", f"data._target_={parts}pairs"]
+    own = [f"model._target_={padded}Net", f"data._target_={padded}padded"]
+    train_here(compose([*words, *(fit if task == "Fit" else own)], 1), tmp_path)
+    assert entered == []
 
 
 @pytest.mark.long

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.mfu import ability, flops
@@ -16,57 +19,89 @@ from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.rng import rng_state
+from tests import warm
 from tests.unit.training.built_parts import building_of
 from tests.unit.training.world_child import compose
 
 IMAGES = torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)
 
 
-def _at_work(monkeypatch: pytest.MonkeyPatch, *, is_rank_zero: bool = True) -> MfuAbility:
+@pytest.fixture(autouse=True)
+def _warm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is a process of its own: it is forked here."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", warm.execute_child)
+
+
+class Counts:
+    """In place of the process that counts."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.found, self.asked, self.is_closed = answer, list[dict[str, Any]](), False
+
+    def send(self, question: dict[str, Any]) -> None:
+        self.asked.append(question)
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        assert not self.is_closed
+        return self.found
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def _at_work(
+    monkeypatch: pytest.MonkeyPatch, counts: Counts | None = None, *, is_rank_zero: bool = True,
+    config: TrainConfig | None = None, **parts: Any,
+) -> MfuAbility:  # fmt: skip
     """On one of two GPUs whose peak is 5e10."""
     monkeypatch.setattr(ability, "peak_flops", lambda config, device: 5e10)
-    config = TrainConfig()
+    if counts is not None:
+        monkeypatch.setattr(ability, "OwnProcess", lambda module: counts)
+    config = config or TrainConfig()
     found = MfuAbility(config)
     run = Mock(is_rank_zero=is_rank_zero, world_size=2)
-    found.on_state(
-        Mock(),
-        torch.nn.Identity(),
-        building_of(config, run=run, dataset=SimpleNamespace(__getitems__=lambda _: IMAGES)),
-    )
+    images = SimpleNamespace(__getitems__=lambda _: (IMAGES[0][:1], IMAGES[1][:1]), input_shape=None, num_classes=None)
+    found.on_state(Mock(), torch.nn.Identity(), building_of(config, run=run, **{"dataset": images, **parts}))
     return found
 
 
 def test_mfu_is_what_was_done_of_what_could_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def count(*_: object) -> float:
-        asked.append(1)
-        return 1e9
-
-    monkeypatch.setattr(ability, "flops_per_sample", count)
-    mfu = _at_work(monkeypatch)
+    mfu = _at_work(monkeypatch, counts := Counts({"flops": 1e9}))
     for step in (1, 2):
         mfu.logged(step, values := {"samples_per_s": 20.0})
         assert values["mfu"] == pytest.approx(20 * 1e9 / 1e11)
-    assert asked == [1]
-    _at_work(monkeypatch, is_rank_zero=False).logged(1, values := {"samples_per_s": 20.0})
+    assert len(counts.asked) == 1
+    assert counts.is_closed
+    _at_work(monkeypatch, other := Counts({}), is_rank_zero=False).logged(1, values := {"samples_per_s": 20.0})
     assert "mfu" not in values, "rank 0 logs"
+    assert other.asked == []
 
 
 def test_a_model_that_cannot_be_counted_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def count(*_: object) -> float:
-        raise ValueError("numbers wanted")
-
-    monkeypatch.setattr(ability, "flops_per_sample", count)
-    mfu = _at_work(monkeypatch)
+    mfu = _at_work(monkeypatch, Counts({"error": "ValueError: numbers wanted"}))
     for step in (1, 2):
         mfu.logged(step, values := {"samples_per_s": 20.0})
         assert "mfu" not in values
     output = capsys.readouterr().out
     assert output.count(FLOPS_FAILED) == 1
     assert "numbers wanted" in output
+
+
+def test_a_run_that_ends_before_its_first_log_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    _at_work(monkeypatch, counts := Counts({"flops": 1e9})).close(None)
+    assert counts.is_closed
+
+
+def test_a_process_of_its_own_counts_as_many_as_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And this one enters no mode of fake tensors: the user's metrics may corrupt the memory there."""
+    config, wanted = _counted(["experiment=digits", "model=mlp", "model.hidden_dim=32", "model.num_layers=2"])
+    task = build_task(config)
+    monkeypatch.setattr(FakeTensorMode, "__enter__", Mock(side_effect=AssertionError("in the rank itself")))
+    mfu = _at_work(monkeypatch, config=config, dataset=build_dataset(config, "train", task), task=task)
+    mfu.logged(1, values := {"samples_per_s": 20.0})
+    assert values["mfu"] == pytest.approx(20 * wanted / 1e11)
 
 
 def _counted(words: list[str]) -> tuple[TrainConfig, float]:

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import copy
 import itertools
+import subprocess
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.model.shipped import GptConfig, ResnetConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError, LoopError
 from hpc_trainer.features.pipeline.cut import Between, Stage, cut, keep, stages_of
+from hpc_trainer.features.pipeline.stage import cut_out
 from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.parts import Part, parts_of
 from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.runtime.own_process import OwnProcess
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.optim.decay import decaying
+from hpc_trainer.training.parallel.mesh import Mesh
+from tests import warm
+from tests.unit.training.built_parts import building_of
+from tests.unit.training.world_child import compose
 
 FP32 = PrecisionConfig()
 
@@ -97,6 +111,37 @@ def test_random_numbers_are_drawn_as_if_nobody_had_measured() -> None:
     state = torch.get_rng_state()
     _stages(model, torch.zeros(2, 12, dtype=torch.int64), 2)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_rank_s_stages_are_measured_in_a_process_of_its_own(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's model on fake tensors may corrupt the memory of a process (runtime/own_process.py)."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", warm.execute_child)
+    words = ["experiment=gpt_bytes", "model.num_layers=4", "model.embed_dim=16", "data.seq_len=24", "optim=adamw"]
+    words += ["parallel.pipeline_parallel=2", f"precision={precision}", "train.micro_batch_size=2"]
+    config = compose(words, 2)
+    task = build_task(config)
+    dataset = build_dataset(config, "train", task)
+    torch.manual_seed(1)
+    model = build_model(config, dataset)
+    inputs = Between((2, 24), torch.int64)
+    wanted = stages_of(model, 2, inputs=inputs, precision=config.precision, device_type="cpu")[1]
+    monkeypatch.setattr(FakeTensorMode, "__enter__", Mock(side_effect=AssertionError("in the rank itself")))
+    mesh = Mesh(shape=mesh_shape(config.parallel, 2), rank=1)
+    parts: Any = {"dataset": dataset, "task": task, "run": SimpleNamespace(group=RankGroup())}
+    assert cut_out(model, building_of(config, mesh, **parts)).stage == wanted
+
+
+def test_a_model_that_cannot_be_measured_is_refused_by_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["experiment=gpt_bytes", "parallel.pipeline_parallel=2", "train.micro_batch_size=2"], 2)
+    task = build_task(config)
+    dataset = build_dataset(config, "train", task)
+    died = {"error": "the process that estimates died of SIGSEGV"}
+    monkeypatch.setattr(OwnProcess, "ask", lambda process, question, timeout_s=0: died)
+    mesh = Mesh(shape=mesh_shape(config.parallel, 2), rank=0)
+    parts: Any = {"dataset": dataset, "task": task, "run": SimpleNamespace(group=RankGroup())}
+    with pytest.raises(ConfigError, match=r"the parts of Gpt could not be measured .*\(.* died of SIGSEGV\)"):
+        cut_out(build_model(config, dataset), building_of(config, mesh, **parts))
 
 
 def test_a_stage_that_was_promised_another_shape_says_so() -> None:
