@@ -7,7 +7,6 @@ from torch import nn
 
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import import_torchao
 from hpc_trainer.models.blocks import blocks
 
 _MULTIPLE = 16
@@ -34,7 +33,6 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> int:
     problem = missing("precision=fp8", "torchao")
     if problem is not None:
         raise ConfigError(f"{problem}, or precision=bf16.")
-    import_torchao()
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     inside = {id(module) for block in blocks(model) for module in block.modules()}
