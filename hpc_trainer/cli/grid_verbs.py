@@ -35,6 +35,7 @@ from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
+from hpc_trainer.operate.cancel import cancelled_with_sweep
 from hpc_trainer.operate.find import elsewhere_too, select
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.layout import SweepPaths
@@ -102,7 +103,9 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
 
 
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Submits the failed (or interrupted) ones among the runs that `names` name; cancelled ones if named one by one.
+    """Submit the failed and interrupted runs among those that `names` name.
+
+    A cancelled run comes back by its own name, and by the sweep's name if it was cancelled by that.
 
     Words with `=` among `names` are changes of `cluster.*` and `hardware.*`.
     """
@@ -111,13 +114,14 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, chosen, names, sweep)) else ())
-    take_back = bool(names) and list(names) != [status.sweep.name]  # a sweep's name alone takes no cancel back
+    takes_all = bool(names) and list(names) != [status.sweep.name]
     states = {run_id: status.states[run_id] for run_id in chosen}
-    wanted = [
+    back = {
         run_id
         for run_id, state in states.items()
-        if state.has_failed or state.needs_submit or (take_back and state is RunState.CANCELLED)
-    ]
+        if state is RunState.CANCELLED and (takes_all or cancelled_with_sweep(status, run_id))
+    }
+    wanted = [run_id for run_id, state in states.items() if state.has_failed or state.needs_submit or run_id in back]
     unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
     if not wanted and unknown is not None:
         told = explain(status, status.run(unknown), asks_slurm=False)
@@ -127,7 +131,7 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
         )
     if not wanted:
         raise RunStateError(_nothing_to_retry(status, chosen))
-    done = retry(status.sweep, wanted, take_back=take_back, changes=changes)
+    done = retry(status.sweep, wanted, take_back=takes_all or bool(back), changes=changes)
     print_json(submit_json(done)) if as_json else print_submitted(done)
 
 
@@ -142,7 +146,8 @@ def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
     if any(state.is_active for state in states):
         words.append("What waits or works goes on by itself.")
     if RunState.CANCELLED in states:
-        words.append("A cancelled run is brought back by its own name: hpc-trainer retry RUN.")
+        cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)
+        words.append(f"A cancelled run is brought back by its own name: hpc-trainer retry {cancelled}")
     if RunState.COMPLETED in states:
         words.append("What is complete is trained anew by its `hpc-trainer submit` with --fresh.")
     return " ".join(words)

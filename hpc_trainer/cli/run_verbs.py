@@ -94,7 +94,7 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
 def run_remarks(status: SweepStatus) -> list[str]:
     """What runs at work say that a person should know, of the first few."""
     found = [f"{run.run_id}: {text}." for run in status.open_runs.values() for text in run.remarks]
-    more = [f"{len(found) - _MOST_REMARKS} more remarks of runs: hpc-trainer why RUN."]
+    more = [f"{len(found) - _MOST_REMARKS} more remarks of runs: hpc-trainer why {status.sweep.name}"]
     return found[:_MOST_REMARKS] + (more if len(found) > _MOST_REMARKS else [])
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.runs.files import write_marker
+from hpc_trainer.runs.files import write_json, write_marker
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
@@ -55,10 +57,10 @@ def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
     for run in runs:
         if run.state is RunState.CANCELLED:  # by scancel, perhaps: Slurm forgets that, and the marker does not
-            _mark(status, run)
+            _mark(status, run, is_whole=is_whole)
     chosen = [run for run in runs if run.state is not RunState.CANCELLED and not _is_over(run)]
     for run in chosen:
-        _mark(status, run)
+        _mark(status, run, is_whole=is_whole)
     # A run that an earlier cancel marked may still have its job: that scancel may have failed.
     marked = [run for run in runs if run.state is RunState.CANCELLED and _may_have_job(run)]
     saving = [run for run in chosen if save and run.state is RunState.RUNNING]
@@ -83,11 +85,24 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     return [run.run_id for run in chosen]
 
 
-def _mark(status: SweepStatus, run: RunStatus) -> None:
+def _mark(status: SweepStatus, run: RunStatus, *, is_whole: bool) -> None:
     paths = status.sweep.run(run.run_id)
     make_folder(paths.folder)
     # Of a job that has not begun Slurm says CANCELLED too, after a power cut as well; 20,000 fsyncs take a minute.
-    write_marker(paths.marker(CANCEL), sync=bool(run.attempts))
+    marker, sync = paths.marker(CANCEL), bool(run.attempts)
+    if is_whole and not os.path.lexists(marker):
+        write_json(marker, {"time": time.time(), _WITH_SWEEP: True}, sync=sync)
+    else:
+        write_marker(marker, sync=sync)
+
+
+# In the marker of a run that was cancelled with its whole sweep: the sweep's name brings it back.
+_WITH_SWEEP = "with_sweep"
+
+
+def cancelled_with_sweep(status: SweepStatus, run_id: str) -> bool:
+    """Return whether a cancelled run was cancelled by its sweep's name, and not by its own."""
+    return (read_json(status.sweep.run(run_id).marker(CANCEL), status.faults) or {}).get(_WITH_SWEEP) is True
 
 
 def _is_over(run: RunStatus) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import torch
@@ -102,13 +103,19 @@ def _is_dynamic(qat: QatConfig) -> bool:
 
 
 def import_torchao() -> None:
-    """Its tensors and operations; without what it says of its libraries for other machines, and torch of its enums."""
+    """Import torchao's tensors and operations without what it logs of other machines' libraries.
+
+    Where Python keeps no bytecode of torchao yet, compiling torchao warns of its invalid escapes (0.18): an error under
+    `-W error`.
+    """
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     before = [each.level for each in loggers]
     for each in loggers:
         each.setLevel(logging.ERROR)
     try:
-        import torchao.quantization.qat  # noqa: F401
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "invalid escape sequence|.* is an invalid escape sequence")
+            import torchao.quantization.qat  # noqa: F401
     finally:
         for each, level in zip(loggers, before, strict=True):
             each.setLevel(level)

@@ -16,6 +16,7 @@ from hpc_trainer.cli.verbs.why import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.results import metrics_now
 from hpc_trainer.runs.files import append_lines, write_json
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_specs
@@ -251,6 +252,40 @@ def test_retry_where_nothing_failed_says_what_there_is_and_what_helps(tmp_path: 
     with pytest.raises(RunStateError) as error:
         run_retry([run_id], None, folder, as_json=False)
     assert str(error.value) == f"nothing to retry: {run_id} is COMPLETED. {fresh}"
+
+
+def test_a_sweep_that_was_cancelled_by_name_comes_back_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_slurm: None
+) -> None:
+    class AskedError(Exception):
+        pass
+
+    def asked(sweep: SweepPaths, run_ids: list[str], *, take_back: bool, changes: list[str]) -> None:
+        raise AskedError(*run_ids, take_back)
+
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(3, "cluster=local"))
+    folder, run_ids = sweep.paths.folder.parent, [spec.run_id for spec in sweep.specs]
+    for index in range(3):
+        sweep.start(index, executor="local")
+        sweep.end(index, state=RunState.PREEMPTED, cause="stopped")
+    monkeypatch.setattr("hpc_trainer.cli.grid_verbs.retry", asked)
+    run_cancel(["sweep", run_ids[0]], None, folder, save=False, as_json=False)
+    with pytest.raises(AskedError) as found:
+        run_retry(["sweep"], None, folder, as_json=False)
+    assert found.value.args == (run_ids[1], run_ids[2], False), "a run that was cancelled by its own name stays so"
+    run_cancel(["sweep"], None, folder, save=False, as_json=False)
+    with pytest.raises(AskedError) as found:
+        run_retry(["sweep"], None, folder, as_json=False)
+    assert found.value.args == (run_ids[1], run_ids[2], True)
+    for index in (1, 2):
+        sweep.run(index).marker("CANCEL").unlink()
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index)
+    with pytest.raises(RunStateError, match=f"by its own name: hpc-trainer retry {run_ids[0]}"):
+        run_retry(["sweep"], None, folder, as_json=False)
+    with pytest.raises(AskedError) as found:
+        run_retry([run_ids[0]], None, folder, as_json=False)
+    assert found.value.args == (run_ids[0], True)
 
 
 @pytest.mark.usefixtures("no_slurm")

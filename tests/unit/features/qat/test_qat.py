@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -107,3 +108,15 @@ def test_a_missing_package_is_told_before_anything_runs(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torchao.quantization.qat", None)
     with pytest.raises(ConfigError, match="hpc_trainer\\[quantize\\]"):
         begin_rounding(_model(), QatConfig(to=QatTo.int8), ["0"])
+
+
+def test_torchao_is_imported_under_a_strict_filter_without_its_bytecode(tmp_path: Path) -> None:
+    look = (
+        "import sys, torch\n"
+        "from hpc_trainer.features.qat.rounding import import_torchao\n"
+        f"sys.pycache_prefix = {str(tmp_path)!r}\n"
+        "import warnings; warnings.simplefilter('error')\n"
+        "import_torchao()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
