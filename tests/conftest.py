@@ -1,10 +1,63 @@
-"""For all tests: one thread of torch a process, Ctrl-C as in a terminal, the same draws of hypothesis each time."""
+"""For all tests: no Slurm of the machine, one thread of torch a process, Ctrl-C as in a terminal, equal draws.
+
+A login node has a live Slurm. The PATH of tests has none of its commands. Tests on Slurms of their own
+(tests/slurm/testbed) take the PATH of before from $HPC_TRAINER_TESTS_PATH.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_SLURM = frozenset(
+    {"sbatch", "squeue", "sacct", "sacctmgr", "scontrol", "sinfo", "scancel", "srun", "salloc", "sstat", "sprio"}
+)
+_CALLS = "HPC_TRAINER_SLURM_CALLS"
+
+
+def without_slurm(path: str) -> str:
+    """Return a PATH with all commands of `path` but Slurm's: a folder that has some is replaced by one of links."""
+    folders = []
+    for folder in path.split(os.pathsep):
+        names = os.listdir(folder) if folder and os.path.isdir(folder) else []  # noqa: PTH112, PTH208
+        if _SLURM.isdisjoint(names):
+            folders.append(folder)
+            continue
+        links = Path(tempfile.mkdtemp(prefix="no-slurm-"))
+        links.chmod(0o755)  # tests become other users
+        atexit.register(_remove, links, os.getpid())
+        for name in set(names) - _SLURM:
+            (links / name).symlink_to(Path(folder, name).absolute())
+        folders.append(str(links))
+    return os.pathsep.join(folders)
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # tests fork
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which a planted Slurm command was called (tests/no_slurm)."""
+    calls = Path(os.environ.get(_CALLS, "/nonexistent"))
+    if not hasattr(session.config, "workerinput") and calls.is_file() and calls.read_text():
+        print(f"\nTests have called the machine's Slurm:\n{calls.read_text()}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+# Once: workers of pytest-xdist inherit both.
+if "HPC_TRAINER_TESTS_PATH" not in os.environ:
+    os.environ["HPC_TRAINER_TESTS_PATH"] = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = without_slurm(os.environ["HPC_TRAINER_TESTS_PATH"])
+
+import pytest
 
 # Before torch is imported. As many processes as cores are at work, and threads that wait for each other turn idly.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,3 +72,9 @@ with contextlib.suppress(ImportError):  # the environment of torch-xla has none
     # Its own deadline is 0.2 s an example: a busy machine takes that now and then.
     settings.register_profile("same", derandomize=True, deadline=None)
     settings.load_profile("same")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def node_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A place for frozen code that goes with the session's other files; else its copies stay in /tmp for a week."""
+    os.environ["SLURM_TMPDIR"] = str(tmp_path_factory.mktemp("node"))

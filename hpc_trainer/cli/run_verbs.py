@@ -201,7 +201,7 @@ def run_results(
     """Prints the table of results; a line a run if asked for, however many there are."""
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     if as_json:
-        rows = result_rows(status)
+        rows = result_rows(status, typed=True)
         print_json(sort_rows(rows, sort) if sort else rows)
     else:
         print_results(status, sort, every_run=every_run)

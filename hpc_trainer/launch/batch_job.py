@@ -43,7 +43,7 @@ _GUARD = (
     "hpc_trainer_line=$LINENO hpc_trainer_depth=${#BASH_SOURCE[@]}; "
     "trap '[ $LINENO -le $hpc_trainer_line ] || hpc_trainer_at=$LINENO' DEBUG",
 )
-_GUARD_ENDS = "hpc_trainer_line=; trap - DEBUG"
+_GUARD_ENDS = "trap - DEBUG; hpc_trainer_line="  # in this order: the trap compares with the number
 
 _WORDS = {
     "hardware.partition": words.PARTITION,

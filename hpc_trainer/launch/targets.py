@@ -18,9 +18,9 @@ from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.targets import TO_BE_FOUND
 from hpc_trainer.errors import did_you_mean
-from hpc_trainer.launch.frozen_code.frozen_worker import LINK
 from hpc_trainer.launch.frozen_code.import_path import is_environment
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, locations_of
+from hpc_trainer.launch.frozen_code.unpacking import LINK
 from hpc_trainer.runs.spec import RunSpec
 
 # Where a module's text says one of these, names or modules may come to be that no file shows.

@@ -40,6 +40,12 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
     return {run_id: {key: value for key, value in row.items() if value is not None} for run_id, row in found.items()}
 
 
+def typed_axes(spec: RunSpec, axes: Mapping[str, str]) -> dict[str, Any]:
+    """Return a run's row of `find_axes` with its numbers and truth values as the frozen configuration has them."""
+    values = {key: _configured(spec, key) for key in axes}
+    return {key: values[key] if isinstance(values[key], (bool, int, float)) else text for key, text in axes.items()}
+
+
 def _named(specs: Sequence[RunSpec]) -> list[str]:
     """Keys that commands named, of what a run computes and with what, but for what all runs were given alike."""
     words = [dict.fromkeys(spec.overrides) for spec in specs]

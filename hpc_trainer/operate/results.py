@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hpc_trainer.errors import ConfigError, valid
-from hpc_trainer.operate.axes import find_axes
+from hpc_trainer.operate.axes import find_axes, typed_axes
 from hpc_trainer.operate.monitoring.energy import energy_columns
 from hpc_trainer.runs.metrics_log import SPEED, newest_metrics_in, read_metrics
 from hpc_trainer.runs.states import RunState
@@ -18,25 +18,46 @@ _MOST_RUNS = 200
 _PASSING = ("lr", "grad_norm", "loss", *SPEED)
 
 
-def result_rows(status: SweepStatus) -> list[dict[str, Any]]:
-    """A flat dict for each run: run_id, what runs differ in, metrics, state, step, cost.
+# Columns of every row that are ours: a metric of such a name, or of an axis's, is shown under TOLD and its name.
+_OURS = frozenset({"run_id", "code", "metrics_step", "state", "step", "gpu_hours", "attempts"})
+_OF_ENERGY = frozenset({"energy_kwh", "j_per_sample", "co2_g"})
+TOLD = "metrics."
+"""What a metric's name gets before it where a column of ours has that name."""
+
+
+def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
+    """Return a flat dict for each run: run_id, what runs differ in, metrics, state, step, cost.
 
     `code`, where runs have other code: the first digits of the digest of what was frozen for them; None: nothing was.
     `metrics_step`, where a run has not ended well: the step that its metrics are of.
+
+    Args:
+        status: the sweep.
+        typed: numbers and truth values of the configuration as such, not as the user typed them.
     """
     axes = find_axes([run.spec for run in status.runs])
+    taken = _OURS | _OF_ENERGY | {key for row in axes.values() for key in row}
+    if typed:
+        axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in status.runs}
     codes = {run.run_id: run.submission.code for run in status.runs if run.submission is not None}
     varies = len(set(codes.values())) > 1
     return [
-        _row(status, run, axes[run.run_id], {"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {})
+        _row(
+            status,
+            run,
+            axes[run.run_id],
+            {"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {},
+            taken,
+        )
         for run in status.runs
     ]
 
 
 def _row(
-    status: SweepStatus, run: RunStatus, axes: Mapping[str, str], code: Mapping[str, str | None]
+    status: SweepStatus, run: RunStatus, axes: Mapping[str, Any], code: Mapping[str, str | None], taken: Collection[str]
 ) -> dict[str, Any]:
-    metrics, step = newest_metrics(status, run)
+    told, step = newest_metrics(status, run)
+    metrics = {f"{TOLD}{name}" if name in taken else name: value for name, value in told.items()}
     return {
         "run_id": run.run_id,
         **axes,

@@ -216,7 +216,7 @@ class SweepPaths:
     pickles = _Named("pickles")
     """Tasks of Hydra apps that no command starts (hydra_apps/pickled.py); the launcher writes."""
     code = _Named("code")
-    """Frozen code: an archive for each digest, and beside it what the first worker unpacked."""
+    """Frozen code: an archive for each digest. Beside it its copy, if no disk of a node could hold one."""
 
     def at(self, name: str) -> str:
         """What has this name in the folder, as text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ _OF_ANOTHER_JOB = (
 )  # fmt: skip
 # A person's own filters and formats (SQUEUE_STATES, SCANCEL_NAME, ..): with them jobs would be missing from an answer.
 _OF_A_PERSON = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_")
+_FROZEN_CODE = "HPC_TRAINER_FROZEN_CODE"  # runtime/start.py, a layer above
 _SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 
 LOST = re.compile(
@@ -99,11 +101,28 @@ def submit_environment() -> dict[str, str]:
     """The environment without the job that we may be inside of: its SLURM_* and SBATCH_* would change what sbatch
     submits, and sbatch hands the rest on to the new job (--export=ALL).
 
-    What says which cluster this is, and who we are there, stays.
+    What says which cluster this is, and who we are there, stays. The copy of the frozen code on this node's disk does
+    not: on another node its path is free, and another user could put modules there.
     """
+    copies = _frozen_copies()
     is_inside = any(key in os.environ for key in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
-    return {
+    kept = {
         key: value
         for key, value in os.environ.items()
         if not ((key.startswith(_OF_LAUNCHERS) and key not in _SITE) or (is_inside and key in _OF_ANOTHER_JOB))
     }
+    if copies:
+        del kept[_FROZEN_CODE]
+        path = [each for each in kept.pop("PYTHONPATH", "").split(os.pathsep) if each]
+        path = [each for each in path if not f"{each}/".startswith(copies)]
+        kept |= {"PYTHONPATH": os.pathsep.join(path)} if path else {}
+    return kept
+
+
+def _frozen_copies() -> tuple[str, ...]:
+    """Return the folders of the frozen code that this process imports, each with a slash at its end."""
+    try:
+        found = json.loads(os.environ.get(_FROZEN_CODE, "{}"))
+    except ValueError:
+        return ()
+    return tuple(f"{each}/" for each in found.values()) if isinstance(found, dict) else ()

@@ -31,6 +31,7 @@ class LocalDriver:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))}
         return {
             **kept,
+            "SLURM_TMPDIR": os.environ["SLURM_TMPDIR"],  # that of the tests: tests/conftest.py
             "HPC_TRAINER_RUNS": str(self.folder / "runs"),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "PYTHONPATH": str(self.folder),

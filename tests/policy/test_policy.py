@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -148,7 +150,7 @@ def _imported(tree: ast.Module) -> set[str]:
 
 
 # The second one by the name that it has in an archive of frozen code.
-_OURS = ("hpc_trainer", "hpc_trainer_import_path")
+_OURS = ("hpc_trainer", "hpc_trainer_import_path", "hpc_trainer_unpacking")
 # What is imported -> what provides it, where the names differ.
 _PROVIDED_BY = {
     "PIL": "pillow",
@@ -273,3 +275,28 @@ def test_ids_in_the_docs_have_the_digits_of_an_id() -> None:
         if not re.fullmatch(r"-s\d+-[0-9a-f]{10}", found)
     ]
     assert wrong == []
+
+
+def test_tests_never_see_the_slurm_of_the_machine(tmp_path: Path) -> None:
+    planted, calls = ROOT / "tests" / "no_slurm", tmp_path / "calls"
+    assert {"sbatch", "squeue", "sacct"} <= {path.name for path in planted.iterdir() if os.access(path, os.X_OK)}
+    left_out = ("HPC_TRAINER_TESTS_PATH", "HPC_TRAINER_SLURM_CALLS", "PYTEST_", "SLURM", "COVERAGE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    env |= {"PATH": f"{planted}:{os.environ['HPC_TRAINER_TESTS_PATH']}", "HPC_TRAINER_SLURM_CALLS": str(calls)}
+    inner = tmp_path / "test_inner.py"
+    inner.write_text(
+        "import os, shutil, subprocess\n"
+        "def test_path(): assert shutil.which('sbatch') is None and shutil.which('sh') is not None\n"
+        "def test_call(): subprocess.run([os.environ['CALLED'], '--version'])\n"
+    )
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    alone = ["-p", "tests.conftest", str(inner)]  # outside of the folder of tests
+    documented = [f"{ROOT}/tests/integration/start/test_jobs.py", "-k", "documented_commands_compose and site"]
+    played = ((documented, "", 0), (alone, "/bin/true", 0), (alone, str(planted / "sbatch"), 1))
+    for more, called, code in played:
+        done = subprocess.run(
+            [*words, *more], env=env | {"CALLED": called}, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+    assert "Tests have called the machine's Slurm:\nsbatch --version" in done.stdout
+    assert calls.read_text() == "sbatch --version\n"

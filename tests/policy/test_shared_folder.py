@@ -26,12 +26,13 @@ ALLOWED: dict[str, dict[str, str]] = {
     "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
     "worker/probe.py": {'mode "a"': "the trace of one rank of a run that certify started: one writer"},
     "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},
-    "launch/frozen_code/frozen_worker.py": {
+    "launch/frozen_code/unpacking.py": {
+        "fcntl": "locks on the node's own disk; on a shared folder a claim that only saves work",
         "replace": "bytecode under a name of its own; a lost reply costs a compilation",
         "rename": "what another rank unpacked is as good: it is compared afterwards",
         "O_EXCL": "a claim that only saves work",
-        "exists": "stands alone in the archive and imports nothing of ours",
-        "st_mtime": "an old claim costs two ranks that compile",
+        "exists": "stands alone in the archive and imports nothing of ours; what it finds is compared",
+        "st_mtime": "old copies on the node's own disk; an old claim costs two ranks that compile",
     },
     "datasets/images/staging.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
     "worker/telemetry/prometheus.py": {"replace": "in the folder of the node's own collector"},

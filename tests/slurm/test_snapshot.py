@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -86,7 +87,8 @@ def test_edits_change_neither_a_waiting_nor_a_requeued_run(driver: Driver) -> No
     preemptor = driver.preempt_at("frozen", 100, job_id)
     driver.wait_for_states("frozen", "REQUEUED")
     _edit(driver, "edited before it came back")
-    shutil.rmtree(archive.with_suffix(""))  # what was unpacked is made again from the archive
+    for place in ("/tmp", os.environ.get("SLURM_TMPDIR", "/nowhere")):  # what was unpacked is made again
+        shutil.rmtree(Path(place) / f"hpc_trainer-{os.getuid()}" / archive.stem, ignore_errors=True)
     driver.slurm.run("scancel", str(preemptor))
     driver.start_again(job_id)
     (run,) = driver.wait_for_states("frozen", "COMPLETED").values()

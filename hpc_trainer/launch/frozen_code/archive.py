@@ -11,8 +11,9 @@ import zipfile
 from pathlib import Path
 
 from hpc_trainer.errors import SubmitError
-from hpc_trainer.launch.frozen_code.frozen_worker import MANIFEST, RefusedCodeError, member, read_archive
+from hpc_trainer.launch.frozen_code.frozen_worker import MANIFEST, member, read_archive
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, starter_code
+from hpc_trainer.launch.frozen_code.unpacking import RefusedCodeError
 from hpc_trainer.runs.files import check_trusted, fsync_folder, whole_file
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder

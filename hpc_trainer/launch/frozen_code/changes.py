@@ -13,8 +13,9 @@ from typing import Any
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.frozen_code.code_files import read_file
-from hpc_trainer.launch.frozen_code.frozen_worker import LINK, MANIFEST, manifest_digest
+from hpc_trainer.launch.frozen_code.frozen_worker import MANIFEST, manifest_digest
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
+from hpc_trainer.launch.frozen_code.unpacking import LINK
 from hpc_trainer.runs.layout import SweepPaths
 
 _OURS = "hpc_trainer"

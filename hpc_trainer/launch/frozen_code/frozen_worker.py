@@ -1,8 +1,8 @@
 """Starts the worker from frozen code: `python runs/<sweep>/code/<digest>.zip ...` runs this file, its `__main__.py`.
 
-It unpacks the archive beside itself, unless another rank has, and puts that on the path. It imports the standard
-library alone, and `import_path.py`, which the archive holds too: the hpc_trainer that is installed may be a checkout
-that somebody is editing, and must not be imported before the path is set.
+It unpacks the archive on this node's disk, unless another rank has, and puts that on the path. It imports the standard
+library alone, with `import_path.py` and `unpacking.py`, which the archive holds too: the hpc_trainer that is installed
+may be a checkout that somebody is editing, and must not be imported before the path is set.
 
     python ARCHIVE --unpack FOLDER     only unpacks, to look at the code
 
@@ -41,41 +41,36 @@ _given_path = sys.path[:]
 if __name__ == "__main__":
     sys.path.sort(key=_comes_last)
 
-import contextlib
+import errno
 import hashlib
-import importlib.util
+import io
 import json
-import py_compile
 import runpy
-import shutil
 import signal
 import stat
 import time
-import uuid
-import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
-from importlib.machinery import SourcelessFileLoader
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # the file beside this one in the archive, which is the first on the path
+if __name__ == "__main__":  # the files beside this one in the archive, which is the first on the path
     from hpc_trainer_import_path import frozen_path, safe_path  # type: ignore[import-not-found]
+    from hpc_trainer_unpacking import (  # type: ignore[import-not-found]
+        RefusedCodeError,
+        is_compiled,
+        place_code,
+        unpack,
+    )
 else:
     from hpc_trainer.launch.frozen_code.import_path import frozen_path, safe_path
+    from hpc_trainer.launch.frozen_code.unpacking import RefusedCodeError, is_compiled, place_code, unpack
 
-MAIN, IMPORT_PATH = "__main__.py", "hpc_trainer_import_path.py"
+MAIN, IMPORT_PATH, UNPACKING = "__main__.py", "hpc_trainer_import_path.py", "hpc_trainer_unpacking.py"
 MANIFEST = "manifest.json"
-LINK = "link"
 _CONFIG_ERROR = 78  # never retried (hpc_trainer/errors.py)
-# 300 files of 8 kB take 0.1 s on a local disk, some seconds on a busy parallel file system.
-_UNPACK_WAIT_S = 20.0
-# After it whoever compiles the frozen code was killed: 600 modules take 0.6 s of a core.
-_COMPILES_S = 300.0
-
-
-class RefusedCodeError(Exception):
-    """The archive is not what was submitted, or others may have changed it."""
+# A client of NFS may take a new name for missing for as long as it keeps attributes of the folder: 60 s (nfs(5)).
+_LATE_S = 65.0
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
@@ -97,7 +92,7 @@ def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, by
     """
     files: dict[str, tuple[str, bytes]] = {}
     try:
-        with zipfile.ZipFile(archive) as file:
+        with zipfile.ZipFile(io.BytesIO(_read_whole(archive))) as file:
             manifest = json.loads(file.read(MANIFEST))
             if not manifest_digest(manifest).startswith(archive.stem):
                 raise RefusedCodeError(f"{archive} was changed: its digest is {manifest_digest(manifest)[:12]}")
@@ -106,7 +101,9 @@ def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, by
                 if hashlib.sha256(content).hexdigest() != sha256:
                     raise RefusedCodeError(f"{archive} was changed: {name}")
                 files[name] = mode, content
-            starters = {MAIN: manifest["main"], IMPORT_PATH: manifest.get("import_path")}  # 0.1.0 had one file
+            # 0.1.0 had one file, and the first 0.2.0 two.
+            others = {IMPORT_PATH: manifest.get("import_path"), UNPACKING: manifest.get("unpacking")}
+            starters = {MAIN: manifest["main"], **others}
             for name, sha256 in starters.items():
                 if sha256 is not None and hashlib.sha256(file.read(name)).hexdigest() != sha256:
                     raise RefusedCodeError(f"{archive} was changed: {name}")
@@ -117,164 +114,36 @@ def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, by
     return manifest, files
 
 
-def find_change(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> str | None:
-    """The first file that differs in the unpacked `folder` from what it must be; None if there is none."""
-    for name, (mode, content) in files.items():
-        path = f"{folder}/{name}"
+def _read_whole(archive: Path) -> bytes:
+    """Read the archive by one open: all that a rank reads of the shared folder.
+
+    A file that was replaced on the server answers ESTALE to who has it open, and a client may believe for a while that
+    a new name is missing. To open and list the folder makes it ask (nfs(5), "Directory entry caching").
+    """
+    deadline = time.monotonic() + _LATE_S
+    while time.monotonic() < deadline:
         try:
-            if mode == LINK:
-                same = os.fsencode(Path(path).readlink()) == content
-            else:
-                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123 -- a descriptor
-                    same = file.read() == content
-        except OSError:
-            same = False
-        if not same:
-            return name
-    start = len(f"{folder}/")
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [each for each in folders if each != "__pycache__"]  # Python writes it when it imports
-        for each in names:
-            if f"{parent}/{each}"[start:] not in files:
-                return f"{parent}/{each}"[start:]
-    return None
+            return archive.read_bytes()
+        except OSError as error:
+            if error.errno not in (errno.ESTALE, errno.ENOENT):
+                raise
+        if not _is_listed(archive):
+            break
+        time.sleep(0.2)
+    return archive.read_bytes()
 
 
-def unpack(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> None:
-    """Write the files into `folder`, a name that nobody else uses. Not flushed to the disk: the archive has been.
-
-    What is there already was made by this call, and the answer was lost (NFS): so nothing is made by O_EXCL.
-    """
-    below = {name[:end] for name in files for end in range(len(name)) if name[end] == "/"}
-    for each in (folder, *(folder / name for name in sorted(below))):
-        each.mkdir(mode=0o755, exist_ok=True)  # a default ACL may give the group more than the umask lets
-    for name, (mode, content) in files.items():
-        path = f"{folder}/{name}"
-        if mode == LINK:
-            with contextlib.suppress(FileExistsError):
-                Path(path).symlink_to(os.fsdecode(content))
-            continue
-        # Read-only: an editor that follows a traceback to here says so before it changes what waiting runs import.
-        bits = 0o555 if mode == "755" else 0o444
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, bits), "wb") as file:
-            file.write(content)
-
-
-def is_compiled(archive: Path, files: Mapping[str, tuple[str, bytes]]) -> bool:
-    """True if all modules of the unpacked folder have bytecode of this Python. One rank makes what is missing.
-
-    Then Python never writes any there: 3.10, 3.11 and early releases of 3.12 and 3.13 put in place what a full disk has
-    cut (CPython issue 126606), and every later import of it fails. While one rank compiles, the others do not wait.
-    """
-    folder, claim = archive.with_suffix(""), archive.with_suffix(".compiling")
-    missing = _without_bytecode(folder, files)
-    if not missing:
-        return True
-    with contextlib.suppress(OSError):  # of a rank that was killed: two that compile do no harm
-        if time.time() - claim.stat().st_mtime > _COMPILES_S:
-            claim.unlink()
-    if not _take(claim):
-        return False
+def _is_listed(file: Path) -> bool:
+    """Return True if a fresh listing of the folder holds the file."""
     try:
-        for source, target in missing.items():
-            _compile(source, target)
-    except (OSError, EOFError, ValueError) as error:
-        sys.stderr.write(f"no bytecode of the frozen code is kept: {error}.\n")
-        return False
-    finally:
-        claim.unlink(missing_ok=True)
-    return True
-
-
-def _without_bytecode(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
-    """Module -> where its bytecode is to be."""
-    there: dict[str, set[str]] = {}
-    missing = {}
-    for name, (mode, _) in files.items():
-        if mode == LINK or not name.endswith(".py"):
-            continue
-        target = importlib.util.cache_from_source(f"{folder}/{name}")
-        parent, _, own = target.rpartition("/")
-        if parent not in there:
-            try:
-                there[parent] = {*os.listdir(parent)}  # noqa: PTH208
-            except OSError:
-                there[parent] = set()
-        if own not in there[parent]:
-            missing[f"{folder}/{name}"] = target
-    return missing
-
-
-def _compile(source: str, target: str) -> None:
-    """Puts the bytecode of one file in place when it is whole on the disk: `py_compile` does not look.
-
-    It is taken as it is (PEP 552, unchecked): it is the sources that are compared. Of what is no Python there is none:
-    whoever imports it is told.
-
-    Raises:
-        OSError, EOFError, ValueError: there was no room for it.
-    """
-    temporary = f"{target}.{uuid.uuid4().hex}"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            py_compile.compile(
-                source, temporary, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
-            )
-        SourcelessFileLoader("it", temporary).get_code("it")
-        os.replace(temporary, target)  # noqa: PTH105
-    except py_compile.PyCompileError:
-        return
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
+        return file.name in os.listdir(file.parent)  # noqa: PTH208
+    except OSError as error:
+        return error.errno == errno.ESTALE
 
 
 def _keeps_bytecode() -> bool:
-    """False where the person wants none, or has it elsewhere."""
+    """Return False if the user wants no bytecode, or has it elsewhere."""
     return not sys.dont_write_bytecode and sys.pycache_prefix is None
-
-
-def ensure_unpacked(archive: Path, files: Mapping[str, tuple[str, bytes]]) -> Path:
-    """The folder beside the archive with exactly these files. Every rank calls it; one unpacks, the others wait.
-
-    The folder appears whole, by a rename. One that was changed is set aside and written anew.
-    """
-    folder, claim = archive.with_suffix(""), archive.with_suffix(".unpacking")
-    deadline = time.monotonic() + _UNPACK_WAIT_S
-    is_mine = False
-    while not (folder.exists() or is_mine):
-        # The claim only saves work: whoever holds it may have been killed, and two that unpack do no harm.
-        is_mine = _take(claim) or time.monotonic() > deadline
-        if not is_mine:
-            time.sleep(0.05)
-    try:
-        change = find_change(folder, files)
-        for _ in range(3):  # another rank may set aside and unpack in the same moment
-            if change is None:
-                return folder
-            temporary = archive.with_name(f".{archive.stem}.{uuid.uuid4().hex}.tmp")
-            if folder.exists():
-                sys.stderr.write(f"{folder / change} is not what was submitted; unpacking {archive.name} anew.\n")
-                with contextlib.suppress(FileNotFoundError):
-                    folder.rename(archive.with_name(f"{archive.stem}.changed-{uuid.uuid4().hex[:8]}"))
-            unpack(temporary, files)
-            with contextlib.suppress(OSError):  # it is there by now: another rank was faster
-                temporary.rename(folder)
-            shutil.rmtree(temporary, ignore_errors=True)
-            change = find_change(folder, files)
-    finally:
-        if is_mine:
-            claim.unlink(missing_ok=True)
-    raise RefusedCodeError(f"{folder / str(change)} is not what was submitted, and does not stay so")
-
-
-def _take(claim: Path) -> bool:
-    try:
-        os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    except FileExistsError:
-        return False
-    return True
 
 
 def check_trusted(path: Path) -> None:
@@ -294,7 +163,7 @@ def check_trusted(path: Path) -> None:
 
 
 def use_frozen_code(archive: Path) -> None:
-    """Unpacks the archive if need be, and puts the code on sys.path, and on PYTHONPATH for processes of the run.
+    """Unpack the archive on this node if need be, and put the code on sys.path and PYTHONPATH.
 
     Raises:
         RefusedCodeError: it is not what was submitted, or others may have changed it.
@@ -302,9 +171,9 @@ def use_frozen_code(archive: Path) -> None:
     for each in (archive.parent.parent, archive.parent, archive):
         check_trusted(each)
     manifest, files = read_archive(archive)
-    folder = ensure_unpacked(archive, files)
+    folder, is_local = place_code(archive, files)
     check_trusted(folder)
-    if _keeps_bytecode() and not is_compiled(archive, files):
+    if _keeps_bytecode() and not is_compiled(folder, files, is_local=is_local):
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # The current folder first: what was frozen of it takes its place, and comes before what is installed.

@@ -28,7 +28,7 @@ from hpc_trainer.config.program import module_names, script_files, shell_files, 
 from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.launch.frozen_code import frozen_worker, import_path
+from hpc_trainer.launch.frozen_code import frozen_worker, import_path, unpacking
 from hpc_trainer.launch.frozen_code.code_files import (
     MODULES,
     WITH_CONFIGURATION,
@@ -41,7 +41,8 @@ from hpc_trainer.launch.frozen_code.code_files import (
     too_many,
 )
 from hpc_trainer.launch.frozen_code.code_owners import check_owners, places_of
-from hpc_trainer.launch.frozen_code.frozen_worker import IMPORT_PATH, LINK, MAIN, manifest_digest
+from hpc_trainer.launch.frozen_code.frozen_worker import IMPORT_PATH, MAIN, UNPACKING, manifest_digest
+from hpc_trainer.launch.frozen_code.unpacking import LINK
 from hpc_trainer.runs.spec import RunSpec
 
 _FORMAT = 1
@@ -270,6 +271,7 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
         "format": _FORMAT,
         "main": starters[MAIN],
         "import_path": starters[IMPORT_PATH],
+        "unpacking": starters[UNPACKING],
         "roots": [{"name": root.name, "source": root.source, "packages": root.packages} for root in roots],
         "files": {name: [mode, hashlib.sha256(content).hexdigest()] for name, (mode, content) in contents.items()},
     }
@@ -285,7 +287,7 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
 
 def starter_code() -> dict[str, bytes]:
     """What an archive starts with, by the names there: the files that open it on the node."""
-    files = {MAIN: frozen_worker.__file__, IMPORT_PATH: import_path.__file__}
+    files = {MAIN: frozen_worker.__file__, IMPORT_PATH: import_path.__file__, UNPACKING: unpacking.__file__}
     return {name: Path(file).read_bytes() for name, file in files.items()}
 
 

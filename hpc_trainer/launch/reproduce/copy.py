@@ -16,8 +16,9 @@ from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.change import change_specs
 from hpc_trainer.launch.freeze import grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import archive_of
-from hpc_trainer.launch.frozen_code.frozen_worker import RefusedCodeError, manifest_digest, read_archive
+from hpc_trainer.launch.frozen_code.frozen_worker import manifest_digest, read_archive
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
+from hpc_trainer.launch.frozen_code.unpacking import RefusedCodeError
 from hpc_trainer.launch.plan import build_plan
 from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.runs.files import check_trusted

@@ -30,7 +30,7 @@ trap 'hpc_trainer_fails $? ${#BASH_SOURCE[@]}' ERR
 hpc_trainer_line=$LINENO hpc_trainer_depth=${#BASH_SOURCE[@]}; trap '[ $LINENO -le $hpc_trainer_line ] || hpc_trainer_at=$LINENO' DEBUG
 module load cuda/12.4
 source "$HOME/my env/bin/activate"
-hpc_trainer_line=; trap - DEBUG
+trap - DEBUG; hpc_trainer_line=
 set +e
 
 # command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,7 +111,8 @@ def test_a_trap_beside_ones_own_code_is_not_frozen(shared: SharedFolder, mode: s
     shared.run("submit", *words, "snapshot.exclude=[numpy.py]", "--wait")
     assert shared.sprung == ""
     (log,) = (shared.home / "runs").glob("s/*/logs/attempt-000.rank-0.log")
-    assert f"built by {shared.home}/runs/s/code/" in log.read_text()
+    (archive,) = (shared.home / "runs" / "s" / "code").glob("*.zip")
+    assert re.search(rf"built by /\S+/hpc_trainer-{os.getuid()}/{archive.stem}/\S+/my_data\.py\n", log.read_text())
 
 
 def test_train_finds_ones_own_module_in_a_shared_folder(shared: SharedFolder) -> None:

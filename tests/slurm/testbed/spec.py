@@ -214,6 +214,7 @@ class Spec:
 
     def environment(self) -> dict[str, str]:
         """What a shell needs so that ``sbatch`` and the others reach this cluster."""
-        path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+        # Under pytest PATH has no command of Slurm (tests/conftest.py).
+        path = os.environ.get("HPC_TRAINER_TESTS_PATH") or os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         rest = [part for part in path.split(":") if part and part != str(self.bin)]
         return {"PATH": ":".join([str(self.bin), *rest]), "SLURM_CONF": str(self.conf)}

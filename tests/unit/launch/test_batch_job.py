@@ -298,7 +298,10 @@ def sbatch_reads(script: str, folder: Path) -> list[str]:
     return found
 
 
-needs_sbatch = pytest.mark.skipif(shutil.which("sbatch") is None, reason="sbatch is not installed")
+# The program alone, with a configuration of this test's own that names no controller.
+needs_sbatch = pytest.mark.skipif(
+    shutil.which("sbatch", path="/usr/bin:/bin") is None, reason="sbatch is not installed"
+)
 
 
 @needs_sbatch

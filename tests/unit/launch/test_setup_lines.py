@@ -84,6 +84,7 @@ def test_what_is_no_failure_ends_nothing(tmp_path: Path, which: str, how: str) -
     assert done.returncode == 0, done
     assert "began" in done.stdout, "and what fails after the set-up is another matter"
     assert words_of_setup(done.stdout.splitlines(), GOES_ON[which]) is None
+    assert "unary operator" not in done.stdout
     assert ("cleaned" in done.stdout) == (which == "a line for the end")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -13,6 +14,7 @@ from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.operate.find import elsewhere_too, find_runs, find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_rows, sort_rows
 from hpc_trainer.operate.show import find_run
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_spec, make_specs
@@ -168,6 +170,33 @@ def test_a_row_says_what_was_asked_what_came_out_and_what_it_cost(runs_dir: Path
     }  # fmt: skip
     assert list(first)[:1] + list(first)[-4:] == ["run_id", "state", "step", "gpu_hours", "attempts"]
     assert (second["state"], second["gpu_hours"], second["attempts"]) == ("PENDING", 0, 0)
+
+
+def test_a_told_name_never_shadows_a_column_of_ours(runs_dir: Path, no_slurm: None) -> None:
+    words = ("train.command=python",)
+    specs = [
+        make_spec(*words, f"+params.lr={lr}", f"+params.width={width}", axes={"params.lr": lr, "params.width": width})
+        for lr, width in (("1e-3", "16"), ("1e-2", "32"))
+    ]
+    sweep = SweepOnDisk(runs_dir / "s", specs)
+    sweep.submit(executor="local")
+    told = {"run_id": 7.0, "params.lr": 99.0, "state": 1.0, "step": 5.0, "energy_kwh": 3.0, "accuracy": 0.5}
+    for index in (0, 1):
+        sweep.start(index, executor="local")
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        write_json(sweep.run(index).result, {"metrics": told})
+        sweep.mark("DONE", index)
+    first, second = result_rows(read_status(sweep.paths))
+    assert (first["run_id"], second["run_id"]) == tuple(spec.run_id for spec in specs)
+    assert (first["params.lr"], first["params.width"], first["state"]) == ("1e-3", "16", "COMPLETED")
+    assert {name: first[f"metrics.{name}"] for name in told if name != "accuracy"} == {
+        name: value for name, value in told.items() if name != "accuracy"
+    }
+    assert first["accuracy"] == 0.5
+    (typed, _) = result_rows(read_status(sweep.paths), typed=True)
+    assert (typed["params.lr"], typed["params.width"], typed["run_id"]) == (0.001, 16, specs[0].run_id)
+    assert json.loads(json.dumps(typed))["params.width"] == 16
+    assert typed["metrics.params.lr"] == 99.0
 
 
 ROWS = [{"n": 1, "acc": 0.5, "eval_loss": 2.0}, {"n": 2}, {"n": 3, "acc": 0.9, "eval_loss": 1.0}, {"n": 4, "acc": None}]

@@ -189,6 +189,8 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """Slurm's commands, played by scripts; the real ones, if there are any, are out of reach."""
     fake = FakeSlurm(tmp_path / "fake-slurm")
     monkeypatch.setenv("PATH", f"{fake.bin}:{os.environ['PATH']}")
+    # Tests keep their sweeps in /tmp, which the nodes of a cluster would not see.
+    monkeypatch.setattr("hpc_trainer.launch.private_folder.mount_of", lambda folder: ("/home", "nfs4", "rw"))
     return fake
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
@@ -110,6 +111,17 @@ def test_the_surrounding_job_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name in LEAKED if name in kept] == []
     assert (kept["SLURM_CONF"], kept["MY_SLURM_X"]) == ("/etc/slurm.conf", "1")
     assert dict(os.environ) == before, "other threads of a rank start processes too"
+
+
+@pytest.mark.parametrize("rest", ["", "/home/me/lib"])
+def test_the_frozen_code_of_this_node_is_hidden(monkeypatch: pytest.MonkeyPatch, rest: str) -> None:
+    """On another node the path of the copy is free: another user could put modules there."""
+    copy = "/tmp/hpc_trainer-7/0123456789ab/lab"
+    monkeypatch.setenv("HPC_TRAINER_FROZEN_CODE", json.dumps({"/home/me/lab": copy}))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([copy, f"{copy}/src", *([rest] if rest else [])]))
+    kept = submit_environment()
+    assert "HPC_TRAINER_FROZEN_CODE" not in kept
+    assert kept.get("PYTHONPATH", "") == rest
 
 
 def test_what_names_the_cluster_and_the_person_stays(monkeypatch: pytest.MonkeyPatch) -> None:

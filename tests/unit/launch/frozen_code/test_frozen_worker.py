@@ -18,17 +18,16 @@ import pytest
 
 import hpc_trainer
 from hpc_trainer.launch.frozen_code.archive import store_code
-from hpc_trainer.launch.frozen_code.frozen_worker import (
+from hpc_trainer.launch.frozen_code.frozen_worker import check_trusted, manifest_digest, read_archive
+from hpc_trainer.launch.frozen_code.import_path import frozen_path
+from hpc_trainer.launch.frozen_code.unpacking import (
     RefusedCodeError,
-    check_trusted,
     ensure_unpacked,
     find_change,
     is_compiled,
-    manifest_digest,
-    read_archive,
+    take,
     unpack,
 )
-from hpc_trainer.launch.frozen_code.import_path import frozen_path
 from hpc_trainer.runs.layout import SweepPaths
 from tests.unit.launch.frozen_code.projects import frozen, make_checkout, write_files
 
@@ -67,6 +66,14 @@ def archive(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return store_code(SweepPaths(runs / "sweep"), frozen(runs))
 
 
+@pytest.fixture(autouse=True)
+def node(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder on "this node's disk" in which a worker unpacks."""
+    place = tmp_path_factory.mktemp("node")
+    monkeypatch.setenv("SLURM_TMPDIR", str(place))
+    return place / f"hpc_trainer-{os.getuid()}"
+
+
 def _start(archive: Path, cwd: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return subprocess.run(
@@ -75,7 +82,7 @@ def _start(archive: Path, cwd: Path, *argv: str, **environ: str) -> subprocess.C
     )  # fmt: skip
 
 
-def test_the_frozen_code_runs_whatever_happened_to_the_other(project: Path, archive: Path) -> None:
+def test_the_frozen_code_runs_whatever_happened_to_the_other(project: Path, archive: Path, node: Path) -> None:
     write_files(
         project,
         {"my_lab/net.py": "raise RuntimeError('edited')\n", "sibling.py": "", "hpc_trainer/worker/__main__.py": "x("},
@@ -83,19 +90,20 @@ def test_the_frozen_code_runs_whatever_happened_to_the_other(project: Path, arch
     for number, environ in enumerate(({}, {"PYTHONPATH": str(project)}, {"PYTHONPATH": f"{project}/my_lab:/nowhere"})):
         done = _start(archive, project if number else Path("/"), "--array", "x y", **environ)
         assert done.returncode == 5, done.stderr
-        folder = archive.with_suffix("")
+        folder = node / archive.stem
         assert done.stdout.splitlines() == [
             f"{folder}/project/my_lab/net.py", f"{folder}/project/hpc_trainer/__init__.py", "--array", "x y",
             f"{folder}/project/my_lab/net.py", "no sibling", "",
         ]  # fmt: skip
 
 
-def test_it_starts_with_the_checkout_gone(project: Path, archive: Path, tmp_path: Path) -> None:
+def test_it_starts_with_the_checkout_gone(project: Path, archive: Path, tmp_path: Path, node: Path) -> None:
     sweep = archive.parents[1].rename(tmp_path / "sweep")
     project.rename(tmp_path / "gone")
     done = _start(sweep / "code" / archive.name, Path("/"))
     assert done.returncode == 5, done.stderr
-    assert done.stdout.startswith(f"{sweep}/code/{archive.stem}/project/my_lab/net.py\n")
+    assert done.stdout.startswith(f"{node}/{archive.stem}/project/my_lab/net.py\n")
+    assert [*(sweep / "code").iterdir()] == [sweep / "code" / archive.name], "nothing is written there"
 
 
 def test_the_current_folder_is_on_the_path_as_before_if_it_is_not_frozen(
@@ -105,8 +113,8 @@ def test_the_current_folder_is_on_the_path_as_before_if_it_is_not_frozen(
     assert _start(archive, tmp_path / "elsewhere").stdout.splitlines()[-2] == f"{tmp_path}/elsewhere/sibling.py"
 
 
-def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: Path) -> None:
-    folder = archive.with_suffix("")
+def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: Path, node: Path) -> None:
+    folder = node / archive.stem
     assert _start(archive, project).returncode == 5
     net = folder / "project" / "my_lab" / "net.py"
     assert net.stat().st_mode & 0o222 == 0
@@ -121,21 +129,20 @@ def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: P
         assert done.returncode == 5
         assert "is not what was submitted; unpacking" in done.stderr
         assert net.read_text() == "class Net: ...\n"
-    assert len(list(archive.parent.glob("*.changed-*"))) == 4
+    assert len(list(node.glob("*.changed-*"))) == 4
     assert (folder / "project" / "my_lab" / "__pycache__").is_dir(), "what Python compiled is kept, and no change"
     assert _start(archive, project).stderr == ""
 
 
 # Its bytecode takes 20 times as much room as its lines.
-MANY = "class Net: ...\n" + "".join(f"def f{number}(): pass\n" for number in range(400))
+MANY = "class Net: ...\n" + "".join(f"def f{number}(): pass\n" for number in range(800))
 
 
-def _bytecode(archive: Path) -> dict[str, bytes]:
-    folder = archive.with_suffix("")
+def _bytecode(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.pyc")}
 
 
-def test_a_disk_that_fills_in_the_first_start_costs_no_other(project: Path, archive: Path) -> None:
+def test_a_disk_that_fills_in_the_first_start_costs_no_other(project: Path, archive: Path, node: Path) -> None:
     """Many releases of Python put bytecode in place that a full disk has cut, and every later import fails at it."""
     write_files(project, {"my_lab/net.py": MANY})
     archive = store_code(SweepPaths(archive.parents[1]), frozen(project / "runs"))
@@ -146,49 +153,44 @@ def test_a_disk_that_fills_in_the_first_start_costs_no_other(project: Path, arch
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (small, small)),
     )  # fmt: skip
     assert full.returncode == 5, full.stderr
-    assert all(len(found) < small for found in _bytecode(archive).values()), "cut, and in place"
+    assert all(len(found) < small for found in _bytecode(node / archive.stem).values()), "cut, and in place"
     done = _start(archive, Path("/"))
     assert (done.returncode, done.stderr) == (5, "")
-    assert max(map(len, _bytecode(archive).values())) > small
+    assert max(map(len, _bytecode(node / archive.stem).values())) > small
 
 
-def test_bytecode_is_there_before_the_first_import_and_nobody_adds_any(archive: Path) -> None:
+def test_bytecode_is_there_before_the_first_import_and_nobody_adds_any(archive: Path, node: Path) -> None:
     _, files = read_archive(archive)
-    ensure_unpacked(archive, files)
-    assert is_compiled(archive, files)
-    before = _bytecode(archive)
+    node.mkdir(mode=0o700)
+    folder = ensure_unpacked(node / archive.stem, files, is_local=True)
+    assert is_compiled(folder, files, is_local=True)
+    before = _bytecode(node / archive.stem)
     modules = [name for name in files if name.endswith(".py")]
     assert sorted(before) == sorted(
-        str(
-            Path(importlib.util.cache_from_source(str(archive.with_suffix("") / name))).relative_to(
-                archive.with_suffix("")
-            )
-        )
-        for name in modules
+        str(Path(importlib.util.cache_from_source(str(folder / name))).relative_to(folder)) for name in modules
     )
     assert _start(archive, Path("/")).returncode == 5
-    assert _bytecode(archive) == before
-    assert find_change(archive.with_suffix(""), files) is None
+    assert _bytecode(node / archive.stem) == before
+    assert find_change(folder, files) is None
 
 
 def test_a_module_that_cannot_be_compiled_has_no_bytecode(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = {"old.py": ("644", b"print 'x'\n"), "null.py": ("644", b"x = '\0'\n"), "odd.py": ("644", b"x = '\\d'\n")}
-    archive = tmp_path / "code.zip"
     unpack(tmp_path / "code", files)
-    assert is_compiled(archive, files)
+    assert is_compiled(tmp_path / "code", files, is_local=True)
     assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["odd"]
     assert capfd.readouterr() == ("", ""), "its warnings are for who imports it"
 
 
-def test_one_rank_compiles_and_no_other_waits_for_it(tmp_path: Path) -> None:
+def test_on_a_shared_folder_one_rank_compiles_and_no_other_waits_for_it(tmp_path: Path) -> None:
     files = {"one.py": ("644", b"x = 1\n")}
-    archive, claim = tmp_path / "code.zip", tmp_path / "code.compiling"
-    unpack(tmp_path / "code", files)
+    folder, claim = tmp_path / "code", tmp_path / "code.compiling"
+    unpack(folder, files)
     claim.touch()
-    assert not is_compiled(archive, files)
+    assert not is_compiled(folder, files, is_local=False)
     assert not [*tmp_path.rglob("*.pyc")]
     os.utime(claim, (time.time() - 301,) * 2)  # whoever took it was killed
-    assert is_compiled(archive, files)
+    assert is_compiled(folder, files, is_local=False)
     assert [path.name for path in tmp_path.iterdir()] == ["code"]
 
 
@@ -212,19 +214,22 @@ def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path) -> None:
 
 def test_the_files_that_open_it_have_their_digests_too(archive: Path) -> None:
     whole = archive.read_bytes()
-    for name in ("__main__.py", "hpc_trainer_import_path.py"):
+    for name in ("__main__.py", "hpc_trainer_import_path.py", "hpc_trainer_unpacking.py"):
         changed = _packed_anew(archive, archive, {name: b"raise SystemExit(0)\n"})
         with pytest.raises(RefusedCodeError, match=name):
             read_archive(changed)
         archive.write_bytes(whole)
 
 
-def test_an_archive_of_0_1_0_has_one_file_that_opens_it(archive: Path, tmp_path: Path) -> None:
+def test_older_archives_have_fewer_files_that_open_them(archive: Path, tmp_path: Path) -> None:
     manifest, files = read_archive(archive)
-    del manifest["import_path"]
-    old = tmp_path / f"{manifest_digest(manifest)[:12]}.zip"
-    _packed_anew(archive, old, {"hpc_trainer_import_path.py": None, "manifest.json": json.dumps(manifest).encode()})
-    assert read_archive(old) == (manifest, files)
+    changes: dict[str, bytes | None] = {}
+    for name in ("unpacking", "import_path"):  # that of the first 0.2.0, and of 0.1.0
+        del manifest[name]
+        changes |= {f"hpc_trainer_{name}.py": None, "manifest.json": json.dumps(manifest).encode()}
+        old = tmp_path / f"{manifest_digest(manifest)[:12]}.zip"
+        _packed_anew(archive, old, changes)
+        assert read_archive(old) == (manifest, files)
 
 
 def _packed_anew(archive: Path, place: Path, changes: dict[str, bytes | None]) -> Path:
@@ -239,17 +244,20 @@ def _packed_anew(archive: Path, place: Path, changes: dict[str, bytes | None]) -
     return packed.rename(place)
 
 
-def test_many_ranks_at_once_unpack_one_copy(project: Path, archive: Path) -> None:
+def test_many_ranks_at_once_unpack_one_copy(project: Path, archive: Path, node: Path) -> None:
     command = [sys.executable, archive]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
     for rank in ranks:
         _, errors = rank.communicate(timeout=60)
         assert (rank.returncode, errors) == (5, "")
-    assert sorted(path.name for path in archive.parent.iterdir()) == [archive.stem, archive.name]
+    assert [*archive.parent.iterdir()] == [archive]
+    assert [path.name for path in node.iterdir() if path.is_dir()] == [archive.stem]
 
 
-def test_a_stop_signal_waits_for_the_workers_handlers(project: Path, archive: Path) -> None:
-    archive.with_suffix(".unpacking").touch()  # it waits for another rank that unpacks
+def test_a_stop_signal_waits_for_the_workers_handlers(project: Path, archive: Path, node: Path) -> None:
+    node.mkdir(mode=0o700)
+    give_back = take(node / f"{archive.stem}.unpacking", is_local=True)  # it waits for another rank that unpacks
+    assert give_back is not None
     rank = subprocess.Popen([sys.executable, archive], stdout=subprocess.PIPE, text=True)
     try:
         status = Path(f"/proc/{rank.pid}/status")
@@ -258,19 +266,21 @@ def test_a_stop_signal_waits_for_the_workers_handlers(project: Path, archive: Pa
             assert time.monotonic() < deadline, "SIGTERM is not held back"
             time.sleep(0.01)
         rank.send_signal(signal.SIGTERM)
-        archive.with_suffix(".unpacking").unlink()
+        give_back()
         output, _ = rank.communicate(timeout=60)
     finally:
         rank.kill()
     assert (rank.returncode, output.splitlines()[-1]) == (5, "SIGTERM")
 
 
-def test_a_claim_of_a_killed_rank_delays_and_no_more(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_trainer.launch.frozen_code.frozen_worker._UNPACK_WAIT_S", 0.2)
+def test_on_a_shared_folder_a_claim_of_a_killed_rank_delays_and_no_more(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_trainer.launch.frozen_code.unpacking._UNPACK_WAIT_S", 0.2)
     archive.with_suffix(".unpacking").touch()
     (archive.parent / f".{archive.stem}.dead.tmp").mkdir()
     _, files = read_archive(archive)
-    folder = ensure_unpacked(archive, files)
+    folder = ensure_unpacked(archive.with_suffix(""), files, is_local=False)
     assert find_change(folder, files) is None
     assert not archive.with_suffix(".unpacking").exists()
 

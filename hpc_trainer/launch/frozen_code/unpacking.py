@@ -1,0 +1,426 @@
+"""Frozen code on a node's own disk: unpacked once for all ranks there, compared before it is used, removed when old.
+
+A rank that imports 600 files one by one from the shared folder makes thousands of lookups there, and 500 ranks make
+them at once. So a rank reads the archive alone from the shared folder (docs/decisions/0055). If no disk of the node
+will do, the code is unpacked beside the archive. Each archive holds this file beside `frozen_worker.py`: it imports
+the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import py_compile
+import re
+import shutil
+import stat
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.machinery import SourcelessFileLoader
+from pathlib import Path
+
+LINK = "link"
+Files = Mapping[str, tuple[str, bytes]]
+"""Name -> (mode, content) of each frozen file; the content of a link is its target."""
+
+# 300 files of 8 kB take 0.1 s on a local disk, some seconds on a busy parallel file system.
+_UNPACK_WAIT_S = 20.0
+# After it whoever compiles the frozen code was killed: 600 modules take 0.6 s of a core.
+_COMPILES_S = 300.0
+# A copy that no run has used for so long is removed; what a killed rank left half unpacked is removed sooner.
+_UNUSED_S = 7 * 86400.0
+_HALF_S = 3600.0
+# Whoever removes an old copy holds its lock for the time of a rename.
+_HOLD_WAIT_S = 5.0
+# File systems of a node's own. One that is not named here may be a network's: its locks and renames are not relied on.
+_LOCAL_KINDS = frozenset(
+    ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "ramfs", "rootfs", "overlay",
+     "aufs", "fuse.fuse-overlayfs")
+)  # fmt: skip
+_MODULE_IN_C = re.compile(r"\.so(\.\d+)*$")
+
+
+class RefusedCodeError(Exception):
+    """The archive is not what was submitted, or others may have changed it."""
+
+
+def place_code(archive: Path, files: Files) -> tuple[Path, bool]:
+    """Return the folder with the unpacked files, and True if it lies on this node's own disk.
+
+    Raises:
+        RefusedCodeError: the files do not stay what was submitted.
+    """
+    reasons = []
+    for place in node_places():
+        found = _copy_in(place, archive.stem, files)
+        if isinstance(found, Path):
+            return found, True
+        reasons.append(f"{place}: {found}")
+    if os.environ.get("SLURM_LOCALID", "0") == "0":
+        sys.stderr.write(
+            f"no folder of this node can hold the frozen code ({'; '.join(reasons)}). "
+            f"It is imported from the shared folder: {archive.with_suffix('')}.\n"
+        )
+    return ensure_unpacked(archive.with_suffix(""), files, is_local=False), False
+
+
+def node_places() -> list[str]:
+    """Return folders that may lie on this node's own disk, the best first.
+
+    `tempfile.gettempdir` is not asked: it creates a file to try each folder, and falls back to the current one.
+    """
+    named = (os.environ.get("SLURM_TMPDIR", ""), os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp")  # noqa: S108
+    return list(dict.fromkeys(os.path.normpath(each) for each in named if os.path.isabs(each)))  # noqa: PTH117
+
+
+def _private_folder(place: str, files: Files) -> Path:
+    """Return the user's own folder in `place`. It is made if need be.
+
+    Raises:
+        OSError: others could replace the folder or write it, the place is no local disk, or there is no room.
+    """
+    real = Path(place).resolve(strict=True)
+    for each in (real, *real.parents):
+        _check_parent(each)
+    kind = file_system_of(str(real))
+    if kind is not None and kind not in _LOCAL_KINDS:
+        raise OSError(f"its file system is {kind}, and not known to be this node's own")
+    room, num_bytes = os.statvfs(real), sum(len(content) for _, content in files.values())
+    # Files take whole blocks, and bytecode twice as much room as its source.
+    if room.f_bavail * room.f_frsize < 3 * num_bytes + 8192 * len(files):
+        raise OSError("it is full")
+    if room.f_files and room.f_favail < 3 * len(files):
+        raise OSError("it has no room for so many files")
+    if room.f_flag & os.ST_NOEXEC and any(
+        mode == "755" or _MODULE_IN_C.search(name) for name, (mode, _) in files.items()
+    ):
+        raise OSError("it is mounted noexec, and the frozen code has programs or extension modules")
+    folder = real / f"hpc_trainer-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise PermissionError(f"{folder} must be a folder of yours with mode 700")
+    return folder
+
+
+def _check_parent(folder: Path) -> None:
+    """Raise PermissionError if another user may rename what lies in `folder`."""
+    info = folder.stat()
+    # In a user namespace whoever is not mapped, root among them, is the overflow user.
+    if info.st_uid not in (os.getuid(), 0, _overflow_user()):
+        raise PermissionError(f"{folder} belongs to user {info.st_uid}")
+    if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
+        raise PermissionError(f"{folder} has mode {stat.S_IMODE(info.st_mode):o}: others may rename folders in it")
+
+
+def _overflow_user() -> int:
+    try:
+        is_mapped = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+        return 0 if is_mapped else int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def file_system_of(folder: str) -> str | None:
+    """Return the kind of the file system of a folder without links, as ext4; None if the system does not say."""
+    found: tuple[int, str | None] = (-1, None)
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        place, _, rest = line.partition(" - ")
+        mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place.split(" ")[4])
+        if folder == mount or folder.startswith(mount.rstrip("/") + "/"):
+            found = max(found, (len(mount), rest.split(" ")[0]), key=lambda each: each[0])
+            if found[0] == len(mount):  # of two mounts at one place the later one is seen
+                found = len(mount), rest.split(" ")[0]
+    return found[1]
+
+
+def _copy_in(place: str, name: str, files: Files) -> Path | str:
+    """Return the copy, compared and held so that nobody removes it while this process lives; else why there is none."""
+    try:
+        folder = _private_folder(place, files) / name
+        for _ in range(3):
+            ensure_unpacked(folder, files, is_local=True)
+            if hold(folder):
+                return folder
+    except (OSError, RefusedCodeError, ValueError) as error:
+        return str(error)
+    return f"{folder} does not stay"
+
+
+def hold(folder: Path) -> bool:
+    """Mark a copy as used until this process and the processes that it forks have ended, and as used now.
+
+    The mark is a shared flock of the folder, which the kernel takes back whatever ends a process. systemd-tmpfiles
+    leaves alone what lies below such a folder (tmpfiles.d(5)). False if the copy was removed meanwhile.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    deadline = time.monotonic() + _HOLD_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:  # somebody removes it
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise
+            time.sleep(0.01)
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), folder.lstat()):
+            os.utime(descriptor)
+            return True
+    os.close(descriptor)
+    return False
+
+
+def remove_old(folder: Path) -> None:
+    """Remove from the user's folder on this node what no process holds and none has used for seven days."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            limit = time.time() - (_HALF_S if path.name.startswith(".") else _UNUSED_S)
+            if path.lstat().st_mtime > limit:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                _remove_unused(path, limit)
+            else:
+                path.unlink()
+
+
+def _remove_unused(path: Path, limit: float) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by nobody
+        if os.fstat(descriptor).st_mtime > limit:  # it was used since it was looked at
+            return
+        # Out of the way first: a rank that starts now finds none, or one that is whole.
+        away = path.with_name(f".{uuid.uuid4().hex}.tmp")
+        path.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def find_change(folder: Path, files: Files) -> str | None:
+    """The first file that differs in the unpacked `folder` from what it must be; None if there is none."""
+    for name, (mode, content) in files.items():
+        path = f"{folder}/{name}"
+        try:
+            if mode == LINK:
+                same = os.fsencode(Path(path).readlink()) == content
+            else:
+                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123 -- a descriptor
+                    same = file.read() == content
+        except OSError:
+            same = False
+        if not same:
+            return name
+    start = len(f"{folder}/")
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [each for each in folders if each != "__pycache__"]  # Python writes it when it imports
+        for each in names:
+            if f"{parent}/{each}"[start:] not in files:
+                return f"{parent}/{each}"[start:]
+    return None
+
+
+def unpack(folder: Path, files: Files) -> None:
+    """Write the files into `folder`, a name that nobody else uses. Not flushed to the disk: the archive has been.
+
+    What is there already was made by this call, and the answer was lost (NFS): so nothing is made by O_EXCL.
+    """
+    below = {name[:end] for name in files for end in range(len(name)) if name[end] == "/"}
+    for each in (folder, *(folder / name for name in sorted(below))):
+        each.mkdir(mode=0o755, exist_ok=True)  # a default ACL may give the group more than the umask lets
+    for name, (mode, content) in files.items():
+        path = f"{folder}/{name}"
+        if mode == LINK:
+            with contextlib.suppress(FileExistsError):
+                Path(path).symlink_to(os.fsdecode(content))
+            continue
+        # Read-only: an editor that follows a traceback to here says so before it changes what waiting runs import.
+        bits = 0o555 if mode == "755" else 0o444
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, bits), "wb") as file:
+            file.write(content)
+
+
+def is_compiled(folder: Path, files: Files, *, is_local: bool) -> bool:
+    """Return True if all modules of the copy have bytecode of this Python. One rank makes what is missing.
+
+    Then Python never writes any there: 3.10, 3.11 and early releases of 3.12 and 3.13 put in place what a full disk has
+    cut (CPython issue 126606), and every later import of it fails. On a local disk the other ranks wait: else each
+    would compile all that it imports. On a shared folder they do not.
+    """
+    claim = folder.with_name(f"{folder.name}.compiling")
+    missing = _without_bytecode(folder, files)
+    if not missing:
+        return True
+    if not is_local:
+        with contextlib.suppress(OSError):  # of a rank that was killed: two that compile do no harm
+            if time.time() - claim.stat().st_mtime > _COMPILES_S:
+                claim.unlink()
+    try:
+        give_back = take(claim, is_local=is_local)
+        if give_back is None:
+            return is_local and _waits_for(claim) and not _without_bytecode(folder, files)
+        try:
+            for source, target in _without_bytecode(folder, files).items():
+                _compile(source, target)
+        finally:
+            give_back()
+    except (OSError, EOFError, ValueError) as error:
+        sys.stderr.write(f"no bytecode of the frozen code is kept: {error}.\n")
+        return False
+    return True
+
+
+def _waits_for(claim: Path) -> bool:
+    """Wait until a claim on a local disk is free; False if it is not in time."""
+    deadline = time.monotonic() + _UNPACK_WAIT_S
+    while (give_back := take(claim, is_local=True)) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if give_back is not None:
+        give_back()
+    return give_back is not None
+
+
+def _without_bytecode(folder: Path, files: Files) -> dict[str, str]:
+    """Module -> where its bytecode is to be."""
+    there: dict[str, set[str]] = {}
+    missing = {}
+    for name, (mode, _) in files.items():
+        if mode == LINK or not name.endswith(".py"):
+            continue
+        target = importlib.util.cache_from_source(f"{folder}/{name}")
+        parent, _, own = target.rpartition("/")
+        if parent not in there:
+            try:
+                there[parent] = {*os.listdir(parent)}  # noqa: PTH208
+            except OSError:
+                there[parent] = set()
+        if own not in there[parent]:
+            missing[f"{folder}/{name}"] = target
+    return missing
+
+
+def _compile(source: str, target: str) -> None:
+    """Puts the bytecode of one file in place when it is whole on the disk: `py_compile` does not look.
+
+    It is taken as it is (PEP 552, unchecked): it is the sources that are compared. Of what is no Python there is none:
+    whoever imports it is told.
+
+    Raises:
+        OSError, EOFError, ValueError: there was no room for it.
+    """
+    temporary = f"{target}.{uuid.uuid4().hex}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            py_compile.compile(
+                source, temporary, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+            )
+        SourcelessFileLoader("it", temporary).get_code("it")
+        os.replace(temporary, target)  # noqa: PTH105
+    except py_compile.PyCompileError:
+        return
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108
+
+
+def ensure_unpacked(folder: Path, files: Files, *, is_local: bool) -> Path:
+    """Return `folder` with exactly these files. Every rank calls it; one unpacks, the others wait.
+
+    The folder appears whole, by a rename. One that was changed is set aside and written anew.
+
+    Raises:
+        RefusedCodeError: the files do not stay what was submitted; OSError: they cannot be written.
+    """
+    if find_change(folder, files) is None:
+        return folder
+    with _turn(folder, is_local=is_local):
+        change = find_change(folder, files)
+        for _ in range(3):  # another rank may set aside and unpack in the same moment
+            if change is None:
+                return folder
+            _unpack_anew(folder, files, change)
+            if is_local:
+                remove_old(folder.parent)
+            change = find_change(folder, files)
+    raise RefusedCodeError(f"{folder / str(change)} is not what was submitted, and does not stay so")
+
+
+def _unpack_anew(folder: Path, files: Files, change: str) -> None:
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+    if folder.exists():
+        sys.stderr.write(f"{folder / change} is not what was submitted; unpacking {folder.name} anew.\n")
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(folder.with_name(f"{folder.name}.changed-{uuid.uuid4().hex[:8]}"))
+    try:
+        unpack(temporary, files)
+        with contextlib.suppress(OSError):  # it is there by now: another rank was faster
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _turn(folder: Path, *, is_local: bool) -> Iterator[None]:
+    """Wait until nobody unpacks `folder`, or until another folder stands there, and keep others from it.
+
+    This only saves work: whoever unpacks may have been killed or stopped, and two that unpack do no harm.
+    """
+    claim, first = folder.with_name(f"{folder.name}.unpacking"), _inode(folder)
+    deadline = time.monotonic() + _UNPACK_WAIT_S
+    give_back = take(claim, is_local=is_local)
+    while give_back is None and _inode(folder) in (None, first):
+        if time.monotonic() > deadline:
+            give_back = partial(claim.unlink, missing_ok=True)
+            break
+        time.sleep(0.02 if is_local else 0.05)
+        give_back = take(claim, is_local=is_local)
+    try:
+        yield
+    finally:
+        if give_back is not None:
+            give_back()
+
+
+def _inode(folder: Path) -> int | None:
+    try:
+        return folder.lstat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def take(claim: Path, *, is_local: bool) -> Callable[[], None] | None:
+    """Take a claim and return what gives it back; None if somebody has it.
+
+    On a local disk the claim is a flock, which ends with its process. On a shared folder locks may not hold, or hang:
+    there it is that the file exists.
+    """
+    if is_local:
+        descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return partial(os.close, descriptor)
+    try:
+        os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        return None
+    return partial(claim.unlink, missing_ok=True)
