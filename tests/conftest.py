@@ -57,7 +57,6 @@ if "HPC_TRAINER_TESTS_PATH" not in os.environ:
     os.environ["HPC_TRAINER_TESTS_PATH"] = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = without_slurm(os.environ["HPC_TRAINER_TESTS_PATH"])
 
-import pytest
 
 # Before torch is imported. As many processes as cores are at work, and threads that wait for each other turn idly.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
