@@ -54,8 +54,11 @@ class Driver:
 
     @property
     def env(self) -> dict[str, str]:
+        # A mount of NFS or Lustre tells its age by its type and options, one that plays them does not.
+        age = {"HPC_TRAINER_CACHE_AGE_S": f"{self.slurm.cache_age_s:g}"} if self.slurm.spec.share else {}
         return {
             **self.slurm.env,
+            **age,
             "HPC_TRAINER_RUNS": str(self.slurm.runs_folder(self.folder)),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "PYTHONPATH": str(self.folder),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.shared_folder.kinds import kind_of
 from tests.slurm.testbed import bed, daemons, mounts
 from tests.slurm.testbed.processes import daemons as living_daemons
 from tests.slurm.testbed.processes import end, is_alive, job_processes, kill, listeners, node_processes, without_daemons
@@ -20,7 +21,6 @@ from tests.slurm.testbed.spec import NODES, Spec
 POLL_S = 0.2
 # An answer of a node that is on its way when the node dies.
 _LATE_ANSWER_S = 1.5
-_LONGEST_AGE_S = 60.0  # acregmax and acdirmax, nfs(5)
 _TIDY_S = 60  # the longest that a job may take to end: its grace, and KillWait, and a margin
 
 
@@ -88,7 +88,10 @@ class SlurmCluster:
     @property
     def cache_age_s(self) -> float:
         """For how long a client of the shared folder may take what it knows for true; 0 without clients."""
-        return _LONGEST_AGE_S * self.spec.share.cache_scale if self.spec.share else 0.0
+        if self.spec.share is None:
+            return 0.0
+        kind = kind_of(self.spec.share.kind, self.spec.share.cache_scale, list(self.spec.share.settings))
+        return 0.0 if kind.strong else max(kind.acregmax, kind.acdirmax)
 
     def runs_folder(self, folder: Path) -> Path:
         """Where commands keep the runs of a test in `folder`: on the shared folder, if there is one."""
