@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["CALM", "Client", "LONG", "Share", "missing"]
+__all__ = ["Client", "Share", "missing"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = {"acregmin": 600, "acregmax": 600, "acdirmin": 600, "acdirmax": 600}

@@ -253,7 +253,7 @@ def _bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_
 
 def main() -> None:
     """Answer {"config": .., "samples": .., "has_evaluation": ..} with an estimate, or {"error": ..}, a line each."""
-    import torch._dynamo  # what fake tensors import late, once for all questions: each is answered in a fork
+    import torch._dynamo  # noqa: F401  (fake tensors import it late: once for all questions, not in each fork)
 
     answer_each(_answer)
 
