@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ _LOG = logging.getLogger(__name__)
 _NEWEST_BYTES = 65_536
 # Lines that wait for room on a full disk; of more, the oldest are lost.
 _MAX_WAITING = 1_000
+# From this age of the log on, records wait for others: for a thirtieth of its age, and 10 s at most.
+_YOUNG_S, _MOST_S = 30.0, 10.0
 
 SPEED = (
     "steps_per_s", "step_time_s", "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "samples_per_s",
@@ -61,6 +64,8 @@ class MetricsLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
+        self._begin = self._written = time.monotonic()
+        self._is_refused = False
 
     def rewind(self, step: int) -> None:
         """Drops the records after `step`, and a torn last line: training goes on from there."""
@@ -73,20 +78,43 @@ class MetricsLog:
             _LOG.warning("WARNING: %s; the line is left out", fault)
         write_atomic(self._path, "".join(to_json(record) + "\n" for record in kept))
 
-    def append(self, step: int, values: dict[str, Any], *, sync: bool = False) -> None:
-        """Adds one record; `step` must not be less than the one before. `sync`: it survives a power cut.
+    def append(self, step: int, values: dict[str, Any], *, sync: bool = False, may_wait: bool = False) -> None:
+        """Add one record; `step` must not be less than the one before.
 
         A full disk costs no training its life: the record waits for the next one, with a warning for the first.
 
-        Raises OSError: with `sync` the file system refused; without it, for another reason than no room or a fault.
+        Args:
+            step: optimizer steps done.
+            values: metric -> value.
+            sync: the record survives a power cut.
+            may_wait: the record may be written with later ones, up to 10 s later in a long run: a file that is opened
+                for each record of short steps is ten requests a second to the file server. Call `flush` before
+                anything that a restart goes on from.
+
+        Raises:
+            OSError: with `sync` the file system refused; without it, for another reason than no room or a fault.
         """
         self._waiting.append({"step": step, **values})
+        now = time.monotonic()
+        age_s = now - self._begin
+        pause_s = 0.0 if age_s < _YOUNG_S else min(age_s / _YOUNG_S, _MOST_S)
+        if not may_wait or sync or now - self._written >= pause_s:
+            self.flush(sync=sync)
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Write the records that wait. Arguments and errors as of `append`."""
+        if not self._waiting:
+            return
         try:
             append_lines(self._path, list(self._waiting), sync=sync)
         except OSError as error:
             if sync or not is_storage_error(error):
                 raise
-            if len(self._waiting) == 1:
+            if not self._is_refused:
+                step = self._waiting[-1]["step"]
                 _LOG.warning("WARNING: step %d: metrics wait for room on the disk: %s", step, error)
+            self._is_refused = True
             return
+        self._is_refused = False
+        self._written = time.monotonic()
         self._waiting.clear()

@@ -265,6 +265,7 @@ class RunContext(RankProgress):
             LoopError: other names than `restore` got, or `restore` was not called.
         """
         with self.spans.within(Kind.save_stall):
+            self._reporter.flush()
             self.saver.save(self._reach(step), objects)
 
     def save_in_background(self, step: int, /, **objects: Any) -> None:
@@ -274,6 +275,7 @@ class RunContext(RankProgress):
         this one is put off, until `should_save` says so. The run ends when all is written. Raises as `save`, else.
         """
         with self.spans.within(Kind.save_stall):
+            self._reporter.flush()
             self.saver.save_in_background(self._reach(step), objects)
 
     def save_best(self, step: int, /, **objects: Any) -> float | None:
@@ -282,6 +284,7 @@ class RunContext(RankProgress):
         Returns the best value so far; None: none was logged. Raises as `save_in_background`.
         """
         with self.spans.within(Kind.save_stall):
+            self._reporter.flush()
             return self.saver.save_best(self._reach(step), objects)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -361,8 +364,12 @@ class RunContext(RankProgress):
         self.group.barrier()
         return outcome
 
+    def flush_metrics(self) -> None:
+        """Write the lines of metrics.jsonl that wait for others. Does nothing on ranks other than 0."""
+        self._reporter.flush()
+
     def close(self) -> None:
-        """Writes what the tracker holds back: the worker leaves without Python's clean-up."""
+        """Write what metrics.jsonl and the tracker hold back: the worker leaves without Python's clean-up."""
         self._reporter.close()
 
     def _reach(self, step: int) -> int:

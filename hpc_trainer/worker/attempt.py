@@ -170,6 +170,8 @@ def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[
 
     def give_up(why: str) -> None:
         run.spans.hang(watchdog.silent_s)
+        with contextlib.suppress(OSError):
+            run.flush_metrics()
         _fail(
             StuckError(f"{why}; the stacks of its threads are in {stop.paths.log(stop.attempt, stop.env.rank)}."),
             stop, recorder,

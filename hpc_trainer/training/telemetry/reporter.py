@@ -61,7 +61,7 @@ class Reporter:
     def log(self, step: int, numbers: dict[str, float], *, sync: bool) -> None:
         """A line of metrics.jsonl, one of the log, and a sign of life. `sync`: on the disk when this returns."""
         self.signs.show(numbers)
-        self._metrics.append(step, {**numbers, "time": time.time()}, sync=sync)
+        self._metrics.append(step, {**numbers, "time": time.time()}, sync=sync, may_wait=True)
         try:
             self._tracker.log(step, numbers)
         except Exception as error:
@@ -69,8 +69,13 @@ class Reporter:
         shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
         print(f"step {step}/{self.signs.num_steps}  {shown}", flush=True)
 
+    def flush(self) -> None:
+        """Write the lines of metrics.jsonl that wait: before a checkpoint, from which no restart tells them again."""
+        self._metrics.flush()
+
     def close(self) -> None:
-        """Writes what the tracker holds back."""
+        """Write what metrics.jsonl and the tracker hold back."""
+        self.flush()
         tracker, self._tracker = self._tracker, NoTracker()
         try:
             tracker.close()

@@ -6,10 +6,12 @@ import errno
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hpc_trainer.runs.metrics_log import MetricsLog
+from hpc_trainer.runs import metrics_log
+from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
 from hpc_trainer.runs.reading import read_lines
 
 
@@ -111,3 +113,38 @@ def test_other_errors_are_not_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     _refuse(monkeypatch, errno.EBADF)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         MetricsLog(tmp_path / "m").append(1, {"loss": 1.0})
+
+
+def test_records_of_a_long_run_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten records a second would open the file ten times a second; none is lost where a restart goes on from."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(metrics_log, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    written: list[tuple[float, int]] = []
+    for step in range(6_000):
+        clock.now = step / 10
+        log.append(step, {"loss": 1.0}, may_wait=True)
+        num_lines = len(read_metrics(tmp_path / "metrics.jsonl")) if step % 100 == 0 else 0
+        written.append((clock.now, num_lines))
+        if step == 200:
+            assert num_lines == 201, "a young run is seen at once"
+    lines = len(read_metrics(tmp_path / "metrics.jsonl"))
+    assert 5_900 <= lines < 6_000
+    log.flush()
+    assert [each["step"] for each in read_metrics(tmp_path / "metrics.jsonl")] == list(range(6_000))
+    log.append(6_000, {"loss": 2.0}, sync=True, may_wait=True)
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 6_000
+
+
+def test_records_that_wait_and_are_done_again_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(metrics_log, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    clock.now = 1_000.0
+    for step in (1, 2, 3):
+        log.append(step, {"loss": 1.0}, may_wait=True)
+    log.rewind(2)
+    log.append(3, {"loss": 9.0}, may_wait=True)
+    log.flush()
+    found = [(each["step"], each["loss"]) for each in read_metrics(tmp_path / "metrics.jsonl")]
+    assert found[-2:] == [(2, 1.0), (3, 9.0)]
