@@ -50,7 +50,7 @@ def test_grids_complete_and_are_submitted_once(driver: Driver) -> None:
         driver.slurm.wait_for_state(f"{array['job_id']}_0", "COMPLETED")
     results = driver.json("results", "grid")
     assert {(row["model"], row["optim.lr"]) for row in results} == {
-        (model, lr) for model in ("mlp", "cnn") for lr in ("0.001", "0.003")
+        (model, lr) for model in ("mlp", "cnn") for lr in (0.001, 0.003)
     }
     assert driver.submit(*grid)["submitted"] == 0
 
