@@ -49,6 +49,7 @@ class LifeSigns:
     _last_time: float = 0.0
     _journal_size: int = -1
     _newest: int = 0
+    _num_beats: int = 0
     _speed: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
@@ -79,8 +80,11 @@ class LifeSigns:
         if not is_last and now - self._last_time < self._pause_s(now, force):
             return
         self._last_time = now
-        self.give_way()
-        self.ask_to_stop()
+        self._num_beats += 1
+        is_young = now - self._start_time < _YOUNG_S
+        if is_young or self._num_beats % 2:
+            self.give_way()
+        self.ask_to_stop(looks=is_young or self._num_beats % 2 == 0)
         done = step - self._first_step
         speed = self._speed or (done / (now - self._start_time) if done > 0 else None)
         beat = {
@@ -103,16 +107,21 @@ class LifeSigns:
     def _pause_s(self, now: float, force: bool) -> float:
         """Return the least seconds between two heartbeats: `every_s` in the first minute, five times that later on.
 
-        A heartbeat is four requests to the file server: a run of a day must not make 170,000 of them.
+        A heartbeat is some four requests to the file server, of which the looks for a cancel and for a later attempt
+        take turns after the first minute: a run of a day must not make 170,000 of them.
         """
         age_s = now - self._start_time
         if force and age_s < _YOUNG_S:
             return min(self.every_s, _FORCED_S)
         return self.every_s * min(max(1.0, age_s / _YOUNG_S), _MOST_TIMES)
 
-    def ask_to_stop(self) -> None:
-        """Sets the stop flag for a reason that comes by no signal."""
-        if CANCEL in (names_in(self.paths.place) or ()):
+    def ask_to_stop(self, *, looks: bool = True) -> None:
+        """Set the stop flag for a reason that comes by no signal.
+
+        Args:
+            looks: look for the marker of `cancel`, which costs two requests to the file server.
+        """
+        if looks and CANCEL in (names_in(self.paths.place) or ()):
             # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
             self.stop.request("CANCEL marker")
         if self.saves.must_stop:
