@@ -29,6 +29,8 @@ from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
 
 # The file server sees at most so many lines a second of a run.
 _MOST_A_SECOND = 20
+# After the first minute samples wait for each other: each write opens a file on the shared folder.
+_YOUNG_S, _WRITE_EVERY_S = 60.0, 10.0
 # The end of a run does not wait longer for a driver that does not answer.
 _LAST_S = 2.0
 # At a stop: enough to hand back what was lent of a device.
@@ -83,7 +85,9 @@ class Sampler:
     clock: Callable[[], float] = time.time
     watchers: Sequence[Watcher] = ()
     _lines: int = 0
-    _first: float = 0.0
+    _held: list[Sample] = field(default_factory=list)
+    _written: float = 0.0
+    _first: float = field(default_factory=time.monotonic)
     _newest_time: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -146,14 +150,22 @@ class Sampler:
             )
             for index, device in enumerate(found)
         ]  # fmt: skip
+        self._held += samples
         try:
-            append_samples(self.paths, samples)
-            self._lines += len(samples)
-            if self._lines >= MAX_LINES:
-                self._lines = thin_out(self.paths.telemetry_file(self.attempt, self.env.rank))
+            is_young = now - self._first < _YOUNG_S
+            if is_young or self._ended.is_set() or now - self._written >= _WRITE_EVERY_S - 0.5 * self.every_s:
+                self._write(now)
         finally:
             for each in self.watchers:
                 self._show(each, samples)
+
+    def _write(self, now: float) -> None:
+        """Append the samples that wait. Raises OSError: the file system refused, and they are lost."""
+        samples, self._held, self._written = self._held, [], now
+        append_samples(self.paths, samples)
+        self._lines += len(samples)
+        if self._lines >= MAX_LINES:
+            self._lines = thin_out(self.paths.telemetry_file(self.attempt, self.env.rank))
 
     def _show(self, watcher: Watcher, samples: Sequence[Sample]) -> None:
         try:

@@ -143,6 +143,18 @@ def test_a_long_run_is_thinned_out_as_it_goes(tmp_path: Path, monkeypatch: pytes
     assert 5 < len(read_telemetry(sampler.paths)) < 40
 
 
+def test_samples_of_an_old_run_are_written_together_and_the_last_at_once(tmp_path: Path) -> None:
+    sampler = _sampler(tmp_path)
+    sampler._first = time.monotonic() - 100.0
+    num_lines = []
+    for is_last in (False, False, True):
+        if is_last:
+            sampler._ended.set()
+        sampler.sample(_Host(), None)
+        num_lines.append(len(read_telemetry(sampler.paths)))
+    assert num_lines == [1, 1, 3], "the second waits for the next one, the last for none"
+
+
 def test_none_where_nobody_asks_for_it(tmp_path: Path) -> None:
     config = TrainConfig()
     config.monitor.telemetry_every_s = 0
