@@ -17,7 +17,7 @@ SIDE_BY_SIDE ?= 1
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 
-.PHONY: demo test test-long soak lint unit coverage slurm-tests slurm-24.11 xla bench slurm-up slurm-down pythons clean
+.PHONY: demo test test-long soak lint unit coverage slurm-tests slurm-24.11 shared-folder xla bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -62,6 +62,9 @@ slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names anoth
 slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 	SLURM=24.11 $(BIN)/python -m tests.slurm.testbed build  # before the clock of the first test
 	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py
+
+shared-folder: $(VENV)/.dev  ## What can happen to a run, on NFS, Lustre and others as they are played: CI's second part
+	$(BIN)/python -m pytest -m "slurm and long" --numprocesses $(CLUSTERS) --dist worksteal tests/slurm/shared_folder
 
 test-long: export HPC_TRAINER_FUZZ_SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
