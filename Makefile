@@ -63,7 +63,7 @@ slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 	SLURM=24.11 $(BIN)/python -m tests.slurm.testbed build  # before the clock of the first test
 	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py
 
-shared-folder: $(VENV)/.dev  ## What can happen to a run, on NFS, Lustre and others as they are played: CI's second part
+shared-folder: $(VENV)/.dev  ## What can happen to a run, on NFS, Lustre and others as they are played: some 20 min
 	$(BIN)/python -m pytest -m "slurm and long" --numprocesses $(CLUSTERS) --dist worksteal tests/slurm/shared_folder
 
 test-long: export HPC_TRAINER_FUZZ_SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
@@ -71,6 +71,7 @@ test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of 
 	$(BIN)/python -m pytest -m "long and not slurm" tests/integration tests/unit
 	@$(MAKE) --no-print-directory coverage
 	$(BIN)/python -m tests.each_alone
+	@$(MAKE) --no-print-directory shared-folder
 	$(BIN)/python -m pytest -m long $(filter-out %/test_soak.py,$(wildcard tests/slurm/test_*.py))
 	@set -e; for release in $(RELEASES); do \
 	    SLURM=$$release HPC_TRAINER_SCENARIOS=all $(BIN)/python -m pytest tests/slurm/scenarios \

@@ -112,6 +112,9 @@ def read_folder(
     unread = faults[0] if faults.refusal is not None else None
     book = _read_book(paths) if SUBMISSIONS in present else Ledger()
     story = Journal(paths).read_story(journal_faults) if ATTEMPTS in present else Story([])
+    if listed is not None and DONE not in present and story.attempts and story.attempts[-1].has_ended:
+        # DONE is written before the journal's end, and the folder was listed before the journal was read.
+        present = list_folder(paths.place, unseen) or present
     markers = frozenset(name for name in (DONE, CANCEL) if name in present)
     if listed is None:  # it may be entered, and not be listed
         markers = frozenset(name for name in markers if exists(paths.at(name), unseen))

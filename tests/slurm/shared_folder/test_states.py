@@ -16,7 +16,7 @@ from tests.slurm.test_submission import TINY
 from tests.slurm.testbed.cluster import SlurmCluster
 
 On = Callable[[str], SlurmCluster]
-_OTHERS = tuple(pytest.param(kind, marks=pytest.mark.long) for kind in ("nfs4", "nfs60", "lustre", "all"))
+_OTHERS = tuple(pytest.param(kind, marks=pytest.mark.long) for kind in ("nfs4", "nfs60", "lustre"))
 """`make test` plays NFS 3 alone; `make shared-folder` the others."""
 
 

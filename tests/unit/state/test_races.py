@@ -18,8 +18,10 @@ from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state import run_state
+from hpc_trainer.state.journal import Journal, Story
 from hpc_trainer.state.status import RunStatus, read_status
 from hpc_trainer.state.submissions import read_submissions
 from tests.unit.runs.builders import make_specs
@@ -157,3 +159,26 @@ def test_a_local_run_that_ends_while_its_process_is_looked_for(
 
     monkeypatch.setattr(run_state, "is_alive", is_alive)
     assert _only(local).state is RunState.COMPLETED
+
+
+@pytest.mark.parametrize("executor", ["slurm", "local"])
+def test_a_run_that_is_done_after_its_folder_was_listed(
+    tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    """The journal says that it is complete; DONE was written before that, and after the listing."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
+    sweep.submit(process_name() if executor == "local" else "500", executor=executor)
+    sweep.start(resumed=0, executor=executor)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    read = Journal.read_story
+
+    def read_late(journal: Journal, faults: Faults | None = None) -> Story:
+        if not sweep.run().marker("DONE").exists():
+            sweep.done()
+            sweep.end(state=RunState.COMPLETED, cause="done", step=200, saved_step=200)
+        return read(journal, faults)
+
+    monkeypatch.setattr(Journal, "read_story", read_late)
+    (run,) = read_status(sweep.paths).runs
+    assert (run.state, run.cause) == (RunState.COMPLETED, "done")
