@@ -108,7 +108,9 @@ def test_cancelled_run_never_comes_back(driver: Driver, how: str) -> None:
     driver.slurm.wait_for(lambda: driver.slurm.run("squeue", "-h").stdout == "", 60, "an empty queue")
     time.sleep(3)
     assert driver.slurm.run("squeue", "-h").stdout == ""
-    assert driver.slurm.job_state(job_id) == "CANCELLED"
+    # `cancel` writes the marker before it signals: a run that sees the marker first leaves by itself, with 0.
+    may_end = {"CANCELLED"} if how == "scancel" else {"CANCELLED", "COMPLETED"}
+    assert driver.slurm.job_state(job_id) in may_end
     # Slurm's accounting may not know the end yet when it is asked first: what the rank hears later is a second record.
     *unsure, end = driver.attempts("cancelled", "end")
     assert [each["cause"] for each in unsure] in ([], [UNEXPLAINED])
