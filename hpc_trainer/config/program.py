@@ -169,8 +169,9 @@ def module_names(words: Sequence[str]) -> list[str]:
 
 
 def program_name(command: str) -> str:
-    """What the program is called: `train` of `torchrun --nproc-per-node 2 train.py`, `fit` of `python -m my.fit`, and
-    the same in the text of `sh -c`.
+    """Return the name of the program that a command runs, also in the text of `sh -c`.
+
+    It is `train` for `torchrun --nproc-per-node 2 train.py`, and `fit` for `python -m my.fit`.
     """
     words = shlex.split(resumed(command, lambda _: False))
     text = place_of_text(words)

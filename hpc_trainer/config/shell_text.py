@@ -31,12 +31,12 @@ _MOVES = frozenset({"cd", "pushd"})
 
 @dataclass(slots=True)
 class ShellRuns:
-    """What a text for a shell runs. The places are those of characters in the text."""
+    """Scripts, modules and Pythons that a text for a shell runs. Places are indices of characters in the text."""
 
     scripts: list[tuple[int, int, str]] = field(default_factory=list)
     """Begin, end and name of each word that names a script."""
     modules: list[str] = field(default_factory=list)
-    """What follows `python -m`."""
+    """Names of the modules after `python -m`."""
     pythons: list[int] = field(default_factory=list)
     """Where the word of a Python ends that `-m` follows."""
     unclear: list[str] = field(default_factory=list)

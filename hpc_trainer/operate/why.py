@@ -53,7 +53,7 @@ class Why:
     frame: str | None
     """Of an exception: the innermost line of the person's own code."""
     said: str | None = None
-    """Of a failed program: the last line that it printed."""
+    """The last line that a failed program printed."""
     evidence: list[str]
     advice: list[str]
     timeline: list[str]

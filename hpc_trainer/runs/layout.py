@@ -202,7 +202,7 @@ class SweepPaths:
     old_ends = _Named("ends.jsonl")
     """The same, as sweeps of before have it: any host appended."""
     finished = _Named("finished.json")
-    """Which runs are done, for a look at 10,000 of them (state/finished.py); who looks replaces it."""
+    """Runs that are done, so that `status` need not open 10,000 folders (state/finished.py); who looks replaces it."""
     lock = _Named("submit.lock")
     """Held by the one `submit` at work."""
     sync_lock = _Named("sync.lock")

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.runs.files import is_ours, write_atomic
+from hpc_trainer.runs.files import check_place, is_ours, write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, read_json, seal
 
@@ -53,5 +53,6 @@ def record_finished(sweep: SweepPaths, known: Mapping[str, str], found: Mapping[
     with contextlib.suppress(OSError, HpcTrainerError):
         if sweep.folder.stat().st_uid != os.getuid():
             return
+        check_place(sweep.folder)  # as every verb that writes into a folder which others may write
         write_atomic(sweep.finished, f"{seal(json.dumps({'runs': runs}))}\n", sync=False)
         sweep.finished.chmod(sweep.specs.stat().st_mode & 0o666)

@@ -113,7 +113,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostJobs:
-    """What waits or works for a sweep and stands in none of its files."""
+    """Jobs and processes that wait or work for a sweep and that none of its files names."""
 
     arrays: tuple[str, ...] = ()
     """Job ids of which nobody knows what runs they are for."""

@@ -51,7 +51,7 @@ class Place(NamedTuple):
     port: int
     """On rank 0's node, free when it was looked for."""
     holding: frozenset[str] = frozenset()
-    """Those files of `{run.resume[FILE]:..}` that hold something (`config/program.py`)."""
+    """Files named by `{run.resume[FILE]:..}` that are not empty (`config/program.py`)."""
 
 
 def words_of(

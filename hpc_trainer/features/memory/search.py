@@ -335,7 +335,7 @@ class Trials:
 
     @random_state_kept()
     def _asked(self, size: int) -> dict[str, Any]:
-        """What a process of its own answers: the user's code never meets a fake tensor in this one."""
+        """Return the estimate of a separate process: the user's code never meets a fake tensor in a rank."""
         train = dataclasses.replace(self.config.train, micro_batch_size=size, grad_accum_steps=self._accum(size))
         try:
             samples = StandIn.of(self.dataset, self.loss.task, size).to_plain()

@@ -73,7 +73,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What each part costs, and what it gives on."""
+    """Cost of each part of a model, and the tensors that it hands to the next one."""
 
     costs: list[float]
     ends: list[Between]

@@ -134,8 +134,9 @@ def _data_group(mesh: Mesh) -> Any:
 
 
 def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Between) -> Measured:
-    """What a process of its own measures for rank 0, on all ranks: the user's model never meets a fake tensor in this
-    one. Collective.
+    """Return on all ranks what a separate process measures for rank 0. Collective.
+
+    The user's model never meets a fake tensor in the process of a rank.
     """
     parts_of(model)  # its own error, without a process
     answer = {}

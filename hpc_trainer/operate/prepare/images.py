@@ -181,7 +181,9 @@ def _folders(root: Path) -> list[str]:
 
 
 def _pictures(folder: Path, name: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[InputFile]:
-    """Of one class, in folders below it too. A link to a folder that it lies in is passed over: it holds nothing more.
+    """Yield the pictures of one class, also from the folders below its own.
+
+    A link to a folder that contains the link is passed over: it holds nothing more.
 
     Args:
         above: device and inode of the folders that `folder` lies in.
@@ -210,7 +212,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _told(entry: os.DirEntry[str]) -> os.stat_result:
-    """Of the link itself where it leads nowhere: such a picture is a broken one."""
+    """Return the attributes of an entry, or of the link itself if it leads nowhere: such a picture is broken."""
     try:
         return entry.stat()
     except OSError:
