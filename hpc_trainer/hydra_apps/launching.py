@@ -219,7 +219,7 @@ def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
 def _return_of(paths: RunPaths, status: SweepStatus | None, composed: DictConfig, point: AppPoint) -> JobReturn:
     """What Hydra's own launcher would return of this run; `status` is None where nobody waits for its end."""
     found = JobReturn(overrides=_words(composed.hydra.overrides.task), task_name=composed.hydra.job.name)
-    output = point.output or str(paths.folder)
+    output = point.output or str(paths.output)
     found.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
     found.cfg = copy.deepcopy(composed)
     runtime = found.hydra_cfg.hydra.runtime

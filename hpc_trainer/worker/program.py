@@ -136,7 +136,8 @@ class _Rank:
             place = meeting_place(self._config, self._paths, self._env, self._must_stop)
         if place is None or self._must_stop():
             return conclude_start(self.as_stop)
-        make_folder(self._paths.own_checkpoints)
+        for own in (self._paths.output, self._paths.own_checkpoints, self._paths.told):
+            make_folder(own)
         folder = folder_of(self._config, self._paths)
         if is_of_run(self._config.train.command_dir):
             make_folder(Path(folder))

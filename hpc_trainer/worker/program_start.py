@@ -83,7 +83,7 @@ def words_of(
 
 
 def _places(paths: RunPaths) -> dict[str, str]:
-    return {"run.id": paths.run_id, "run.dir": str(paths.folder), "run.checkpoints": str(paths.own_checkpoints)}
+    return {"run.id": paths.run_id, "run.dir": str(paths.output), "run.checkpoints": str(paths.own_checkpoints)}
 
 
 def folder_of(config: TrainConfig, paths: RunPaths) -> str:
@@ -96,7 +96,7 @@ def files_that_hold(config: TrainConfig, paths: RunPaths) -> frozenset[str]:
     value_of = values_of(to_plain(config), _places(paths))
     return frozenset(
         name for name in resume_files(config.train.command or "")
-        if _holds_something(paths.own_checkpoints if name == OWN_CHECKPOINTS else paths.folder / fill(name, value_of))
+        if _holds_something(paths.own_checkpoints if name == OWN_CHECKPOINTS else paths.output / fill(name, value_of))
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
     address, port = place.address, place.port
     own = {
         "HPC_TRAINER_RUN_ID": paths.run_id,
-        "HPC_TRAINER_RUN_DIR": str(paths.folder),
+        "HPC_TRAINER_RUN_DIR": str(paths.output),
         "HPC_TRAINER_CHECKPOINTS": str(paths.own_checkpoints),
         "HPC_TRAINER_ATTEMPT": str(attempt),
         VARIABLE: str(paths.told_metrics(attempt)),

@@ -138,7 +138,7 @@ def test_a_program_runs_as_it_is(local: LocalDriver, kind: str) -> None:
     words = [word for word in take(kind, "before.py", local.folder, 20) if not word.startswith("hardware=")]
     done = local.train(*words, "hardware=cpu_x2" if kind == "argparse_ddp" else "hardware=cpu_x1", *FAST)
     assert done["state"] == "COMPLETED"
-    assert any((local.run_folder(kind) / "own_checkpoints").iterdir()), "it saved nothing"
+    assert any((local.run_folder(kind) / "output" / "checkpoints").iterdir()), "it saved nothing"
 
 
 def test_the_page_says_how_many_lines_change() -> None:

@@ -49,7 +49,7 @@ def test_whatever_a_run_writes_is_the_persons_alone(
     assert modes(runs_dir) == {"folders": {folder}, "files": {file, file.replace("6", "4")}}, "frozen code is read-only"
     written = {path.name for path in runs_dir.rglob("*")}
     assert {
-        "specs.jsonl", "submissions.jsonl", "sweep.json", "local", "queue.log", "attempts.jsonl", "metrics.jsonl",
+        "specs.jsonl", "submissions.jsonl", "sweep.json", "local", "queue.log", "attempt-000.jsonl", "metrics.jsonl",
         "heartbeat.json", "result.json", "DONE", "checkpoints", "manifest.json", "state.safetensors", "logs",
         "attempt-000.rank-0.log",
     } <= written  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.runs.metrics_log import SPEED
+from tests.journals import JOURNALS, journal_records
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import NODES
@@ -40,9 +41,7 @@ class Run:
 
     def records(self, event: str) -> list[dict[str, Any]]:
         """The journal's records of one kind, in order."""
-        path = self.folder / "attempts.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [record for record in map(json.loads, lines) if record["event"] == event]
+        return journal_records(self.folder, event)
 
     @property
     def heartbeat(self) -> dict[str, Any]:
@@ -294,8 +293,8 @@ class Scene:
         """Journals, what Slurm says, and the ends of the logs."""
         parts = [f"at {time.strftime('%H:%M:%S')}"]
         for run in self.runs:
-            journal = run.folder / "attempts.jsonl"
-            parts.append(f"--- {run.job_id} {run.folder.name}\n{journal.read_text() if journal.exists() else ''}")
+            journals = "".join(path.read_text() for path in sorted(run.folder.glob(JOURNALS)))
+            parts.append(f"--- {run.job_id} {run.folder.name}\n{journals}")
             shown = self.slurm.run("scontrol", "show", "job", "-o", run.job_id, check=False)
             parts.append(shown.stdout[:1500] + shown.stderr)
         left = [f"{pid} {_command_of(pid)}" for pid in self.slurm.job_processes()]

@@ -126,7 +126,7 @@ def test_a_journal_that_is_listed_and_cannot_be_opened_yet(
     """A file system that keeps missing names although their folder was opened: the listing is the newer answer."""
     _ended(fake_slurm, "COMPLETED", 10_000)
     sweep.start(age_s=10_000)
-    hidden = str(sweep.run().attempts)
+    hidden = str(sweep.run().journal(0))
 
     def hide(call: object) -> object:
         def wrapped(path: object, *rest: object, **options: object) -> object:

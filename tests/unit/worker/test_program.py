@@ -72,7 +72,7 @@ def test_scripts_in_the_text_of_a_shell_are_the_frozen_ones(tmp_path: Path, path
     )  # fmt: skip
     safe = " -P" if sys.version_info >= (3, 11) else ""
     assert text == (
-        f"python3{safe} -m lab.x && python '{copy}/fit.py' --data data.csv --out {paths.folder}/x; echo fit.py; "
+        f"python3{safe} -m lab.x && python '{copy}/fit.py' --data data.csv --out {paths.output}/x; echo fit.py; "
         "python other.py"
     )
 
@@ -85,22 +85,22 @@ def test_the_first_rank_decides_whether_there_is_a_checkpoint(tmp_path: Path, pa
     place = meeting_place(config, paths, first, lambda: False)
     assert place is not None
     assert words_of(config, paths, {}, place.holding) == ["x"]
-    paths.own_checkpoints.mkdir()
+    paths.own_checkpoints.mkdir(parents=True)
     (paths.own_checkpoints / "step-1.pt").touch()
     other = meeting_place(config, paths, _env(rank=1), lambda: False)
     assert other is not None
     assert other.holding == frozenset()
 
-    (paths.folder / "log").mkdir()
-    (paths.folder / "log" / "a").touch()  # empty
+    (paths.output / "log").mkdir()
+    (paths.output / "log" / "a").touch()  # empty
     place = meeting_place(config, paths, first, lambda: False)
     assert place is not None
     assert words_of(config, paths, {}, place.holding) == ["x", "--resume"]
-    (paths.folder / "log" / "a").write_text("1")
+    (paths.output / "log" / "a").write_text("1")
     place = meeting_place(config, paths, first, lambda: False)
     assert place is not None
     assert place == meeting_place(config, paths, _env(1), lambda: False)
-    assert words_of(config, paths, {}, place.holding) == ["x", "--resume", "--log", str(paths.folder)]
+    assert words_of(config, paths, {}, place.holding) == ["x", "--resume", "--log", str(paths.output)]
 
 
 def test_a_program_in_the_runs_own_folder_finds_its_code(
@@ -111,7 +111,7 @@ def test_a_program_in_the_runs_own_folder_finds_its_code(
     (tmp_path / "fit.py").touch()
     config = _config("python fit.py data.csv", tmp_path)
     config.train.command_dir, config.train.command_from = "{run.dir}", str(tmp_path)
-    assert folder_of(config, paths) == str(paths.folder)
+    assert folder_of(config, paths) == str(paths.output)
     assert words_of(config, paths, {}) == ["python", str(tmp_path / "fit.py"), "data.csv"]
     assert environment_of(config, paths, _env(), 0, PLACE)["PYTHONPATH"] == f"{tmp_path}:/mine"
 
@@ -130,7 +130,7 @@ def test_a_rank_finds_its_place(tmp_path: Path, paths: RunPaths, monkeypatch: py
     named = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
     assert [found[name] for name in named] == ["3", "1", "4", "2", "1", "node1", "4321"]
     assert found["HPC_TRAINER_ATTEMPT"] == "2"
-    assert found[VARIABLE] == str(paths.folder / "logs" / "attempt-002.metrics.jsonl")
+    assert found[VARIABLE] == str(paths.folder / "told" / "attempt-002.jsonl")
     assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
     assert "PET_NNODES" not in found
 
