@@ -105,7 +105,8 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Submit the failed and interrupted runs among those that `names` name.
 
-    A cancelled run comes back by its own name, and by the sweep's name if it was cancelled by that.
+    A cancelled run comes back by its own name, and by the sweep's name if it was cancelled by that. A run whose folder
+    was deleted is trained again by its own name.
 
     Words with `=` among `names` are changes of `cluster.*` and `hardware.*`.
     """
@@ -119,7 +120,8 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     back = {
         run_id
         for run_id, state in states.items()
-        if state is RunState.CANCELLED and (takes_all or cancelled_with_sweep(status, run_id))
+        if (state is RunState.CANCELLED and (takes_all or cancelled_with_sweep(status, run_id)))
+        or (state is RunState.GONE and takes_all)
     }
     wanted = [run_id for run_id, state in states.items() if state.has_failed or state.needs_submit or run_id in back]
     unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
@@ -148,6 +150,9 @@ def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
     if RunState.CANCELLED in states:
         cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)
         words.append(f"A cancelled run is brought back by its own name: hpc-trainer retry {cancelled}")
+    if RunState.GONE in states:
+        gone = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.GONE)
+        words.append(f"A run whose folder was deleted is trained again by its own name: hpc-trainer retry {gone}")
     if RunState.COMPLETED in states:
         words.append("What is complete is trained anew by its `hpc-trainer submit` with --fresh.")
     return " ".join(words)

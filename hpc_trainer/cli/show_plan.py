@@ -203,6 +203,13 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
     cancelled = sum(state is RunState.CANCELLED for state in plan.states.values())
     if cancelled:
         say(as_typed(f"{cancelled} cancelled run(s) stay cancelled; hpc-trainer retry RUN brings one back."))
+    gone = [run_id for run_id, state in plan.states.items() if state is RunState.GONE]
+    if gone:
+        say(
+            as_typed(
+                f"{len(gone)} completed run(s) have lost their folders; hpc-trainer retry {gone[0]} trains one again."
+            )
+        )
 
 
 def print_submitted(done: Submitted) -> None:

@@ -37,6 +37,10 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.CANCELLED: Verdict(
         "It was cancelled, by `hpc-trainer cancel` or scancel: it never comes back unasked.", (_RETRY,)
     ),
+    RunState.GONE: Verdict(
+        "It was complete, and its folder has been deleted: its results and checkpoints are gone.",
+        (_RETRY + ": it is trained again from the beginning",),
+    ),
     RunState.HELD: Verdict("Slurm holds its job.", ("scontrol release {job}",)),
     RunState.PREEMPTED: Verdict("It was interrupted, and nobody could bring it back.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(

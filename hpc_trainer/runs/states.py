@@ -19,6 +19,8 @@ class RunState(str, enum.Enum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     PREEMPTED = "PREEMPTED"
     CANCELLED = "CANCELLED"
+    GONE = "GONE"
+    """It was complete, and a user or a purge has deleted its folder."""
     HELD = "HELD"
     UNKNOWN = "UNKNOWN"
 

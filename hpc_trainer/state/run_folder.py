@@ -42,6 +42,8 @@ class RunFolder:
     """What is lost that may tell of a later attempt or a later end than what was read."""
     unread: str | None = None
     """Why its heartbeat was not to be read just now: it may live."""
+    is_empty: bool = False
+    """True if the run has no folder, or nothing lies in it."""
     untold_job: str | None = None
     """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
 
@@ -150,6 +152,7 @@ def read_folder(
         faults=tuple(f"{paths.run_id}: {each}" for each in faults),
         doubt=doubts[0] if doubts else None,
         unread=unread,
+        is_empty=listed == [],
         untold_job=untold_job,
     )
 
@@ -170,7 +173,7 @@ def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, wai
     submission, index = latest or (None, 0)
     return RunFolder(
         paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
-        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits,
+        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_scripts_are_the_frozen_ones_and_other_files_are_not(tmp_path: Path, pat
         {"HPC_TRAINER_FROZEN_CODE": json.dumps({str(tmp_path / "app"): str(copy)})},
     )  # fmt: skip
     assert words == [
-        "python", f"{copy}/my/fit.py", "--data", "data.csv", "--out", f"{paths.folder}/x", "--name", "a b", "other.py",
+        "python", f"{copy}/my/fit.py", "--data", "data.csv", "--out", f"{paths.output}/x", "--name", "a b", "other.py",
     ]  # fmt: skip
 
 
