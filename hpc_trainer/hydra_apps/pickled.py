@@ -58,7 +58,9 @@ def store(sweep: SweepPaths, name: str, content: bytes) -> None:
 def main() -> None:
     """Runs the task of this run, as Hydra's own launcher would."""
     output = Path(os.environ["HPC_TRAINER_RUN_DIR"])
-    run = output if output.name == os.environ["HPC_TRAINER_RUN_ID"] else output.parent  # the former of runs before 0.3
+    run = (
+        output if output.name == os.environ["HPC_TRAINER_RUN_ID"] else output.parent
+    )  # the former of runs of earlier versions
     folder = SweepPaths(run.parent).pickles
     path = folder / Path(os.environ[PICKLE]).name
     try:

@@ -64,7 +64,7 @@ def _told_steps(folder: Path) -> Iterator[int]:
 
 def returned_value(paths: RunPaths) -> Any:
     """What the task of a run returned; None if that was nothing, or nothing that JSON holds."""
-    old = Path(paths.at(RETURNED))  # where releases before 0.3 wrote it
+    old = Path(paths.at(RETURNED))  # where earlier versions wrote it
     return (read_json(paths.returned) or read_json(old) or {}).get("value")
 
 

@@ -39,7 +39,7 @@ _RUN_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,200}")
 HEARTBEAT, RESULT, SUBMISSIONS = "heartbeat.json", "result.json", "submissions.jsonl"
 RETURNED = "returned.json"
 OLD_JOURNAL = "attempts.jsonl"
-"""The journal of all attempts of a run, as releases before 0.3 wrote it."""
+"""The journal of all attempts of a run, as earlier versions wrote it."""
 _JOURNAL = re.compile(r"attempt-([0-9]{3,9})\.jsonl")
 
 
@@ -164,7 +164,7 @@ class RunPaths:
     def output(self) -> Path:
         """The folder for all that a program or a loop of the user's writes. No file of ours lies in it.
 
-        A run that a release before 0.3 began goes on in the run's folder itself, where the files of its program are.
+        A run that an earlier version began goes on in the run's folder itself, where the files of its program are.
         """
         return self.folder if self._is_old else Path(self.at("output"))
 

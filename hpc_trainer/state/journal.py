@@ -2,7 +2,7 @@
 
 Each attempt has a file of its own, and its rank 0 is the only writer: Slurm may start the next attempt while a node
 that it has given up still lives, and two clients of NFS that append to one file overwrite each other (open(2),
-O_APPEND). Releases before 0.3 kept all attempts in attempts.jsonl, which is read first.
+O_APPEND). Earlier versions kept all attempts in attempts.jsonl, which is read first.
 """
 
 from __future__ import annotations

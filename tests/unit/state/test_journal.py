@@ -101,7 +101,7 @@ def test_what_an_earlier_attempt_still_writes_is_in_no_way_of_the_newer_one(tmp_
 def test_the_journal_of_an_earlier_release_is_read_and_goes_on(
     is_listable: bool, tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Releases before 0.3 wrote one file, attempts.jsonl. A run that one of them began is retried by this one."""
+    """Earlier versions wrote one file, attempts.jsonl. A run that one of them began is retried by this one."""
     _start(journal, 0)
     journal.end(0, state=RunState.REQUEUED, cause="preempted", action="requeue")
     _start(journal, 1, restart_count=1)
