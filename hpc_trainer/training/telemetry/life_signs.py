@@ -121,9 +121,11 @@ class LifeSigns:
         Args:
             looks: look for the marker of `cancel`, which costs two requests to the file server.
         """
-        if looks and CANCEL in (names_in(self.paths.place) or ()):
-            # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
-            self.stop.request("CANCEL marker")
+        if looks:
+            with contextlib.suppress(OSError):  # a folder that is away for a while must not end a training
+                if CANCEL in (names_in(self.paths.place) or ()):
+                    # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
+                    self.stop.request("CANCEL marker")
         if self.saves.must_stop:
             self.stop.request(DEADLINE)
 
