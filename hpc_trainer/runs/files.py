@@ -27,9 +27,19 @@ _PIECE = 1 << 22
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What the file system refuses meanwhile is told with this file: of a full disk Python's error names none."""
+    """Name this file in what the file system refuses meanwhile: of a full disk Python's error names none.
+
+    A file that is made can only be missing for want of its folder, which whoever writes has made before. It went away:
+    that is a failure of storage (`reading.is_storage_error`), and may pass.
+
+    Raises:
+        OSError: as raised in the block, with a name; ESTALE in place of ENOENT.
+    """
     try:
         yield
+    except FileNotFoundError as error:
+        gone = "its folder is gone; is the file system mounted?"
+        raise OSError(errno.ESTALE, gone, str(path)) from error
     except OSError as error:
         if error.filename is None:
             error.filename = str(path)
@@ -51,7 +61,8 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        rename(temporary, path, is_own=True)
+        with naming(path):
+            rename(temporary, path, is_own=True)
     except BaseException:
         remove(temporary)
         raise
@@ -192,7 +203,8 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
     """
     try:
         # O_NONBLOCK: to open a pipe would wait for its reader.
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        with naming(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ENXIO):
             raise RunStateError(_NO_FILE.format(path=path)) from error

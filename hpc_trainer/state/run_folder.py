@@ -11,6 +11,7 @@ from hpc_trainer.errors import UntrustedFileError
 from hpc_trainer.runs.beat import read_heartbeat, read_result
 from hpc_trainer.runs.layout import HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, journals_in
 from hpc_trainer.runs.reading import Faults, exists, list_folder
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm.queue import CLOCKS_S
@@ -94,7 +95,7 @@ class RunFolder:
 
 def read_folder(
     paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
-    names: Collection[str] | None = None,
+    names: Collection[str] | None = None, *, is_listed: bool = False,
 ) -> RunFolder:  # fmt: skip
     """Read what lies in the folder of a run; what is damaged is told in `faults`.
 
@@ -106,9 +107,12 @@ def read_folder(
         waiting: why and since when it waits in the sweep's own queue; None if it does not.
         jobs: ids of all arrays that the sweep's submissions tell of.
         names: what is in the folder, if that was listed just now.
+        is_listed: the sweep's folder had it a moment ago: if it is missing now, what it says is not known.
     """
     faults, journal_faults, unseen = Faults(), Faults(), Faults()
     listed = list_folder(paths.place, unseen) if names is None else names
+    if is_listed and not listed and not is_there(paths.place):
+        unseen.append("its folder was there a moment ago and is not now: ask again in a minute")
     present = _EVERYTHING if listed is None else listed
     heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults) if HEARTBEAT in present else {}
     unread = faults[0] if faults.refusal is not None else None

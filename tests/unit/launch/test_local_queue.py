@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.launch import local_queue
-from hpc_trainer.launch.local_queue import _record_silent_death, _Started
+from hpc_trainer.launch.local_queue import _is_over, _record_silent_death, _Started
 from hpc_trainer.runs.frozen_config import LateConfig
+from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal
 from tests.unit.runs.builders import make_specs
 from tests.unit.state.sweeps import SweepOnDisk
@@ -49,3 +50,25 @@ def test_the_group_reads_what_it_may_read_of_the_sweep_and_no_configuration_is_p
     finally:
         os.umask(before)
     assert seen == [umask]
+
+
+def test_the_end_of_a_run_whose_folder_is_away_is_judged_when_it_is_back(tmp_path: Path) -> None:
+    """Else a run of which nothing can be read would have failed to start."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=local"))
+    sweep.submit("local-1-1a2b3c4d", executor="local")
+    sweep.start(job_id="local-1-1a2b3c4d", executor="local")
+    sweep.done()
+    sweep.end(state=RunState.COMPLETED, cause="done")
+    before = sweep.run().attempts.read_text()
+    with subprocess.Popen(["false"]) as process:
+        process.wait()
+    run = _Started(spec=sweep.specs[0], process=process, gpus=[], num_attempts=0, start="1a2b3c4d")
+    away = sweep.paths.folder.with_name("away")
+    sweep.paths.folder.rename(away)
+    assert not _is_over(sweep.paths, run, is_urgent=False)
+    assert not sweep.paths.folder.exists()
+    away.rename(sweep.paths.folder)
+    assert _is_over(sweep.paths, run, is_urgent=False)
+    assert sweep.run().attempts.read_text() == before
+    sweep.paths.folder.rename(away)
+    assert _is_over(sweep.paths, run, is_urgent=True), "who was asked to stop does not wait"

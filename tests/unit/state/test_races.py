@@ -14,6 +14,7 @@ import pytest
 
 from hpc_trainer.cli import grid_verbs
 from hpc_trainer.cli.live import watch
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.results import result_rows
@@ -55,6 +56,23 @@ def _meanwhile(fake: FakeSlurm, lines: str) -> None:
 def _only(sweep: SweepOnDisk) -> RunStatus:
     (run,) = read_status(sweep.paths).runs
     return run
+
+
+@pytest.mark.parametrize("is_whole_sweep", [True, False], ids=["sweep", "run"])
+def test_a_folder_that_goes_away_while_slurm_is_asked_tells_nothing(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, is_whole_sweep: bool
+) -> None:
+    """A mount that is gone for a moment: what Slurm calls COMPLETED has not failed to begin."""
+    gone = sweep.paths.folder if is_whole_sweep else sweep.run().folder
+    _meanwhile(fake_slurm, f'mv "{gone}" "{gone}.away"')
+    if is_whole_sweep:
+        with pytest.raises(RunStateError, match="was there a moment ago and is not now"):
+            read_status(sweep.paths)
+        return
+    run = _only(sweep)
+    assert run.state is RunState.UNKNOWN, run.cause
+    assert "its folder was there a moment ago" in str(run.cause)
+    assert not sweep.paths.ends.exists()
 
 
 def test_a_run_that_ends_while_slurm_is_asked_is_complete(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
