@@ -38,7 +38,7 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
-from hpc_trainer.worker.begin import begin_attempt
+from hpc_trainer.worker.begin import begin_attempt, check_goodput
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
 from hpc_trainer.worker.environment import recording
@@ -63,6 +63,8 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
 
     recorder = FlightRecorder(ended(None), spans)
     try:
+        if env.rank == 0:
+            check_goodput(config, paths, journal.read())
         device = _device(config, env)
         torch.set_num_threads(num_threads(config))
         is_cancelled = Watch(paths.marker(CANCEL))
