@@ -63,8 +63,6 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
 
     recorder = FlightRecorder(ended(None), spans)
     try:
-        if env.rank == 0:
-            check_goodput(config, paths, journal.read())
         device = _device(config, env)
         torch.set_num_threads(num_threads(config))
         is_cancelled = Watch(paths.marker(CANCEL))
@@ -80,6 +78,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         with contextlib.ExitStack() as stack:
             with spans.within(Kind.rendezvous):
                 group = stack.enter_context(ranks)
+            check_goodput(config, paths, journal.read() if env.rank == 0 else [], group)
             run = recorder.run = _context(config, paths, env, stop, attempt, group, journal, spans)
             gpu = kind_of(device).names(device)
             with (
