@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_trainer.runs.states import NOT_FINITE, RunState
+from hpc_trainer.runs.states import LOW_GOODPUT, NOT_FINITE, RunState
 from hpc_trainer.state.doubts import DoubtKind, kind_of_doubt
 from hpc_trainer.state.last_words import NOT_STARTED
 
@@ -13,8 +13,8 @@ from hpc_trainer.state.last_words import NOT_STARTED
 class Verdict:
     """`says`: one sentence about the run. `advice`: what to type or change, with {run}, {sweep}, {job} and these.
 
-    `flag`: of a refused resume, what allows it. `logs`: the command that prints the log to look at. `idle`: which rank
-    that is, where nobody knows its number.
+    `flag`: of a refused resume, what allows it. `longer`: a longer time limit, in minutes. `logs`: the command that
+    prints the log to look at. `idle`: which rank that is, where nobody knows its number.
     """
 
     says: str
@@ -23,6 +23,7 @@ class Verdict:
 
 _LOGS = "{logs}"
 _RETRY = "hpc-trainer retry {run}"
+_LONGER = _RETRY + " hardware.time_limit_min={longer}"
 _MEND = "mend the code, then: " + _RETRY + " (another configuration is another run: hpc-trainer submit)"
 _SUBMIT = "the same `hpc-trainer submit` again, or: " + _RETRY
 
@@ -45,7 +46,7 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.PREEMPTED: Verdict("It was interrupted, and nobody could bring it back.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(
         "Its time limit ended it, and nobody could bring it back.",
-        (_SUBMIT, "if a step and a save take long: " + _RETRY + " hardware.time_limit_min=LONGER"),
+        (_SUBMIT, "if a step and a save take long: " + _LONGER),
     ),
     RunState.NODE_FAIL: Verdict("Its node failed, and nobody could bring it back.", (_SUBMIT,)),
     RunState.OUT_OF_MEMORY: Verdict(
@@ -173,6 +174,15 @@ BY_CAUSE: dict[str, Verdict] = {
     "no_progress": Verdict(
         "It came back again and again without a new step, so it was stopped for good (exit 76).",
         (_LOGS, "a longer time limit or grace if the first step comes late", _RETRY + " counts anew"),
+    ),
+    LOW_GOODPUT: Verdict(
+        "Its time limit ended one attempt after the other, and nearly all of their time went to other things than "
+        "training, so it was stopped for good (exit 76).",
+        (
+            _LONGER + ": the same run goes on; a partition that allows it is another key, hardware.partition",
+            "hpc-trainer plan names limits that are too short, hpc-trainer tune {run} what else takes the time",
+            "to let it go on as it is: " + _RETRY + " cluster.min_goodput=0",
+        ),
     ),
     "storage": Verdict(
         "Storage or data failed more often than cluster.max_failures allows (exit 74).",

@@ -53,5 +53,8 @@ OUT_OF_MEMORY = "out_of_memory"
 NOT_FINITE = "not_finite"
 """The cause of a run that is complete, and whose final metrics are NaN or infinite."""
 
+LOW_GOODPUT = "low_goodput"
+"""The cause of a run that was stopped because its time limit leaves too little of an attempt for training."""
+
 DONE = "DONE"
 CANCEL = "CANCEL"

@@ -29,7 +29,7 @@ from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.state.journal import Attempt, Journal, newest_chain, successor_jobs
 from hpc_trainer.training.telemetry.life_signs import SupersededError
-from hpc_trainer.worker.begin import begin_attempt
+from hpc_trainer.worker.begin import begin_attempt, check_goodput
 from hpc_trainer.worker.conclude import Stop, conclude_start
 from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, record_of_error
@@ -65,7 +65,9 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     rank = _Rank(config, paths, env, stop, attempt, spans)
     try:
         if env.rank == 0:
-            _check_progress(journal.read(), successor_jobs(paths), config.cluster.max_no_progress)
+            attempts = journal.read()
+            _check_progress(attempts, successor_jobs(paths), config.cluster.max_no_progress)
+            check_goodput(config, paths, attempts)
         with recording(config, paths, env, attempt, stop):
             return rank.run()
     except SupersededError as error:

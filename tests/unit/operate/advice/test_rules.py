@@ -12,11 +12,13 @@ import pytest
 
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.operate.advice import facts
+from hpc_trainer.operate.advice.advised import Tuned, next_words
 from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of
 from hpc_trainer.operate.advice.rule import Advice, with_values
 from hpc_trainer.operate.advice.rules import RULES, advice_of
 from hpc_trainer.runs.monitoring.stragglers import Straggler
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.status import RunStatus
 from tests.composed import composed
@@ -203,6 +205,42 @@ def test_what_plan_would_refuse_is_not_proposed() -> None:
     assert with_values(config, {"data.num_workers": 2}) is not None
     program = facts_of((*SMALL[1:], "train.command='sleep 5'"), pace=waiting(0.9))
     assert advice_of(program) == []
+
+
+def test_no_time_limit_is_proposed_that_the_partition_does_not_allow() -> None:
+    def said(longest_min: int | None) -> list[str]:
+        spare = Partition(name="spare", is_default=True, max_time_min=longest_min)
+        facts = facts_of(
+            (*SLURM, "hardware.time_limit_min=5"), attempts=3, cause="timeout", spent=spent(start_up=117.0),
+            ask_limits=lambda: Limits(partitions={"spare": spare}),
+        )  # fmt: skip
+        return [word for each in _said("time-limit-short", facts) for word in each.set]
+
+    assert said(None) == ["hardware.time_limit_min=13"]
+    assert said(10) == ["hardware.time_limit_min=10"]
+    assert said(5) == []
+
+
+def test_what_the_cluster_refuses_is_not_proposed() -> None:
+    nodes = (NodeGroup(partition="spare", num_nodes=9, cpus=4, memory_mb=64_000, gpus={}, features=frozenset()),)
+    limits = Limits(partitions={"spare": Partition(name="spare", is_default=True)}, nodes=nodes)
+    fault = {"pace": waiting(0.8), "ranks": [rank(cpus=1.95, cpus_allowed=2)]}
+    words = (*SLURM, "data.num_workers=2", "hardware.cpus_per_task=2")
+    (found,) = _said("data-cpus", facts_of(words, **fault))
+    assert int(found.set[0].partition("=")[2]) > 4
+    assert _said("data-cpus", facts_of(words, **fault, ask_limits=lambda: limits)) == []
+
+
+def test_commands_have_no_quotes_that_nobody_needs() -> None:
+    tuned = Tuned(
+        run_id="r1", state=RunState.COMPLETED,
+        words=("params.name='a_b'", "params.one='1'", "train.command='python t.py {params.lr}'", "data.path='a b'"),
+        advice=advice_of(facts_of((*SMALL, "hardware.cpus_per_task=4"), pace=waiting(0.5))),
+    )  # fmt: skip
+    assert next_words(tuned, "s") == (
+        "plan params.name=a_b \"params.one='1'\" \"train.command='python t.py {params.lr}'\" \"data.path='a b'\" "
+        "data.num_workers=2 sweep_name=s-tuned"
+    )
 
 
 def test_another_run_is_told_from_the_same_one() -> None:
