@@ -224,9 +224,14 @@ def build_task(config: TrainConfig) -> Task:
     return task
 
 
-def build_dataset(config: TrainConfig, split: Split, task: Task, active: Sequence[Ability] = ()) -> MapDataset:
-    """The data set that `data=` chose, with batches as `task` takes them, and what features make of it; `split` is
-    `train` or `eval`.
+def build_dataset(
+    config: TrainConfig, split: Split, task: Task, active: Sequence[Ability] = (),
+    fed: Mapping[str, Any] | None = None,
+) -> MapDataset:  # fmt: skip
+    """Build the data set that `data=` chose, with batches as `task` takes them, and what features make of it.
+
+    Args:
+        fed: `classes` and `preprocessing` of a trained model that is asked about these data; None in training.
 
     Raises ConfigError: a person's own is none that the loop can take (datasets/own.py), or none for a feature.
     """
@@ -236,7 +241,8 @@ def build_dataset(config: TrainConfig, split: Split, task: Task, active: Sequenc
         dataset = as_map_dataset(builder(split=split, **config.data.kwargs), config.data._target_, split, task)
     else:
         more = (config.task,) if config.data.takes_task else ()
-        dataset = builder(config.data, split, *more)
+        named = {"fed": fed} if fed is not None and config.data.takes_fed else {}
+        dataset = builder(config.data, split, *more, **named)
     return _with_features(dataset, split, active)
 
 

@@ -19,12 +19,13 @@ from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.preprocessing import described
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.prune.choose import pruned
 from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
 from hpc_trainer.runs.files import sha256_of
 from hpc_trainer.training.build import build_model
-from hpc_trainer.worker.deploy.card import as_page, data_facts, form_of
+from hpc_trainer.worker.deploy.card import as_page, form_of
 from hpc_trainer.worker.deploy.deployed import DataShape, changes_model, deployed_model
 from hpc_trainer.worker.deploy.graphs import trace, write_onnx, write_program
 from hpc_trainer.worker.deploy.load_lines import load_lines, weights_lines
@@ -32,7 +33,7 @@ from hpc_trainer.worker.deploy.measure import counts, latencies, machine
 from hpc_trainer.worker.deploy.opened import open_file
 from hpc_trainer.worker.deploy.proof import NUM_SAMPLES, QUANTIZED, SAME, compare
 from hpc_trainer.worker.deploy.quantize import IN_THE_FILE, quantize_file, quantize_model
-from hpc_trainer.worker.deploy.trained import Data, open_data, shape_of, taken_of
+from hpc_trainer.worker.deploy.trained import Data, data_of, shape_of, taken_of
 from hpc_trainer.worker.deploy.weights import Taken, write_weights
 
 
@@ -79,7 +80,7 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     made, notes = None, []
     if not is_plain or (asked["is_model"] and asked["measure"]):
         try:
-            made = _write(_subject(config, taken, asked["prune"]), path, to, quantize, asked)
+            made = _write(_subject(config, taken, asked), path, to, quantize, asked)
         except Exception as error:  # of a person's own code, among others
             if not is_plain:
                 raise
@@ -115,8 +116,8 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _subject(config: TrainConfig, taken: Taken, prune: str | None) -> Subject:
-    data = open_data(config)
+def _subject(config: TrainConfig, taken: Taken, asked: Mapping[str, Any]) -> Subject:
+    (data, _), prune = data_of(asked), asked["prune"]
     shape = shape_of(config, taken.made_with, data.samples)
     assert shape is not None
     original = model = deployed_model(config, shape, taken.state)
@@ -132,7 +133,16 @@ def _write_plainly(config: TrainConfig, taken: Taken, path: Path, asked: Mapping
     shape = shape_of(config, taken.made_with, None) if asked["is_model"] else None
     nothing = dict.fromkeys(("num_quantized", "inputs", "outputs", "same", "measured"))
     lines = weights_lines(asked["title"], config, asked["to"], None, shape)
-    return Written(taken.state, shape, {**nothing, **data_facts(None)}, lines)
+    return Written(taken.state, shape, {**nothing, **_facts_of_data(asked, None)}, lines)
+
+
+def _facts_of_data(asked: Mapping[str, Any], data: Data | None) -> dict[str, Any]:
+    """Return class names and preprocessing: as the checkpoint has them, else as the data here state them."""
+    fed = asked.get("fed") or {"classes": None, "preprocessing": None, "is_old": True}
+    here = described(None if data is None else data.samples)
+    if fed["is_old"] and data is not None:
+        return here
+    return {name: fed[name] or here[name] for name in ("classes", "preprocessing")}
 
 
 def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: Mapping[str, Any]) -> Written:
@@ -161,7 +171,7 @@ def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: M
     with torch.no_grad():
         forms = {"inputs": form_of(inputs), "outputs": form_of(original(inputs))}
     told = {
-        "num_quantized": count, **forms, "same": same, **data_facts(subject.data.samples),
+        "num_quantized": count, **forms, "same": same, **_facts_of_data(asked, subject.data),
         "measured": _measured(subject, file, inputs, path) if asked["measure"] else None,
     }  # fmt: skip
     if FORMATS[to].has_graph:

@@ -17,6 +17,8 @@ class DataConfig:
 
     takes_task: ClassVar[bool] = False
     """Its targets are read as the task takes them: the builder is called as `build(config, split, task)`."""
+    takes_fed: ClassVar[bool] = False
+    """Its builder takes `fed`: what a model was fed with (`datasets/preprocessing.py`), which keys alone cannot say."""
     is_text: ClassVar[bool | None] = None
     """Inputs are tokens; False: images, or rows of numbers. None: another key, or its own code, says."""
     name: str = key("???", ALWAYS, COUNTS)
