@@ -72,6 +72,12 @@ def test_array_sizes() -> None:
     assert parse_limits("").max_elements is None
 
 
+def test_exit_codes_that_the_site_requeues_are_read_with_both_ends_of_each_range() -> None:
+    told = "RequeueExit             = 75,80-82\nRequeueExitHold         = 90\n"
+    assert parse_limits(CONFIG + told).requeue_exit == {75, 80, 81, 82, 90}
+    assert parse_limits(CONFIG + "RequeueExit             = (null)\n").requeue_exit == frozenset()
+
+
 def test_partitions() -> None:
     limits = _limits()
     main, gpu = limits.partitions.values()

@@ -14,6 +14,7 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.operate.advice import facts
 from hpc_trainer.operate.advice.advised import Tuned, next_words
 from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of
+from hpc_trainer.operate.advice.of_request import _idle_among
 from hpc_trainer.operate.advice.rule import Advice, with_values
 from hpc_trainer.operate.advice.rules import RULES, advice_of
 from hpc_trainer.runs.monitoring.stragglers import Straggler
@@ -27,6 +28,7 @@ from tests.unit.runs.builders import make_spec
 ROOT = Path(__file__).parents[4]
 SMALL = ("experiment=digits", "cluster=local")
 SLURM = ("experiment=digits", "cluster=slurm")
+OWN_LOOP = ("train.main=tests.mine.main", "trust=[tests]")
 GPU = ("experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x1", "hardware.gpu_type=a100", "precision=bf16")
 STEADY = Pace(steps=1000, seconds=100.0, wait_s=1.0, lines=100)
 GB = 1e9
@@ -129,7 +131,7 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], str, float, dict[str, An
      {"ranks": [rank(utilisation=0.9, throttle={"power_cap": 0.9}, clock_share=0.5, power_limit_w=300)]},
      "hardware.exclude=n1", 0.5,
      {"ranks": [rank(utilisation=0.9, throttle={"power_cap": 0.9}, clock_share=0.75)]}),
-    ("idle-ranks", (*SLURM, "hardware=gpu_x8", "train.main=tests.mine.main", "trust=[tests]"),
+    ("idle-ranks", (*SLURM, "hardware=gpu_x8", *OWN_LOOP),
      {"ranks": [rank(name=f"rank {each}", utilisation=0.8 if each < 3 else 0.0) for each in range(8)]},
      "hardware.gpus_per_node=4 train.micro_batch_size=16", 0.5,
      {"ranks": [rank(name=f"rank {each}", utilisation=0.8 if each < 3 else 0.05) for each in range(8)]}),
@@ -176,6 +178,42 @@ def test_a_rule_names_its_fault_and_a_legal_change(
     assert found.gain.share == pytest.approx(gain, abs=0.1)
     assert _said(rule, facts_of(words, **below)) == []
     validate(composed([*words, *found.set]))  # as `plan` would
+
+
+def test_saves_at_the_ends_of_attempts_count_as_saves() -> None:
+    """Forty saves of a second need no longer interval than 50 s; ten of four seconds would."""
+    words = (*SMALL, "checkpoint.every_steps=100")
+    seen: dict[str, Any] = {
+        "pace": Pace(steps=1000, seconds=500.0, wait_s=1.0, lines=100), "spent": spent(step=300.0, save_stall=40.0),
+    }  # fmt: skip
+    assert _said("saves-often", facts_of(words, attempts=30, **seen)) == []
+    (found,) = _said("saves-often", facts_of(words, attempts=1, **seen))
+    assert found.set == ("checkpoint.every=auto",)
+
+
+def test_a_rank_is_idle_only_beside_others_that_work() -> None:
+    def said(*utilisation: float, words: tuple[str, ...] = OWN_LOOP, ranks: int = 2) -> list[Advice]:
+        words = (*SLURM, f"hardware=gpu_x{ranks}", *words)
+        used = [rank(name=f"rank {number}", utilisation=each) for number, each in enumerate(utilisation)]
+        return _said("idle-ranks", facts_of(words, ranks=used))
+
+    (found,) = said(0.8, 0.0)
+    assert found.seen == "asked for 2 GPUs, used 1: nothing was done by rank 1"
+    assert "hardware.gpus_per_node=1" in found.set
+    assert said(0.0, 0.0) == [], "the run itself does nothing"
+    assert said(0.8, 0.8) == []
+    assert said(0.8, 0.0, ranks=8) == [], "of six nobody knows"
+    assert said(0.8, 0.0, words=()) == [], "all ranks of the shared loop train"
+
+
+def test_without_gpus_a_rank_that_uses_no_core_is_idle() -> None:
+    def idle(*cpus: float | None) -> list[str]:
+        return [each.name for each in _idle_among([rank(name=str(n), cpus=each) for n, each in enumerate(cpus)])]
+
+    assert idle(0.97, 0.04, None) == ["1"], "nobody knows of the third"
+    assert idle(0.97, 0.06) == []
+    assert idle(0.1, 0.04) == [], "all of them wait for something: less than a fifth of the busiest would be idle"
+    assert idle(0.1, 0.01) == ["1"]
 
 
 def test_every_rule_has_a_case_and_stands_in_the_docs() -> None:

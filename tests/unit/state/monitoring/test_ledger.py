@@ -177,6 +177,7 @@ def test_a_job_that_came_back_within_a_minute_is_told_apart(paths: RunPaths) -> 
     told = [allocation(1000.0, 25.0), allocation(1030.0, 28.0), allocation(1060.0, 40.0)]
     assert match(attempts, told) == dict(enumerate(told))
     assert match(attempts[1:], told[1:]) == {1: told[1], 2: told[2]}
+    assert match(attempts[1:2], told) == {1: told[1]}, "of two that began before it the newest, not the first"
     behind = [attempt(each.attempt, start_time=each.start_time - 5) for each in attempts]  # by the clock of its node
     assert match(behind, told) == dict(enumerate(told))
 
