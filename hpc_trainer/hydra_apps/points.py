@@ -242,9 +242,7 @@ class _Section:
         return self._shared.section(self._name, plain[self._name]) if self._name in plain else {}
 
 
-def _with_values(
-    sections: Mapping[Any, _Section], words: Sequence[str], loader: SweepLoader
-) -> dict[str, Any] | None:
+def _with_values(sections: Mapping[Any, _Section], words: Sequence[str], loader: SweepLoader) -> dict[str, Any] | None:
     """Return the configuration of a point of these sections; None if it is not certain. Raises what Hydra raises."""
     by_section: dict[str, list[str]] = {}
     for word in words:
