@@ -36,8 +36,8 @@ _FAULTS = {"outage": "outage", "all": "outage", "quota": "quota"}
 _FAULT_S, _FAULT_RATE = 30.0, 0.1
 _KILLS = ("preempt", "kill a rank", "requeue by hand", "warn", "node down", "power cut")
 _COLUMNS = (
-    "kind", "seed", "minutes", "runs", "kills", "commands", "killed commands", "cancelled", "lost", "doubled",
-    "other bits", "false states", "late states", "errors", "slow cancels",
+    "kind", "seed", "minutes", "runs", "blows", "interrupted attempts", "commands", "killed commands", "cancelled",
+    "lost", "doubled", "other bits", "false states", "late states", "errors", "slow cancels",
 )  # fmt: skip
 
 
@@ -284,9 +284,12 @@ class Campaign(Soak):
         ):
             for each in found:
                 self.say(f"{what} {each}")
+        # A node that goes takes all runs on it: what was interrupted is more than what was done.
+        interrupted = sum(len(run.records("start")) - run.is_done for _, run in self.runs())
         share = self.slurm.spec.share
         values = (
             share.kind if share else "own disk", self.seed, f"{seconds / 60:.1f}", len(self.runs()), self.kills,
+            interrupted,
             sum(self.commands.values()), self.num_killed, len(self.cancelled), len(lost), len(doubled), len(different),
             len(wrong) - len(late), len(late), len(self.errors), len(self.slow_cancels),
         )  # fmt: skip
