@@ -339,9 +339,11 @@ def _reads_nothing_else(override: Override, node: Any) -> bool:
         return True
     if override.is_delete() and value is not None and isinstance(node, Container):
         return False
-    is_followed = is_merged or override.is_delete() or override.is_add()
-    held = OmegaConf.to_container(node, resolve=False) if isinstance(node, Container) else node._value()
-    return not (is_followed and "${" in str(held))
+    is_section = isinstance(node, Container) and not isinstance(node._value(), str)
+    if is_merged and is_section:
+        return "${" not in str(OmegaConf.to_container(node, resolve=False))
+    is_selected = is_merged or override.is_delete() or override.is_add()
+    return is_section or not is_selected or "${" not in str(node._value())
 
 
 def _plain_child(parent: DictConfig, name: Any) -> Any:

@@ -335,7 +335,7 @@ class _Lookups:
             Node._maybe_dereference_node, Container._resolve_node_interpolation, Container._evaluate_custom_resolver,
         )  # fmt: skip
 
-        def dereferenced(node: Node, *args: Any, **kwargs: Any) -> Node | None:
+        def dereferenced(node: Node, /, *args: Any, **kwargs: Any) -> Node | None:
             num_before, before = len(self.resolvers), self._is_counted
             text = node._value()
             is_alone = isinstance(text, str) and text.startswith("${") and text.endswith("}")
@@ -349,17 +349,17 @@ class _Lookups:
                 self.is_resolver_used = True
             return found
 
-        def looked_up(node: Container, inter_key: str, *args: Any, **kwargs: Any) -> Node:
+        def looked_up(node: Container, /, inter_key: str, *args: Any, **kwargs: Any) -> Node:
             key = _root_key(node)
             if self._is_counted and inter_key.partition(".")[0] != key:
                 self.from_keys.add(key)
             return look_up(node, inter_key, *args, **kwargs)
 
-        def evaluated(node: Container, *, inter_type: str, **others: Any) -> Any:
+        def evaluated(parent: Container, /, *, inter_type: str, **others: Any) -> Any:
             if inter_type != _ALWAYS_ALIKE:
                 self.resolvers += [] if inter_type.startswith(_OMEGACONFS_OWN) else [inter_type]
-                self.from_keys.update([_root_key(node)] if self._is_counted else [])
-            return evaluate(node, inter_type=inter_type, **others)
+                self.from_keys.update([_root_key(parent)] if self._is_counted else [])
+            return evaluate(parent, inter_type=inter_type, **others)
 
         patched: Any = Node, Container
         patched[0]._maybe_dereference_node = dereferenced
