@@ -17,6 +17,7 @@ from torch import nn
 
 from hpc_trainer import __version__
 from hpc_trainer.config.data_files.given import read_given
+from hpc_trainer.config.data_files.look import is_file
 from hpc_trainer.config.data_files.token_meta import TOKENIZER
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.data.records import TokensConfig
@@ -104,7 +105,7 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     (folder / LOAD).write_text(made.lines, encoding="utf-8")
     (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (folder / CARD_TEXT).write_text(as_page(card), encoding="utf-8")
-    more = [TOKENIZER] if (folder / TOKENIZER).exists() else []
+    more = [TOKENIZER] if is_file(folder / TOKENIZER) else []
     if (
         isinstance(config.model, HfConfig)
         and (shape := made.shape) is not None

@@ -37,8 +37,9 @@ def prepare(picture):
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"{{picture}} has more than 8 bits a channel")
 {resize}    pixels = np.asarray(image, np.float32).reshape(image.height, image.width, {channels}) / 255
-{then}    inputs = ((pixels - np.float32({mean})) / np.float32({std})).transpose(2, 0, 1)[None]
-    return {wrap}(np.ascontiguousarray(inputs))
+{then}    mean, std = np.float32({mean}), np.float32({std})
+    inputs = np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1)[None])
+    return {result}
 """
 _SHORTER_SIDE = """    scale = {resize} / min(image.size)
     image.draft("{mode}", (math.ceil(image.width * scale), math.ceil(image.height * scale)))
@@ -62,7 +63,7 @@ _TABLE = """
 def prepare(rows):
     \"\"\"Rows (mappings of columns, as of csv.DictReader) to inputs float32 [rows, ..], as in training.\"\"\"
 {imports}    facts = json.loads((here / "card.json").read_text(encoding="utf-8"))["preprocessing"]
-    inputs = []
+    lines = []
     for row in rows:
         line, missing = [], []
         for each in facts["numeric"]:
@@ -79,21 +80,24 @@ def prepare(rows):
             line += [float(code == at) for at in range(len(known) + 1)] if is_one_hot else [code / max(len(known), 1)]
         if missing and facts["missing"] == "refuse":
             raise ValueError(f"{missing[0]} has no value in {row}")
-        inputs.append(line)
-    return {wrap}(np.array(inputs, np.float32))
+        lines.append(line)
+    inputs = np.array(lines, np.float32)
+    return {result}
 """
 _TOKENS = """
 
 def prepare({takes}):
     \"\"\"{doc} to inputs int64 [windows, {seq_len}], as in training; zeros follow the end.\"\"\"
 {imports}{encode}    rest = [0] * (-len(tokens) % {seq_len})
-    return {wrap}(np.array([*tokens, *rest], np.int64).reshape(-1, {seq_len}))
+    inputs = np.array([*tokens, *rest], np.int64).reshape(-1, {seq_len})
+    return {result}
 """
 _ARRAY = """
 
 def prepare(values):
     \"\"\"Values [batch, ..] to inputs float32, as in training.\"\"\"
-{imports}    return {wrap}(np.asarray(values, np.float32) * np.float32({input_scale!r}))
+{imports}    inputs = np.asarray(values, np.float32) * np.float32({input_scale!r})
+    return {result}
 """
 _UNKNOWN = """
 # How raw data become inputs, only the data set knows; card.json has what it says, as "preprocessing".
@@ -107,16 +111,16 @@ def prepare_lines(made: Mapping[str, Any] | None, to: str, inputs: Sequence[int]
         inputs: shape of the model's inputs without the batch.
         has_tokenizer: the tokenizer's file is in the folder.
     """
-    wrap = "np.asarray" if to == "onnx" else "torch.from_numpy"
+    result = "inputs" if to == "onnx" else "torch.from_numpy(inputs)"
     kind = kind_of(made)
     if made is None:
         return ""
     if kind == PICTURE and made["mean"] is not None and made["std"] is not None and len(inputs) == 3:
         math = ["import math"] if isinstance(made["resize"], int) else []
         imports = _imports(to, *math, "from PIL import Image, ImageOps")
-        return _picture_lines(made, inputs).replace("{wrap}", wrap).replace("{imports}", imports)
+        return _picture_lines(made, inputs).replace("{result}", result).replace("{imports}", imports)
     if kind == TABLE:
-        return _TABLE.replace("{wrap}", wrap).replace("{imports}", _imports(to, "import json"))
+        return _TABLE.replace("{result}", result).replace("{imports}", _imports(to, "import json"))
     if kind == TOKENS:
         takes, doc, encode, more = "text", "A text", "    tokens = list(text.encode())\n", []
         if has_tokenizer:
@@ -129,16 +133,16 @@ def prepare_lines(made: Mapping[str, Any] | None, to: str, inputs: Sequence[int]
             doc = f"Tokens of {named or 'the tokenizer of the training data'}"
         imports = _imports(to, *more)
         seq_len = int(made["seq_len"])
-        return _TOKENS.format(takes=takes, doc=doc, encode=encode, seq_len=seq_len, wrap=wrap, imports=imports)
+        return _TOKENS.format(takes=takes, doc=doc, encode=encode, seq_len=seq_len, result=result, imports=imports)
     if kind == ARRAY:
-        return _ARRAY.format(wrap=wrap, input_scale=float(made["input_scale"]), imports=_imports(to))
+        return _ARRAY.format(result=result, input_scale=float(made["input_scale"]), imports=_imports(to))
     return _UNKNOWN
 
 
 def _imports(to: str, *more: str) -> str:
-    lines = sorted({"import numpy as np", *more, *([] if to == "onnx" else ["import torch"])})
-    standard = [line for line in lines if line in ("import json", "import math")]
-    groups = [standard, [line for line in lines if line not in standard]]
+    lines = {"import numpy as np", *more, *([] if to == "onnx" else ["import torch"])}
+    standard = lines & {"import json", "import math"}
+    groups = [sorted(each, key=lambda line: (line.startswith("from"), line)) for each in (standard, lines - standard)]
     return "\n\n".join("\n".join(f"    {line}" for line in group) for group in groups if group) + "\n\n"
 
 
@@ -153,7 +157,7 @@ def _picture_lines(made: Mapping[str, Any], inputs: Sequence[int]) -> str:
     return _PICTURE.format(
         channels=channels, height=height, width=width, resize=steps, mean=[*map(float, made["mean"])],
         std=[*map(float, made["std"])],
-        then="" if then is None else _THEN_CROP.format(then=then), wrap="{wrap}", imports="{imports}",
+        then="" if then is None else _THEN_CROP.format(then=then), result="{result}", imports="{imports}",
     )  # fmt: skip
 
 
