@@ -16,6 +16,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from hpc_trainer.config.data_files.token_meta import BYTES
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
@@ -24,7 +25,12 @@ from hpc_trainer.datasets.images.pictures import default_resize
 from hpc_trainer.errors import DataError
 
 PICTURE, TABLE, TOKENS, ARRAY = "picture", "table", "tokens", "array"
-BYTES = "bytes"
+_KEYS = {
+    PICTURE: frozenset({"num_channels", "resize", "crop", "mean", "std"}),
+    TABLE: frozenset({"target", "numeric", "categorical", "encoding", "missing"}),
+    TOKENS: frozenset({"tokenizer", "tokenizer_sha256", "vocab_size", "seq_len"}),
+    ARRAY: frozenset({"input_scale"}),
+}
 _LARGEST = 2**20
 """Characters of JSON: more, as of a column with a million categories, would burden each checkpoint."""
 _MOST_NAMES = 8
@@ -35,7 +41,13 @@ _BY_CONFIG: dict[type[DataConfig], tuple[str, ...]] = {
     TableConfig: ("target", "numeric", "categorical", "encoding", "missing"),
 }
 """Keys that new data of the same kind take from the run's configuration, also if nothing else is recorded."""
-_KEY_OF = {"crop": "image_size", "numeric": "numeric", "categorical": "categorical"}
+_KEY_OF = {"crop": "image_size"}
+
+
+def kind_of(made: Mapping[str, Any] | None) -> str | None:
+    """Return the kind of a preprocessing that is described as here; None for what a user's data set says in its way."""
+    kind = None if made is None else made.get("kind")
+    return kind if made is not None and isinstance(kind, str) and made.keys() >= _KEYS.get(kind, {""}) else None
 
 
 def picture(
@@ -82,11 +94,19 @@ def described(samples: Any) -> dict[str, Any]:
         shape = getattr(samples, "input_shape", None) or ()
         crop = shape[1:] if len(shape) == 3 else None
         made = picture(num_channels=len(mean), resize=None, crop=crop, mean=mean, std=std)
-    text = json.dumps(dict(made), default=_as_json) if isinstance(made, Mapping) else "null"
     return {
-        "classes": [str(each) for each in classes] if isinstance(classes, Sequence) else None,
-        "preprocessing": json.loads(text) if len(text) <= _LARGEST else None,
+        "classes": _as_kept([str(each) for each in classes] if isinstance(classes, Sequence) else None),
+        "preprocessing": _as_kept(dict(made) if isinstance(made, Mapping) else None),
     }
+
+
+def _as_kept(value: Any) -> Any:
+    """Return `value` as it comes back from JSON; None if it is too large, or JSON cannot hold it."""
+    try:
+        text = json.dumps(value, default=_as_json, allow_nan=False)
+    except (TypeError, ValueError):
+        return None
+    return json.loads(text) if len(text) <= _LARGEST else None
 
 
 def of_config(data: DataConfig, mean: Any = None, std: Any = None) -> dict[str, Any] | None:
@@ -112,6 +132,17 @@ def of_config(data: DataConfig, mean: Any = None, std: Any = None) -> dict[str, 
     return None
 
 
+def unknown_of(data: DataConfig, made: Mapping[str, Any] | None) -> str | None:
+    """Return what neither the keys of `data` nor `made` say of the model's inputs; None if nothing is missing."""
+    if isinstance(data, ImagesConfig) and (made is None or made.get("mean") is None or made.get("std") is None):
+        return "mean and std"
+    if isinstance(data, TableConfig) and made is None:
+        return "scaling"
+    if isinstance(data, TokensConfig) and (made is None or made.get("tokenizer") is None):
+        return "tokenizer"
+    return None
+
+
 def inherited_keys(data: DataConfig, run: DataConfig, was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     """Return the keys of `data` and their values for which inputs are made as in training; none that `given` names.
 
@@ -129,7 +160,7 @@ def inherited_keys(data: DataConfig, run: DataConfig, was: Mapping[str, Any], gi
 
 
 def _keys_of(data: DataConfig, was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    kind, found = was.get("kind"), dict[str, Any]()
+    kind, found = kind_of(was), dict[str, Any]()
     if kind == PICTURE and isinstance(data, (ImagesConfig, HfDatasetConfig)):
         found = _keys_of_pictures(data, was, given)
     elif kind == TABLE and isinstance(data, TableConfig):
@@ -164,9 +195,14 @@ def _keys_of_pictures(
 
 
 def without(was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return `was` without what the keys of `data.*` in `given` decide."""
+    """Return `was` with None for what the keys of `data.*` in `given` decide.
+
+    Tables keep all of it: the keys name columns, and each column keeps its encoding.
+    """
+    if kind_of(was) == TABLE:
+        return dict(was)
     gone = {_of_key(name) for name in given} | ({"resize"} if "image_size" in given else set())
-    return {name: value for name, value in was.items() if name not in gone}
+    return {name: None if name in gone else value for name, value in was.items()}
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any] | None, name: str) -> Iterator[str]:
@@ -177,8 +213,9 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any] | None, name: str
         now: of the data that are asked about; None if they do not say it.
         name: the choice of `data`, for messages.
     """
-    if now is None or now.get("kind") != was.get("kind"):
-        how = "does not say how its inputs are made" if now is None else f"gives inputs of the kind {now.get('kind')}"
+    kind, other = kind_of(was), kind_of(now)
+    if now is None or kind != other:
+        how = "does not say how its inputs are made" if other is None else f"gives inputs of the kind {other}"
         yield f"data={name} {how}; the model was trained on: {text_of(was)}."
         return
     for key in ("num_channels", "resize", "crop", "mean", "std", "input_scale", "encoding", "missing", "target"):
@@ -186,7 +223,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any] | None, name: str
         if there is not None and here != there:
             yield f"data.{_KEY_OF.get(key, key)}={_short(here)}, and the model was trained with {_short(there)}."
     for key in ("numeric", "categorical"):
-        if was.get("kind") == TABLE and now.get(key) != was.get(key):
+        if kind == TABLE and now.get(key) != was.get(key):
             yield from _columns_that_differ(key, was.get(key), now.get(key))
 
 
@@ -195,11 +232,11 @@ def _columns_that_differ(key: str, was: Any, now: Any) -> Iterator[str]:
         yield f"data.{key}: the columns are encoded by the new rows; nobody recorded how the model's were."
         return
     known = {each["column"]: each for each in was}
-    others = [each["column"] for each in now or () if known.get(each["column"]) != each]
-    if others or [*known] != [each["column"] for each in now or ()]:
+    here = {each["column"]: each for each in now or ()}
+    others = [name for name, each in here.items() if known.get(name) != each]
+    if others or [*known] != [*here]:
         more = f"; encoded by the new rows: {_listed(others)}" if others else ""
-        here = _listed([each["column"] for each in now or ()])
-        yield f"data.{key}=[{here}], and the model was trained with [{_listed([*known])}]{more}."
+        yield f"data.{key}=[{_listed([*here])}], and the model was trained with [{_listed([*known])}]{more}."
 
 
 def check_tokenizer(was: Mapping[str, Any], sha256: str | None, tokenizer: str, folder: str) -> None:
@@ -242,7 +279,7 @@ def class_numbers(known: Sequence[str], here: Sequence[str], used: Collection[st
 
 def text_of(made: Mapping[str, Any]) -> str:
     """Return the preprocessing in words, for a page or a note."""
-    kind = made.get("kind")
+    kind = kind_of(made)
     if kind == PICTURE:
         return ", ".join(_words_of_picture(made))
     if kind == TABLE:

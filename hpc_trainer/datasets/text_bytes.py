@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpc_trainer.config.data_files.token_meta import BYTES
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.datasets.digests import spread_digest
-from hpc_trainer.datasets.preprocessing import BYTES, tokens
+from hpc_trainer.datasets.preprocessing import tokens
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.errors import DataError
 

@@ -6,6 +6,7 @@ code. Every checkpoint's manifest holds them, as `meta.made_with`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from collections.abc import Mapping
@@ -80,8 +81,9 @@ class ResumeContract:
         if taken:
             raise LoopError(f"run.describe({taken[0]}=...): the name is taken. Choose another.")
         prints = {name: fingerprint(value) for name, value in facts.items()}
-        if hasattr(facts.get("dataset"), "__getitems__"):
-            self.fed_with = described(facts["dataset"])
+        with contextlib.suppress(Exception):  # attributes of a user's data set, which training does not need
+            if hasattr(facts.get("dataset"), "__getitems__"):
+                self.fed_with = described(facts["dataset"])
         try:
             # As it will come back from the manifest: a tuple would never be equal to the list that was read.
             self.described |= json.loads(json.dumps(prints, allow_nan=False))

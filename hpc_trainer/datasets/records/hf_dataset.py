@@ -18,7 +18,7 @@ from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
 from hpc_trainer.datasets.images.normalisation import Normalisation
 from hpc_trainer.datasets.images.pictures import decode, resize_and_crop, resized, to_array
-from hpc_trainer.datasets.preprocessing import PICTURE, array, class_numbers, picture, tokens
+from hpc_trainer.datasets.preprocessing import PICTURE, array, class_numbers, kind_of, picture, tokens
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import BrokenPictureError, ConfigError, DataError
@@ -108,7 +108,7 @@ class HfDataset:
         resize = None if size is None else [size, size]
         own = picture(num_channels=channels, resize=resize, crop=None, mean=[0.0] * channels, std=[1.0] * channels)
         was = self._fed.get("preprocessing") or {}
-        if was.get("kind") != PICTURE:
+        if kind_of(was) != PICTURE:
             return own
         known = {name: was[name] for name in ("mean", "std") if was.get(name) and len(was[name]) == channels}
         if was.get("resize") is not None:

@@ -18,7 +18,7 @@ from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
-from hpc_trainer.datasets.preprocessing import TABLE
+from hpc_trainer.datasets.preprocessing import TABLE, kind_of
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import ConfigError, DataError
@@ -111,7 +111,8 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
         source, mine = held_out, held_out.columns
     elif split == "eval":
         mine = source.part(part_of(count, config.eval_fraction, "eval"))
-    made = _encoding(train, columns, source.path, config, (fed or {}).get("preprocessing") or {})
+    was = (fed or {}).get("preprocessing") or {}
+    made = _encoding(train, columns, source.path, config, was if kind_of(was) == TABLE else {})
     parts = (train[columns.target], mine[columns.target])
     classes, targets = _targets(made["classes"], *parts, columns, kind, source.path)
     made["classes"] = classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,16 @@ from typing import Any
 from hpc_trainer.config.compose.changes import with_data
 from hpc_trainer.config.data_files.given import read_given
 from hpc_trainer.config.load import plain_value, to_plain
-from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.config.rules.code_names import target_problems
+from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
+from hpc_trainer.config.rules.limit_rules import section_problems
+from hpc_trainer.config.rules.task_rules import task_problems
 from hpc_trainer.config.schema.data.records import TableConfig
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.preprocessing import inherited_keys, of_config
+from hpc_trainer.config.table.declarations import feature_problems
+from hpc_trainer.datasets.preprocessing import inherited_keys, kind_of, of_config, unknown_of
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.checkpoint_folders import step_name
 from hpc_trainer.runs.layout import RunPaths
 
@@ -26,16 +32,16 @@ _MANIFEST = "manifest.json"
 class Fed:
     """`classes` and `preprocessing` as a data set states them (`datasets/preprocessing.py`); None if nobody knows.
 
-    `is_old`: written by a version that did not record them, so all that is known is what the configuration says.
+    `unknown`: what is missing, as an older version did not record it.
     """
 
     classes: list[str] | None = None
     preprocessing: Mapping[str, Any] | None = None
-    is_old: bool = False
+    unknown: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return what the process with torch is told."""
-        return {"classes": self.classes, "preprocessing": self.preprocessing, "is_old": self.is_old}
+        return {"classes": self.classes, "preprocessing": self.preprocessing, "unknown": self.unknown}
 
 
 def fed_to_run(paths: RunPaths, config: TrainConfig, step: int) -> Fed:
@@ -46,24 +52,23 @@ def fed_to_run(paths: RunPaths, config: TrainConfig, step: int) -> Fed:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         told = digest = None
     if isinstance(told, dict):
-        return Fed(classes=told.get("classes"), preprocessing=told.get("preprocessing"))
+        made = told.get("preprocessing")
+        return Fed(classes=told.get("classes"), preprocessing=made, unknown=unknown_of(config.data, made))
     return _old(config, digest if isinstance(digest, dict) else {})
 
 
 def fed_to_export(card: Mapping[str, Any], config: TrainConfig) -> Fed:
     """Return what the card of an export says."""
     made, classes = card.get("preprocessing"), card.get("classes")
-    if isinstance(config.data, CustomDataConfig) or (made and "kind" in made):
+    if isinstance(config.data, CustomDataConfig) or kind_of(made) is not None:
         return Fed(classes=classes, preprocessing=made)
-    old = _old(config, made or {})
-    return Fed(classes=classes, preprocessing=old.preprocessing, is_old=True)
+    return dataclasses.replace(_old(config, made or {}), classes=classes)
 
 
 def _old(config: TrainConfig, recorded: Mapping[str, Any]) -> Fed:
-    return Fed(
-        preprocessing=of_config(config.data, recorded.get("mean"), recorded.get("std")),
-        is_old=not isinstance(config.data, CustomDataConfig),
-    )
+    """Return what is known without a record: by the configuration, and by the mean and std of pictures."""
+    made = of_config(config.data, recorded.get("mean"), recorded.get("std"))
+    return Fed(preprocessing=made, unknown=unknown_of(config.data, made))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,11 @@ def new_data(config: TrainConfig, fed: Fed, words: Sequence[str] = (), config_di
 
     changed, given = with_data(config, words, config_dirs, inherited)
     if words:
-        validate(changed)
+        # Not all rules of a run: a batch of its training may be larger than the data that it is asked about.
+        found = [*section_problems("data", changed.data), *feature_problems(changed), *task_problems(changed)]
+        found += [*data_problems(changed.data, changed.task), *target_problems(changed)]
+        if found:
+            raise ConfigError("\n".join(dict.fromkeys(found)))
+        changed = dataclasses.replace(changed, data=with_absolute_paths(changed.data))
     own = config.data if words and was is None and isinstance(config.data, TableConfig) else None
     return NewData(config=changed, fed=fed, given=given, is_new=bool(words), own=own)

@@ -104,10 +104,11 @@ def data_of(asked: Mapping[str, Any]) -> tuple[Data, list[str]]:
     was = fed["preprocessing"]
     if was is not None:
         notes += differences(was, now["preprocessing"], name)
-    if asked["is_new_data"] and fed["is_old"] and (was is None or None in (was.get("mean", 0), was.get("std", 0))):
+    if asked["is_new_data"] and fed["unknown"]:
+        fix = "Give them (data.mean, data.std)" if fed["unknown"] == "mean and std" else "Take data that you know"
         notes.append(
-            f"Nothing here says how the model's inputs were made (an older version wrote it): data={name} is taken as "
-            "its keys say. Export anew, or give the keys: data.mean, data.std."
+            f"An older version wrote this and did not record the model's {fed['unknown']}, so data={name} is taken as "
+            f"its own files and keys say. {fix}, or export anew."
         )
     if fed["classes"] and now["classes"] and fed["classes"] != now["classes"]:
         notes.append(
@@ -126,9 +127,9 @@ def _with_own_data(
         found = described(build_dataset(own, "train", build_task(own)))
     except (HpcTrainerError, ValueError) as error:
         note = f"The model's scaling is not recorded, and its own table cannot be read, so new rows scale it: {error}"
-        return fed, [note]
+        return {**fed, "unknown": None}, [note]
     note = f"The model's scaling is not recorded: it is taken from data.path={plain.get('path')} as that is now."
-    return {**found, "is_old": False}, [note]
+    return {**found, "unknown": None}, [note]
 
 
 def shape_of(config: TrainConfig, made_with: Mapping[str, Any], samples: MapDataset | None) -> DataShape | None:

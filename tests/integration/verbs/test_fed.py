@@ -35,12 +35,14 @@ def test_new_pictures_are_made_into_inputs_as_in_the_run(local: LocalDriver) -> 
     run = local.train(
         "model=cnn", "data=image_folder", "data.path=old", "data.image_size=24", "train.num_steps=30",
         "train.global_batch_size=16", "train.eval_every_steps=10", "checkpoint.keep_best=eval_loss",
-        "schedule=constant", "sweep_name=pictures",
+        "schedule=constant", "sweep_name=pictures", "--trust", "my_lab",
     )  # fmt: skip
     new = ("data=image_folder", "data.path=new")
     best = local.json("eval", run["run_id"], "--best", *new)
     assert _said(best) == (local.json("eval", run["run_id"], "--best")["metrics"], [])
     told = local.json("export", run["run_id"], "--to", "onnx", "-o", "served")
+    said = local.run("export", run["run_id"], "--no-measure", "-o", "weights").stdout.splitlines()
+    assert said[-1] == f"To load it: python {local.folder / 'weights/load.py'}", "my_lab is trusted, and not needed"
     whole = told["card"]["measured"]["exported"]["metrics"]
     assert local.json("eval", "served", *new)["metrics"] == pytest.approx(whole, abs=1e-6)
     assert local.json("eval", "served", "data.path=new")["metrics"] == pytest.approx(whole, abs=1e-6)

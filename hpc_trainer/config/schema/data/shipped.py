@@ -31,6 +31,7 @@ class DataConfig:
 class DigitsConfig(DataConfig):
     """1,797 handwritten digits, 8x8 (scikit-learn, UCI Optical Recognition of Handwritten Digits)."""
 
+    takes_fed: ClassVar[bool] = True
     is_text: ClassVar[bool | None] = False
     name: str = "digits"
     _target_: str = "hpc_trainer.datasets.digits.build"
