@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from hpc_trainer.cli.common import counts_line, figure, print_json, say, state_markup, warn
@@ -33,7 +32,7 @@ from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.known import known_of
-from hpc_trainer.launch.memory import find_needs
+from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.cancel import cancelled_with_sweep
 from hpc_trainer.operate.find import elsewhere_too, select
@@ -63,25 +62,29 @@ def freeze_here(given: Given) -> Grid:
 
 
 def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False) -> None:
-    """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
+    """Show the plan; write nothing. Exit with 2 if the plan could not be submitted, with 1 if an estimate failed."""
     plan = plan_grid(
         chosen.of(freeze_given(given)),
         retry_failed=chosen.retry_failed,
         fresh=chosen.fresh,
     )
-    needs = partial(find_needs, plan.grid.specs, plan.grid.sweep)
+    needs: list[Need] = []
     if as_json:
-        print_json(plan_json(plan) | ({"memory": memory_json(needs())} if memory else {}))
+        needs = find_needs(plan.grid.specs, plan.grid.sweep) if memory else []
+        print_json(plan_json(plan) | ({"memory": memory_json(needs)} if memory else {}))
     else:
         print_plan(plan)
         if memory:
-            print_needs(needs())
+            needs = find_needs(plan.grid.specs, plan.grid.sweep)
+            print_needs(needs)
         for array in plan.arrays if script else ():
             print(f"\n# --- batch script of the array on {array.hardware} ---")
             print(array_script_of(plan, array) or "# the local executor needs none")
         print_next_of(plan)
     if plan.problems:
         sys.exit(ExitCode.USAGE)
+    if any(need.problem is not None for need in needs):
+        sys.exit(ExitCode.FAILED)
 
 
 def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:

@@ -239,10 +239,22 @@ def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
 
 
 def print_needs(needs: Sequence[Need]) -> None:
-    """A line for each kind of training, and a warning for each that its GPU cannot hold."""
+    """Print a line for each kind of training, a warning if its GPU cannot hold it, a problem if its estimate failed."""
     if not needs:
         say("Memory: nothing is known of a loop or program of your own (train.main, train.command).")
         return
+    if any(each.parts for each in needs):
+        _print_estimates(needs)
+    for each in needs:
+        if each.problem is not None:
+            say(f"the memory of {each.run_id} could not be estimated: {each.problem}", "[red]Problem:[/] ")
+        if each.note is not None:
+            say(f"Note: {each.run_id}: {each.note}")
+        if each.warning is not None:
+            say(each.warning, "[yellow]Warning:[/] ")
+
+
+def _print_estimates(needs: Sequence[Need]) -> None:
     shown = [part for part in PARTS if any(each.parts.get(part) for each in needs)]
     say(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
     has_measured = any(each.measured_gb is not None for each in needs)
@@ -260,9 +272,3 @@ def print_needs(needs: Sequence[Need]) -> None:
         ],
         least=[part.upper() for part in reversed(shown)],
     )  # fmt: skip
-    for each in needs:
-        for text in (each.problem, each.note):
-            if text is not None:
-                say(f"Note: {each.run_id}: {text}")
-        if each.warning is not None:
-            say(each.warning, "[yellow]Warning:[/] ")
