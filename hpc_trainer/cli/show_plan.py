@@ -200,16 +200,15 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
     failed = sum(state.has_failed for state in plan.states.values())
     if failed and not any(plan.states[spec.run_id].has_failed for spec in plan.specs):
         say(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
-    cancelled = sum(state is RunState.CANCELLED for state in plan.states.values())
+    cancelled = [run_id for run_id, state in plan.states.items() if state is RunState.CANCELLED]
     if cancelled:
-        say(as_typed(f"{cancelled} cancelled run(s) stay cancelled; hpc-trainer retry RUN brings one back."))
+        name = grid.sweep.name if len(cancelled) == len(plan.states) else cancelled[0]
+        back = f"hpc-trainer retry {name} brings {'them' if name == grid.sweep.name else 'that one'} back"
+        say(as_typed(f"{len(cancelled)} cancelled run(s) stay cancelled; {back}."))
     gone = [run_id for run_id, state in plan.states.items() if state is RunState.GONE]
     if gone:
-        say(
-            as_typed(
-                f"{len(gone)} completed run(s) have lost their folders; hpc-trainer retry {gone[0]} trains one again."
-            )
-        )
+        told = f"{len(gone)} completed run(s) have lost their folders"
+        say(as_typed(f"{told}; hpc-trainer retry {gone[0]} trains one again."))
 
 
 def print_submitted(done: Submitted) -> None:

@@ -13,8 +13,9 @@ from hpc_trainer.state.last_words import NOT_STARTED
 class Verdict:
     """`says`: one sentence about the run. `advice`: what to type or change, with {run}, {sweep}, {job} and these.
 
-    `flag`: of a refused resume, what allows it. `longer`: a longer time limit, in minutes. `logs`: the command that
-    prints the log to look at. `idle`: which rank that is, where nobody knows its number.
+    `flag`: of a refused resume, what allows it. `longer`: a longer time limit, in minutes. `memory`: the override
+    that asks for twice the memory. `words`: the overrides of its submit. `logs`: the command that prints the log to
+    look at. `idle`: which rank that is, where nobody knows its number.
     """
 
     says: str
@@ -28,7 +29,7 @@ _MEND = "mend the code, then: " + _RETRY + " (another configuration is another r
 _SUBMIT = "the same `hpc-trainer submit` again, or: " + _RETRY
 
 BY_STATE: dict[RunState, Verdict] = {
-    RunState.NEW: Verdict("It has not been submitted yet.", ("hpc-trainer submit ...",)),
+    RunState.NEW: Verdict("It has not been submitted yet.", ("hpc-trainer submit {words}",)),
     RunState.PENDING: Verdict("It waits for its turn.", ("nothing: it starts by itself",)),
     RunState.RUNNING: Verdict("It is running.", ("hpc-trainer status --watch {sweep}",)),
     RunState.REQUEUED: Verdict(
@@ -52,7 +53,7 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.OUT_OF_MEMORY: Verdict(
         "It used more host memory than it had asked for, and Slurm killed it.",
         (
-            _RETRY + " hardware.mem_gb_per_node=MORE (or mem_gb_per_gpu): the same run goes on",
+            _RETRY + " {memory}: the same run goes on",
             "or the same `hpc-trainer submit` with more of it and --retry-failed",
         ),
     ),
@@ -196,8 +197,7 @@ BY_CAUSE: dict[str, Verdict] = {
             "--retry-failed: the same run goes on, with the cluster's settings of now",
             "or: "
             + _RETRY
-            + " 'cluster.setup=[LINE,..]' cluster.python=PROGRAM; without changes it takes the settings "
-            "of before",
+            + ", which takes the settings of before; cluster.setup or cluster.python may follow it, mended",
         ),
     ),
     "killed": Verdict(
@@ -205,7 +205,7 @@ BY_CAUSE: dict[str, Verdict] = {
     ),
     "peer_lost": Verdict(
         "A rank was killed or its node failed, more often than cluster.max_failures allows: the others lost contact.",
-        (_LOGS, _RETRY + "; if the kernel killed it for memory, with hardware.mem_gb_per_node=MORE"),
+        (_LOGS, _RETRY + "; if the kernel killed it for memory: " + _RETRY + " {memory}"),
     ),
     "stuck": Verdict(
         "A rank showed no sign of life for monitor.watchdog_s seconds: a hung collective, or a stuck loader.",

@@ -44,8 +44,8 @@ def check_goodput(
     """Check that the attempts which the time limit ended trained enough to start another one.
 
     Args:
-        group: ranks that all hear what rank 0 has found; None if this is rank 0 and the others need not know. With it the
-            call is collective.
+        group: ranks that all hear what rank 0 has found; the call is collective then. None if this is rank 0 and the
+            others hear of its end in another way.
 
     Raises:
         LowGoodputError: less than `cluster.min_goodput` of their time was training.

@@ -181,6 +181,35 @@ _PROVIDED_BY = {
 }
 
 
+_PLACEHOLDER = re.compile(r"hpc-trainer [a-z-]+ (?:[^ `]+ )*?[^ `]*\b(?:RUN|SWEEP|EXPORT|MORE|LONGER|NAME|FILE)\b")
+
+
+def _messages(tree: ast.Module) -> Iterator[str]:
+    """Texts of a module that are no docstrings and no help; each value in an f-string is an x."""
+    passed = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("typer.", "app.", "key")):
+            passed |= {id(each) for each in ast.walk(node)}
+        if isinstance(node, ast.JoinedStr):
+            passed |= {id(each) for each in node.values}
+            parts = (each.value if isinstance(each, ast.Constant) else "x" for each in node.values)
+            yield "" if id(node) in passed else "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in passed:
+            yield node.value
+
+
+def test_commands_in_messages_are_complete() -> None:
+    found = [
+        f"{_name(path)}: {text}"
+        for path in MODULES
+        for text in _messages(ast.parse(path.read_text(encoding="utf-8")))
+        if _PLACEHOLDER.search(text)
+    ]
+    assert found == [], "name the run, the sweep or the value that is meant"
+
+
 def test_what_is_imported_is_declared() -> None:
     """Not what comes with something else today."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

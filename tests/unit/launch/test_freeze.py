@@ -108,7 +108,7 @@ def test_all_problems_of_all_points_are_told_once() -> None:
     [
         (
             ["experiment=digits,gpt_bytes"],
-            r"belong to one sweep, and these name digits, gpt_bytes\. Add sweep_name=NAME",
+            r"belong to one sweep, and these name digits, gpt_bytes\. Add sweep_name=digits",
         ),
         (["cluster=slurm,local"], "cluster is one for a whole grid"),
     ],

@@ -147,7 +147,7 @@ def test_the_hosts_memory_is_slurms_word_and_another_matter(sweep: SweepOnDisk, 
     fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7\n")
     why = _why(sweep)
     assert why.verdict == BY_STATE[RunState.OUT_OF_MEMORY].says
-    assert why.advice[0].startswith(f"hpc-trainer retry {why.run_id} hardware.mem_gb_per_node=MORE")
+    assert why.advice[0].startswith(f"hpc-trainer retry {why.run_id} hardware.mem_gb_per_node=")
     assert "--retry-failed" in why.advice[1], "submit alone leaves a failed run where it is"
 
 
