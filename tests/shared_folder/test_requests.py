@@ -102,6 +102,7 @@ class _Counters:
 
 
 _SPEED = 60.0
+_BEAT_S = 10.0  # between two heartbeats, from the fifth minute on
 _STEP_S, _LOG_EVERY = 1.0, 2  # a line of metrics every two seconds, as in a run with steps of 0.2 s
 
 
@@ -151,7 +152,7 @@ def test_a_run_asks_at_most_once_a_second(
         clock.start()
         begin = clock.monotonic()
         due = [begin + 5.0 * rank / num_ranks for rank in range(num_ranks)]
-        before, step = metadata(client.counts()["requests"]), 0
+        before, step = client.counts()["requests"], 0
         while clock.monotonic() < begin + 60 * minutes:
             step += 1
             signs.tell(step)
@@ -162,10 +163,11 @@ def test_a_run_asks_at_most_once_a_second(
                     due[rank] += 5.0
                     each.sample(_Counters(), None)
             time.sleep(max(0.0, (begin + step * _STEP_S - clock.monotonic()) / _SPEED))
-        seconds = clock.monotonic() - begin
-        after = client.counts()
-        rate = (metadata(after["requests"]) - before) / seconds
-        print(kind, num_ranks, f"{rate:.2f} a second", seconds, step, after["requests"])
+        after = client.counts()["requests"]
+        # Of a machine that is busy, the seconds pass without the work that belongs to them: its heartbeats count them.
+        num_beats = after["RENAME"] - before.get("RENAME", 0)
+        rate = (metadata(after) - metadata(before)) / (num_beats * _BEAT_S)
+        print(kind, num_ranks, f"{rate:.2f} a second, {num_beats} heartbeats", after)
         log.flush()
         assert len(read_metrics(paths.metrics)) == step // _LOG_EVERY
-        assert rate <= 1.0, (rate, after["requests"])
+        assert rate <= 1.0, (rate, after)
