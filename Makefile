@@ -64,7 +64,7 @@ slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py
 
 shared-folder: $(VENV)/.dev  ## What can happen to a run, on NFS, Lustre and others as they are played: some 20 min
-	$(BIN)/python -m pytest -m "slurm and long" --numprocesses $(CLUSTERS) --dist worksteal tests/slurm/shared_folder
+	$(BIN)/python -m pytest -m long --numprocesses $(CLUSTERS) --dist worksteal tests/shared_folder tests/slurm/shared_folder
 
 test-long: export HPC_TRAINER_FUZZ_SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h

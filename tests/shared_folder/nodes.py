@@ -175,13 +175,17 @@ class Nodes:
             self.ask(node)
 
     def lost(self, node: Node) -> None:
-        """Forget where a removed node was, and look at every step of its path anew.
+        """Forget where a removed node was."""
+        node.dead = True
+        self.doubt(node)
+
+    def doubt(self, node: Node) -> None:
+        """Look at every step of a node's path anew, as it ended in ESTALE.
 
         Linux follows the path once more after ESTALE and asks the server about each name in it (fs/namei.c,
         retry_estale() and LOOKUP_REVAL; fs/nfs/dir.c, nfs_lookup_verify_inode()). FUSE is not told that it does.
         """
         with self.mutex:
-            node.dead = True
             step: Node | None = node
             while step is not None and step.folder is not None:
                 self.drop(step.folder, step.name)

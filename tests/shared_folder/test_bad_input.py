@@ -115,6 +115,7 @@ _DIGITS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_folder_by_two_paths_is_one_folder(tmp_path: Path, shares: list[Share]) -> None:
     """The login node mounts at another place than the node; a link of the person's leads to it (a scratch)."""
     share = Share(tmp_path / "share", "nfs3", settings=CALM)

@@ -588,9 +588,10 @@ def test_faults_begin_and_end_at_run_time_for_all_or_for_one(two: Start, shares:
     assert (a / "f").read_text() == "123"
 
 
-def test_a_path_through_a_folder_that_was_made_anew_is_followed_anew(two: Start) -> None:
+@pytest.mark.parametrize("kind", ["nfs3", "nfs4"])
+def test_a_path_through_a_folder_that_was_made_anew_is_followed_anew(two: Start, kind: str) -> None:
     """Linux follows a path again after ESTALE, and asks about each name in it."""
-    a, b = two()
+    a, b = two(kind)
     (a / "t").mkdir()
     (b / "t" / "f").write_text("1")
     (a / "t").rename(a / "trash")
