@@ -185,6 +185,10 @@ class RunPaths:
         """Says that the program of a rank ended well; that rank writes it, rank 0 waits for it."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.end"
 
+    def program_worker(self, attempt: int, rank: int) -> Path:
+        """Address and port at which a rank's program will listen (TF_CONFIG); that rank replaces, rank 0 reads."""
+        return self.logs / f"attempt-{attempt:03d}.rank-{rank}.worker.json"
+
     def program_stop(self, attempt: int) -> Path:
         """Says that a rank's program has to stop, and so all: the first that knows writes it."""
         return self.logs / f"attempt-{attempt:03d}.stop"

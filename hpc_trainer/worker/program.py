@@ -115,7 +115,7 @@ class _Rank:
         self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size)
         self._looked, self._has_stopped = 0.0, False
         self._is_cancelled = Watch(paths.marker(CANCEL), _CANCEL_LOOK_S)
-        self._late = LateStop(self.as_stop, lambda: self._step, leave=self.end_program)
+        self._late = LateStop(self.as_stop, lambda: self._step, leave=self._leave)
 
     @property
     def as_stop(self) -> Stop:
@@ -135,7 +135,7 @@ class _Rank:
     def run(self) -> int:
         """Starts the program and follows it to its end; the exit code of this rank."""
         with self._spans.within(Kind.rendezvous):
-            place = meeting_place(self._config, self._paths, self._env, self._must_stop)
+            place = meeting_place(self._config, self._paths, self._env, self._attempt, self._must_stop)
         if place is None or self._must_stop():
             return conclude_start(self.as_stop)
         for own in (self._paths.output, self._paths.own_checkpoints, self._paths.told):
@@ -236,6 +236,12 @@ class _Rank:
         while self._program.is_alive() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self._program.send(signal.SIGKILL)
+
+    def _leave(self) -> None:
+        """End a program that goes on after the stop signal, and take in what it did meanwhile."""
+        self.end_program()
+        if self._story is not None:
+            self._story.look(is_last=True)
 
     def _must_stop(self) -> bool:
         """True once this rank has been asked to stop: by a signal, the cancel marker, or another rank.
