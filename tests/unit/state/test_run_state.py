@@ -105,6 +105,22 @@ def test_the_same_codes_of_a_run_that_had_begun_are_its_failure(
     assert _one(sweep).state is S.FAILED
 
 
+@pytest.mark.parametrize("row", ["500_[0-4%2]|CANCELLED|0:0|", "500|CANCELLED|0:0|", "500_1|COMPLETED|0:0|n7"])
+def test_an_element_without_a_row_was_cancelled_before_it_began(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, row: str
+) -> None:
+    """One that begins gets a row of its own; the array may have one for all that did not."""
+    fake_slurm.answer("sacct", f"{row}\n")
+    run = _one(sweep)
+    assert (run.state, run.cause) == (S.CANCELLED, "cancelled before it began")
+
+
+def test_an_element_that_has_begun_was_not_cancelled_before(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0, age_s=300)
+    fake_slurm.answer("sacct", "500_1|COMPLETED|0:0|n7\n")
+    assert _one(sweep).state is S.FAILED
+
+
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "PENDING"])
 def test_a_sacct_that_is_behind_is_no_end_whatever_it_says(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, word: str
