@@ -96,6 +96,13 @@ def test_partitions() -> None:
     assert limits.partition_of("nope") is None
 
 
+def test_accounts_that_a_partition_denies() -> None:
+    assert [each.deny_accounts for each in _limits().partitions.values()] == [(), ()]
+    told = "PartitionName=open AllowAccounts=ALL DenyAccounts=guests,students State=UP\n"
+    (denying,) = parse_limits(told).partitions.values()
+    assert (denying.allow_accounts, denying.deny_accounts) == (None, ("guests", "students"))
+
+
 def test_nodes() -> None:
     main, gpu, cpu_only = _limits().nodes
     assert (main.num_nodes, main.cpus, main.memory_mb, main.gpus, main.features) == (
