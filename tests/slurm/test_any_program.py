@@ -91,7 +91,9 @@ def test_a_preempted_keras_program_ends_with_the_weights_of_one_that_was_not(
     assert second in (end["step"], end["step"] + 1), "an epoch that was not backed up is done again, and no other"
     assert driver.losses(kind) == driver.losses("whole")
     assert list(driver.losses(kind)) == list(range(1, epochs + 1)), "no epoch twice, none left out"
-    made, whole = (np.load(driver.run_folder(sweep) / "output" / "checkpoints" / "weights.npz") for sweep in (kind, "whole"))
+    made, whole = (
+        np.load(driver.run_folder(sweep) / "output" / "checkpoints" / "weights.npz") for sweep in (kind, "whole")
+    )
     assert {name: made[name].tobytes() for name in made} == {name: whole[name].tobytes() for name in whole}
     for path in (driver.run_folder(kind) / "logs").glob("*.rank-*.log"):
         if num_workers > 1:
