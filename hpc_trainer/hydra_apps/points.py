@@ -13,6 +13,7 @@ Three ways lead to the configuration of a point, and all give what Hydra gives:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import json
@@ -22,7 +23,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from omegaconf import Container, DictConfig, OmegaConf
@@ -44,11 +44,8 @@ class PointComposer:
         """Take Hydra's loader, and the configuration that it has composed for the sweep as a whole."""
         self._loader, self._base = loader, base
         self._fast: SweepLoader | None = None
-        if type(loader) is ConfigLoaderImpl:
-            try:
-                self._fast = SweepLoader(loader, base)
-            except Exception:  # whatever it is: Hydra meets it again, and says it
-                self._fast = None
+        with contextlib.suppress(Exception):  # whatever it is: Hydra meets it again, and says it
+            self._fast = SweepLoader(loader, base)
         self.counts: Counter[str] = Counter()
         """Points by the way they were composed: parts, loader, hydra."""
 

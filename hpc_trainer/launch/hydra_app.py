@@ -147,7 +147,12 @@ def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str
         )  # fmt: skip
         if not file.exists():
             return done.stderr if done.returncode else ""
-        told = json.loads(file.read_text())
+        return read_points(file.read_text(), start)
+
+
+def read_points(text: str, start: tuple[str, ...]) -> HydraApp:
+    """Return an app by what `told_points` has written of it, and by what starts it."""
+    told = json.loads(text)
     points = tuple(
         AppPoint(
             words=tuple(point["words"]), axes=point["axes"], number=point["number"], output=point["output"],

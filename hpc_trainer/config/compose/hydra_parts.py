@@ -20,6 +20,7 @@ from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal import defaults_list as hydra_defaults
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault, InputDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
@@ -179,8 +180,14 @@ class SweepLoader(ConfigLoaderImpl):
     whatever Hydra raises, and `UncertainError` if the same overrides may give another result next time.
     """
 
-    def __init__(self, loader: ConfigLoaderImpl, base: DictConfig) -> None:
-        """Take the loader of an application, and the configuration that it has composed for the sweep."""
+    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
+        """Take the loader of an application, and the configuration that it has composed for the sweep.
+
+        Raises:
+            UncertainError: it is not Hydra's own loader. It raises what Hydra raises, too.
+        """
+        if type(loader) is not ConfigLoaderImpl:
+            raise UncertainError
         # Not super().__init__, which opens the folders a second time.
         self.config_search_path, self.repository = loader.config_search_path, loader.repository
         fixed: Any = OmegaConf.to_container(base.hydra.overrides.hydra, resolve=False)
