@@ -197,7 +197,7 @@ class HfDataset:
                 f"{self.input_shape[1]}. Use data.image_size, to which all are resized."
             )
         if self._normalisation is not None:
-            return self._normalisation(torch.from_numpy(pixels.copy())[None])[0].numpy()  # type: ignore[no-any-return]
+            return self._normalisation(torch.from_numpy(pixels.copy())[None])[0].numpy()
         return np.ascontiguousarray((pixels.astype(np.float32) / np.float32(255)).transpose(2, 0, 1))
 
     def _tokens(self, rows: list[int]) -> tuple[Tensor, Tensor]:

@@ -94,7 +94,8 @@ def open_data(config: TrainConfig, fed: Mapping[str, Any] | None = None, given: 
 
 def data_of(asked: Mapping[str, Any]) -> tuple[Data, list[str]]:
     """Return the data that a model is asked about, and notes on each way in which they differ from its training."""
-    config, fed, notes = from_plain(asked["config"]), asked.get("fed"), []
+    config, fed = from_plain(asked["config"]), asked.get("fed")
+    notes: list[str] = []
     if fed is None:
         return open_data(config), notes
     if asked.get("own_data") is not None:

@@ -49,7 +49,9 @@ def test_an_export_runs_by_itself_and_says_the_same(local: LocalDriver) -> None:
     same = local.json("eval", run["run_id"])
     assert (same["metrics"], same["weights"], same["step"]) == (run["metrics"], "average", 40)
     raw = local.json("eval", run["run_id"], "--raw", "data.num_eval=50")
-    assert (raw["num_samples"], raw["weights"]) == (50, "raw")
+    assert (raw["num_samples"], raw["weights"], raw["notes"]) == (50, "raw", []), (
+        "by the run's mean, not by other rows'"
+    )
     small = local.json("eval", "small")
     assert small["metrics"] == pytest.approx(now["metrics"], abs=1e-6)
     assert small["folder"] == "small"

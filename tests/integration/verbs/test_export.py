@@ -96,7 +96,8 @@ def test_averaged_raw_best_and_torch(local: LocalDriver) -> None:
     assert best["step"] == min(losses, key=lambda step: losses[step])
     assert local.json(*export, "--step", "6", "-o", "six")["step"] == 6
     # In a process of its own, as a person runs it, and there is nothing in it but PyTorch and the model's class.
-    text = (local.folder / "best/here/load.py").read_text()
+    text, _, prepare = (local.folder / "best/here/load.py").read_text().partition("def prepare")
+    assert "inputs = np.ascontiguousarray(((pixels - mean) / std)" in prepare
     assert len(re.findall(r"^(?!$|\"\"\").+", text, re.MULTILINE)) <= 10
     program = [sys.executable, "-I", "best/here/load.py"]
     subprocess.run(program, cwd=local.folder, check=True, timeout=100)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,20 @@ def test_new_pictures_are_made_into_inputs_as_in_the_run(local: LocalDriver) -> 
     whole = told["card"]["measured"]["exported"]["metrics"]
     assert local.json("eval", "served", *new)["metrics"] == pytest.approx(whole, abs=1e-6)
     assert local.json("eval", "served", "data.path=new")["metrics"] == pytest.approx(whole, abs=1e-6)
+    # Where neither PyTorch nor this package can be imported, of a picture's file.
+    files = sorted((local.folder / "new/eval").rglob("*.jpg"))
+    program = (
+        "import sys, runpy; sys.modules['torch'] = sys.modules['hpc_trainer'] = None; "
+        "load = runpy.run_path('served/load.py'); "
+        "print([int(load['model'](load['prepare'](file)).argmax()) for file in sys.argv[1:]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, *files], cwd=local.folder, check=True, timeout=100, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    local.json("predict", "served", *new, "-o", "said.jsonl")
+    said = [json.loads(line)["class"] for line in (local.folder / "said.jsonl").read_text().splitlines()]
+    assert json.loads(done.stdout) == said
     other = local.json("eval", "served", *new, "data.mean=[0.5,0.5,0.5]", "data.std=[0.5,0.5,0.5]")
     assert other["metrics"]["eval_loss"] != pytest.approx(whole["eval_loss"], rel=1e-2)
     assert [note.partition("=")[0] for note in other["notes"]] == ["data.mean", "data.std"]
