@@ -207,8 +207,8 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         say(as_typed(f"{len(cancelled)} cancelled run(s) stay cancelled; {back}."))
 
 
-def print_submitted(done: Submitted) -> None:
-    """What was submitted, what waits, and the next useful command."""
+def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
+    """Print what was submitted, what waits, and the next useful command if `has_next`."""
     plan, outcome = done.plan, done.outcome
     grid = plan.grid
     if not outcome.arrays and not outcome.waiting:
@@ -225,7 +225,8 @@ def print_submitted(done: Submitted) -> None:
         say(f"{done.num_already} run(s) were there already.")
     _say_notes(plan, outcome.notes)
     at_work = outcome.arrays or outcome.waiting or any(state.is_active for state in plan.states.values())
-    print_next(f"{'status' if at_work else 'results'} {grid.sweep.name}")
+    if has_next:
+        print_next(f"{'status' if at_work else 'results'} {grid.sweep.name}")
 
 
 def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
