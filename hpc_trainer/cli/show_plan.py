@@ -202,8 +202,7 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         say(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
     cancelled = [run_id for run_id, state in plan.states.items() if state is RunState.CANCELLED]
     if cancelled:
-        name = grid.sweep.name if len(cancelled) == len(plan.states) else cancelled[0]
-        back = f"hpc-trainer retry {name} brings {'them' if name == grid.sweep.name else 'that one'} back"
+        back = f"hpc-trainer retry {cancelled[0]} brings that one back"
         say(as_typed(f"{len(cancelled)} cancelled run(s) stay cancelled; {back}."))
 
 

@@ -65,6 +65,6 @@ def test_no_option_is_both() -> None:
 
 def test_an_option_that_is_not_needed_is_to_be_removed_and_why() -> None:
     assert [*sbatch_problems({"comment": "x"})] == [
-        "cluster.sbatch holds comment, which hpc_trainer sets itself. Remove it: hpc-trainer uses the comment to recognise "
-        "its jobs."
+        "cluster.sbatch holds 'comment', which hpc_trainer sets itself. Remove it: hpc-trainer uses the comment to "
+        "recognise its jobs."
     ]
