@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_trainer.cli.common import counts_line, figure, print_json, say, state_markup, warn
+from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.given import Chosen, Given, only_point, resolve_runs_dir, tell_notes
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
@@ -95,7 +95,7 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
         print_json(submit_json(done))
         return
     if not as_json:
-        print_submitted(done)
+        print_submitted(done, has_next=not wait)
     if wait:
         status = _wait(grid, [array.job_id for array in done.arrays], quiet=as_json)
         if as_json:
@@ -103,6 +103,8 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
         else:
             print_results(status)
         _exit_by_outcome(grid, status, quiet=as_json)
+        if not as_json:
+            print_next(f"report {grid.sweep.name}")
 
 
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:

@@ -48,6 +48,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog="Start with: hpc-trainer train experiment=digits debug=smoke",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

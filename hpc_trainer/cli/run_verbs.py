@@ -11,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from hpc_trainer.cli.common import (
+    axis_value,
     counts_line,
     figure,
     print_json,
@@ -256,4 +257,4 @@ _LEAST_OF_RESULTS = ("CODE", "ATTEMPTS", "GPU_HOURS", "CO2_G", "J_PER_SAMPLE", "
 def _cell(column: str, value: Any) -> str | RunState:
     if value is None:
         return "-"
-    return RunState(value) if column == "state" else figure(value)
+    return RunState(value) if column == "state" else figure(axis_value(column, value))

@@ -202,8 +202,7 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         say(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
     cancelled = [run_id for run_id, state in plan.states.items() if state is RunState.CANCELLED]
     if cancelled:
-        name = grid.sweep.name if len(cancelled) == len(plan.states) else cancelled[0]
-        back = f"hpc-trainer retry {name} brings {'them' if name == grid.sweep.name else 'that one'} back"
+        back = f"hpc-trainer retry {cancelled[0]} brings that one back"
         say(as_typed(f"{len(cancelled)} cancelled run(s) stay cancelled; {back}."))
     gone = [run_id for run_id, state in plan.states.items() if state is RunState.GONE]
     if gone:
@@ -211,8 +210,8 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         say(as_typed(f"{told}; hpc-trainer retry {gone[0]} trains one again."))
 
 
-def print_submitted(done: Submitted) -> None:
-    """What was submitted, what waits, and the next useful command."""
+def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
+    """Print what was submitted, what waits, and the next useful command if `has_next`."""
     plan, outcome = done.plan, done.outcome
     grid = plan.grid
     if not outcome.arrays and not outcome.waiting:
@@ -229,7 +228,8 @@ def print_submitted(done: Submitted) -> None:
         say(f"{done.num_already} run(s) were there already.")
     _say_notes(plan, outcome.notes)
     at_work = outcome.arrays or outcome.waiting or any(state.is_active for state in plan.states.values())
-    print_next(f"{'status' if at_work else 'results'} {grid.sweep.name}")
+    if has_next:
+        print_next(f"{'status' if at_work else 'results'} {grid.sweep.name}")
 
 
 def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:

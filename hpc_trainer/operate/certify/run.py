@@ -163,5 +163,6 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
         as_killed = run.state.has_failed or run.state is RunState.NODE_FAIL
         if expected is None or not (run.state is RunState.PREEMPTED or (is_killed and as_killed)):
             raise_failure(trial.sweep, run)
-        say(f"  {expected}: {run.state.value} at step {run.step}; started again")
+        at = "" if is_killed else f" at step {run.step}"  # a killed rank told its step some seconds before
+        say(f"  {expected}: {run.state.value}{at}; started again")
         trial.bring_back()

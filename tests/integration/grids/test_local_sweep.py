@@ -224,6 +224,8 @@ def test_the_demo_reaches_its_accuracy_and_says_that_all_is_done(local: LocalDri
     print(f"best accuracy {best}")
     assert best >= 0.97
     assert "Best eval_accuracy" in first.stdout
+    assert first.stdout.splitlines()[-1].endswith(" report demo"), "the next step"
+    assert first.stdout.count("Next: ") == 1
     again = local.run(*words)
     assert "all is done (4 COMPLETED)" in again.stdout
     assert len(local.json("results", "demo", "--sort", "eval_loss")) == 4

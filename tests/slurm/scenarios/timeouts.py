@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tests.slurm.scenarios.checks import References, check_completed, check_stays
@@ -35,10 +36,17 @@ def timed_out_after_ten_minutes(scene: Scene, references: References) -> None:
 
 @scenario(ONE)
 def timed_out_again_and_again(scene: Scene, references: References) -> None:
-    """A step or two an attempt, three times: the next start says how little that is, and stops for good."""
-    scene.close("train")
-    scene.submit("hardware.time_limit_min=1", "cluster.min_goodput=0.5")
+    """A step or two an attempt, three times: the next start says how little that is, and stops for good.
+
+    With these keys Slurm sends its warning after 60 s at the earliest, and one that comes after 30 s is taken for it.
+    """
+    scene.close("build-train")
+    scene.submit("hardware.time_limit_min=2", "cluster.signal_lead_s=30", "cluster.min_goodput=0.5")
     for attempt in range(3):
+        scene.wait_at("build-train")
+        time.sleep(max(0.0, scene.run.records("start")[attempt]["time"] + 33 - time.time()))
+        scene.close("train")
+        scene.open("build-train")
         scene.wait_at("train")
         scene.signal("USR2")
         scene.wait_for_signal("train")
@@ -46,7 +54,7 @@ def timed_out_again_and_again(scene: Scene, references: References) -> None:
         end = scene.wait_for_end(attempt)
         assert (end["cause"], end["action"]) == ("timeout", "requeue")
         assert end["saved_step"] > attempt, "each attempt does a step: max_no_progress sees nothing"
-        scene.close("train")
+        scene.close("build-train")
         if attempt == 1:
             assert any("ended its last 2 attempts" in line for line in _why(scene)["evidence"])
         scene.start_now()
