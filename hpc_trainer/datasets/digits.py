@@ -7,8 +7,9 @@ import gzip
 import importlib.util
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.datasets.preprocessing import PICTURE, kind_of
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.errors import DataError
 
@@ -88,11 +90,20 @@ def split_indices(num_eval: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return order[num_eval:], order[:num_eval]
 
 
-def build(config: DigitsConfig, split: Split) -> Digits:
-    """The train or the eval digits. Raises DataError without scikit-learn."""
+def build(config: DigitsConfig, split: Split, fed: Mapping[str, Any] | None = None) -> Digits:
+    """Build the train or the eval digits.
+
+    Args:
+        fed: `preprocessing` of the model that is asked about them: its mean and std.
+
+    Raises DataError without scikit-learn.
+    """
     pixels, labels = _load()
     train, held_out = split_indices(config.num_eval)
     mean, std = _statistics(pixels[train])
+    was = (fed or {}).get("preprocessing") or {}
+    if kind_of(was) == PICTURE and was["num_channels"] == 1 and was["mean"] and was["std"]:
+        mean, std = was["mean"][0] * _WHITE, was["std"][0] * _WHITE
     rows = train if split == "train" else held_out
     images = torch.from_numpy(((pixels[rows] - mean) / std).astype(np.float32)).unsqueeze(1)
     targets = torch.from_numpy(labels[rows])

@@ -26,7 +26,7 @@ class MapDataset(Protocol):
     make; no times, no paths. A run that comes back to data with another fingerprint refuses to go on.
 
     `classes`, a list of names, and `preprocessing`, a mapping that JSON can hold (how raw data become inputs, by which
-    mean and std), are written into the card of an exported model.
+    mean and std; ours are in `preprocessing.py`), are kept in checkpoints and in the card of an exported model.
 
     Or a method `problems()`: yields a `problem.Problem` for each file whose bytes are not what they were when it was
     written, as checksums tell. `data check` asks it, and reads every sample besides.

@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpc_trainer.config.data_files.token_meta import BYTES
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.datasets.digests import spread_digest
+from hpc_trainer.datasets.preprocessing import tokens
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.errors import DataError
 
@@ -32,6 +34,7 @@ class TextBytes:
 
     def __init__(self, path: Path, *, seq_len: int, start: int, stop: int) -> None:
         self.input_shape = (seq_len,)
+        self.preprocessing = tokens(seq_len=seq_len, vocab_size=self.num_classes, tokenizer=BYTES)
         self._path = path
         self._seq_len = seq_len
         self._start = start
@@ -50,8 +53,8 @@ class TextBytes:
         for slot, index in enumerate(rows.tolist()):
             first = self._start + index * self._seq_len
             windows[slot] = self._bytes[first : first + self._seq_len + 1]
-        tokens = torch.from_numpy(windows).long()
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        found = torch.from_numpy(windows).long()
+        return found[:, :-1].contiguous(), found[:, 1:].contiguous()
 
     def fingerprint(self) -> str:
         """Of the part; see `spread_digest`."""

@@ -295,7 +295,7 @@ def _check_one_place(places: Sequence[tuple[str, str, str]]) -> None:
     names = sorted({name for name, *_ in places})
     if len(names) > 1:
         raise ConfigError(
-            f"the points of one grid belong to one sweep, and these name {', '.join(names)}. Add sweep_name=NAME."
+            f"the points of one grid belong to one sweep, and these name {', '.join(names)}. Add sweep_name={names[0]}."
         )
     if len(places) > 1:
         raise ConfigError("cluster is one for a whole grid: submit each cluster's part by a command of its own.")

@@ -109,7 +109,7 @@ SIGNS = (
     _sign(
         r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|line \d+: +\d+ Killed",
         "something killed it, most likely for want of memory",
-        "hpc-trainer retry {run} hardware.mem_gb_per_node=MORE (or mem_gb_per_gpu, mem_gb_per_cpu)",
+        "hpc-trainer retry {run} {memory}",
     ),
     _sign(
         r"No space left on device|Disk quota exceeded",

@@ -153,11 +153,17 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
     )
 
 
-def build_loss(building: Building) -> tuple[VotingLoss, Collection[bool]]:
-    """The model, as this rank holds it, with its loss; and what decays of the whole one. Collective in a run."""
+def build_loss(building: Building, model: nn.Module | None = None) -> tuple[VotingLoss, Collection[bool]]:
+    """Return the model, as this rank holds it, with its loss; and what decays of the whole model. Collective in a run.
+
+    Args:
+        building: the parts that are built already.
+        model: an estimate's whole model without content; None: it is built here.
+    """
     config, device = building.config, building.device
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
-    model = build_model(config, building.dataset)
+    if model is None:
+        model = build_model(config, building.dataset)
     for each in building.abilities:
         each.see_whole(model, building)
     decays = frozenset(decaying(model).values())
@@ -224,9 +230,14 @@ def build_task(config: TrainConfig) -> Task:
     return task
 
 
-def build_dataset(config: TrainConfig, split: Split, task: Task, active: Sequence[Ability] = ()) -> MapDataset:
-    """The data set that `data=` chose, with batches as `task` takes them, and what features make of it; `split` is
-    `train` or `eval`.
+def build_dataset(
+    config: TrainConfig, split: Split, task: Task, active: Sequence[Ability] = (),
+    fed: Mapping[str, Any] | None = None,
+) -> MapDataset:  # fmt: skip
+    """Build the data set that `data=` chose, with batches as `task` takes them, and what features make of it.
+
+    Args:
+        fed: `classes` and `preprocessing` of a trained model that is asked about these data; None in training.
 
     Raises ConfigError: a person's own is none that the loop can take (datasets/own.py), or none for a feature.
     """
@@ -236,7 +247,8 @@ def build_dataset(config: TrainConfig, split: Split, task: Task, active: Sequenc
         dataset = as_map_dataset(builder(split=split, **config.data.kwargs), config.data._target_, split, task)
     else:
         more = (config.task,) if config.data.takes_task else ()
-        dataset = builder(config.data, split, *more)
+        named = {"fed": fed} if fed is not None and config.data.takes_fed else {}
+        dataset = builder(config.data, split, *more, **named)
     return _with_features(dataset, split, active)
 
 

@@ -6,6 +6,7 @@ code. Every checkpoint's manifest holds them, as `meta.made_with`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from hpc_trainer.config.resume_contract import compare, default_facts, lines_of,
 from hpc_trainer.config.rules.code_names import packages_of
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.preprocessing import described
 from hpc_trainer.errors import IncompatibleResumeError, LoopError
 from hpc_trainer.runtime.code_digests import code_digests
 from hpc_trainer.runtime.devices import kind_of
@@ -43,6 +45,9 @@ class ResumeContract:
     facts: dict[str, Any] = field(default_factory=dict)
     described: dict[str, Any] = field(default_factory=dict)
     """Of the facts those that `describe` added."""
+    fed_with: dict[str, Any] | None = None
+    """How `dataset` becomes the model's inputs (`datasets/preprocessing.py`). For whoever uses the model: a resume
+    compares the data set's fingerprint."""
     allow: tuple[str, ...] = ()
     resume_from: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +81,9 @@ class ResumeContract:
         if taken:
             raise LoopError(f"run.describe({taken[0]}=...): the name is taken. Choose another.")
         prints = {name: fingerprint(value) for name, value in facts.items()}
+        with contextlib.suppress(Exception):  # attributes of a user's data set, which training does not need
+            if hasattr(facts.get("dataset"), "__getitems__"):
+                self.fed_with = described(facts["dataset"])
         try:
             # As it will come back from the manifest: a tuple would never be equal to the list that was read.
             self.described |= json.loads(json.dumps(prints, allow_nan=False))
@@ -88,8 +96,9 @@ class ResumeContract:
         return {"code": self.facts.get("code", {}), "data": self.described}
 
     def meta(self) -> dict[str, Any]:
-        """For the manifest."""
-        return {"made_with": self.facts} if self.facts else {}
+        """Return what the manifest of a checkpoint keeps."""
+        fed_with = {} if self.fed_with is None else {"fed_with": self.fed_with}
+        return {"made_with": self.facts, **fed_with} if self.facts else {}
 
     def is_same_world(self, checkpoint: CheckpointInfo, group: RankGroup) -> bool:
         """True if each rank's own state in the checkpoint is that of the same place on the mesh. Not collective.

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests import warm
+from tests.journals import JOURNALS, journal_records
 
 
 @dataclass
@@ -79,12 +80,11 @@ class LocalDriver:
         return self.json("train", *words)
 
     def run_folder(self, sweep: str) -> Path:
-        (folder,) = {path.parent for path in (self.runs / sweep).glob("*/attempts.jsonl")}
+        (folder,) = {path.parent for path in (self.runs / sweep).glob(f"*/{JOURNALS}")}
         return folder
 
     def events(self, sweep: str, event: str) -> list[dict[str, Any]]:
-        lines = (self.run_folder(sweep) / "attempts.jsonl").read_text().splitlines()
-        return [record for record in map(json.loads, lines) if record["event"] == event]
+        return journal_records(self.run_folder(sweep), event)
 
     def final_state(self, sweep: str) -> bytes:
         newest = max((self.run_folder(sweep) / "checkpoints").glob("step-*"))

@@ -190,8 +190,8 @@ def test_a_line_that_another_client_overwrote_is_written_again(two: Start, monke
     """A node that Slurm gave up still writes: its data lands on the newer attempt's line before that is read back."""
     login, node = (RunPaths(each / "run") for each in two("nfs3"))
     login.folder.mkdir()
-    append_lines(login.attempts, [{"who": "before"}], sealed=True)
-    late = node.attempts.open("ab", buffering=0)
+    append_lines(login.journal(0), [{"who": "before"}], sealed=True)
+    late = node.journal(0).open("ab", buffering=0)
     late.write(b'{"who": "given up", "text": "' + b"x" * 60 + b'"}\n')  # in the node's memory: it knows the old size
     append = files.append_texts
 
@@ -200,8 +200,8 @@ def test_a_line_that_another_client_overwrote_is_written_again(two: Start, monke
         late.close()  # sent now, over the line that was just appended
 
     monkeypatch.setattr(files, "append_texts", append_and_lose)
-    append_lines(login.attempts, [{"who": "newer"}], sealed=True)
-    assert "newer" in [line.get("who") for line in read_lines(RunPaths(login.folder).attempts, Faults())]
+    append_lines(login.journal(0), [{"who": "newer"}], sealed=True)
+    assert "newer" in [line.get("who") for line in read_lines(RunPaths(login.folder).journal(0), Faults())]
 
 
 @pytest.mark.parametrize("full", ["ENOSPC", "EDQUOT"])

@@ -16,6 +16,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.deploy.all_ways import EVERY, Form, export_all, forms_of
 from hpc_trainer.operate.deploy.export import Wanted, export
 from hpc_trainer.operate.show import Known, find_run
+from hpc_trainer.runs.exported import needed_package
 
 
 def run_export(
@@ -45,8 +46,8 @@ def run_export(
         print(as_typed(line))
     for note in done.notes:
         print(as_typed(f"Note: {note}"))
-    trust = run.spec.typed().trust  # Python looks for it beside load.py, not where one stands
-    where = f", where {' and '.join(trust)} can be imported: PYTHONPATH=. " if trust else ": "
+    package = needed_package(done.card)  # Python looks for it beside load.py, not in the current folder
+    where = f", where {package} can be imported: PYTHONPATH=. " if package else ": "
     print(as_typed(f"To load it{where}python {Path(done.folder) / 'load.py'}"))
 
 

@@ -6,7 +6,7 @@ By Hydra's grammar and the schemas, as on the command line of a submit; no file 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpc_trainer.config.compose.composer import ROOT, Composer
 from hpc_trainer.config.compose.hydra_parts import HydraParts
+from hpc_trainer.config.load import plain_value, section_from_plain
+from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 
@@ -34,20 +36,39 @@ def with_changes(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
         return _changed(composer, config, changes, CHANGEABLE, _problem)
 
 
-def with_data(config: TrainConfig, words: Sequence[str], config_dirs: Sequence[Path] = ()) -> TrainConfig:
-    """The configuration with other data, as `eval RUN data=image_folder data.path=..` names them; `config` stays.
+def with_data(
+    config: TrainConfig, words: Sequence[str], config_dirs: Sequence[Path] = (),
+    inherited: Callable[[DataConfig, Collection[str]], Mapping[str, Any]] = lambda data, given: {},
+) -> tuple[TrainConfig, frozenset[str]]:  # fmt: skip
+    """Return the configuration with other data, as `eval RUN data=image_folder data.path=..` names them, and the keys
+    of `data` that the user gave; `config` stays.
 
-    With `data=CHOICE` all of the section is composed anew; else single keys are changed.
+    With `data=CHOICE` all of the section is composed anew; else single keys are changed. A value that is not the
+    default is the user's, also where a file of the choice has it.
+
+    Args:
+        inherited: called with the new section and the user's keys; returns the values of others.
 
     Raises:
         ConfigError: a word is of another section, is no single value, or does not fit the schema.
     """
-    with Composer(config_dirs) as composer:
-        overrides = composer.parse(words)
-        _refuse(map(_problem_of_data, overrides))
-        if any(each.key_or_group == "data" for each in overrides):
-            return dataclasses.replace(config, data=composer.compose(words).data)
-        return _changed(composer, config, words, ("data",), _problem_of_data)
+    changed, given = config, frozenset[str]()
+    if words:
+        with Composer(config_dirs) as composer:
+            overrides = composer.parse(words)
+            _refuse(map(_problem_of_data, overrides))
+            given = frozenset(each.key_or_group.partition(".")[2] for each in overrides)
+            if any(each.key_or_group == "data" for each in overrides):
+                changed = dataclasses.replace(config, data=composer.compose(words).data)
+                usual, here = plain_value(type(changed.data)()), plain_value(changed.data)
+                given |= {name for name, value in here.items() if value != usual[name]}
+            else:
+                changed = _changed(composer, config, words, ("data",), _problem_of_data)
+    more = inherited(changed.data, given)
+    if more:
+        data = section_from_plain(type(changed.data), {**plain_value(changed.data), **more})
+        changed = dataclasses.replace(changed, data=data)
+    return changed, given
 
 
 def _changed(

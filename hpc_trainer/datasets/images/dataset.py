@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hpc_trainer.config.schema.data.images import ImagesConfig, OnBroken
 from hpc_trainer.datasets.images.normalisation import Normalisation, normalisation_of
-from hpc_trainer.datasets.images.pictures import default_resize, read_picture
+from hpc_trainer.datasets.images.pictures import decode, default_resize, read_picture, resized
 from hpc_trainer.datasets.images.source import PictureSource, open_source
+from hpc_trainer.datasets.preprocessing import picture
 from hpc_trainer.datasets.problem import Problem, name_of, told
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.random_bits import random_words
@@ -36,13 +37,21 @@ class Images:
     all_targets_count = True
 
     def __init__(
-        self, config: ImagesConfig, source: PictureSource, normalisation: Normalisation, *, num_threads: int = 1
-    ) -> None:
+        self, config: ImagesConfig, source: PictureSource, normalisation: Normalisation, *, num_threads: int = 1,
+        both_sides: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Args: both_sides: height and width to which pictures are resized in place of the shorter side."""
         self.input_shape = (config.num_channels, config.image_size, config.image_size)
         self.num_classes, self.classes = source.num_classes, source.classes
         self.pixel_mean, self.pixel_std = normalisation.mean, normalisation.std
         self._config, self._source, self._normalisation = config, source, normalisation
         self._short_side = config.resize or default_resize(config.image_size)
+        self._both_sides = both_sides
+        size = [config.image_size, config.image_size]
+        self.preprocessing = picture(
+            num_channels=config.num_channels, resize=both_sides or self._short_side, crop=None if both_sides else size,
+            mean=normalisation.mean, std=normalisation.std,
+        )  # fmt: skip
         self._num_threads, self._pid = num_threads, os.getpid()
         self._threads: ThreadPoolExecutor | None = None
         self._stand_ins: dict[int, int] = {}
@@ -100,6 +109,8 @@ class Images:
     def _read(self, row: int) -> NDArray[np.uint8]:
         _, size, _ = self.input_shape
         name, channels = name_of(*self._source.place(row)), self._config.num_channels
+        if self._both_sides is not None:
+            return resized(decode(self._source.read(row), name, channels), *self._both_sides)
         return read_picture(self._source.read(row), name, num_channels=channels, short_side=self._short_side, size=size)
 
     def _stand_in(self, row: int, error: BrokenPictureError) -> tuple[int, NDArray[np.uint8]]:
@@ -123,12 +134,17 @@ class Images:
         ) from error
 
 
-def build(config: ImagesConfig, split: Split) -> Images:
-    """The train or the eval pictures of `data=image_folder` or `image_shards`.
+def build(config: ImagesConfig, split: Split, fed: Mapping[str, Any] | None = None) -> Images:
+    """Build the train or the eval pictures of `data=image_folder` or `image_shards`.
+
+    Args:
+        fed: `classes` and `preprocessing` of the model that is asked about them; the keys of `config` have all of it
+            but a resize of both sides.
 
     Raises DataError: a folder, an index, a shard or statistics.json is missing or not what it must be; with its name.
     """
-    source = open_source(config, split)
+    fed = fed or {}
+    source = open_source(config, split, fed.get("classes"))
     missing = list(source.missing())
     if missing:
         raise DataError(
@@ -137,4 +153,6 @@ def build(config: ImagesConfig, split: Split) -> Images:
         )
     # Evaluations are made in the rank itself, and the loader processes rest meanwhile: their cores are free.
     num_threads = max(1, config.num_workers) if split == "eval" else 1
-    return Images(config, source, normalisation_of(config), num_threads=num_threads)
+    resize = (fed.get("preprocessing") or {}).get("resize")
+    both = (resize[0], resize[1]) if config.resize is None and isinstance(resize, list) else None
+    return Images(config, source, normalisation_of(config), num_threads=num_threads, both_sides=both)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hpc_trainer.config.data_files.given import LARGEST_PICTURE, read_given
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.datasets.images.pictures import EXTENSIONS
 from hpc_trainer.datasets.images.splits import is_held_out, split_folder
+from hpc_trainer.datasets.preprocessing import class_numbers
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.errors import DataError
 
@@ -25,13 +26,17 @@ _STAT_THREADS, _STAT_AT_ONCE = 16, 1024  # a shared file system answers many at 
 class FolderSource:
     """Files of the class folders, by class and then by name. Folders inside a class folder count to it."""
 
-    def __init__(self, config: ImagesConfig, split: str) -> None:
+    def __init__(self, config: ImagesConfig, split: str, classes: Sequence[str] | None = None) -> None:
         self._folder = split_folder(config, split)
         of_training = self._folder if split == "train" else split_folder(config, "train")
-        self.classes = class_folders(of_training)
+        here = class_folders(self._folder) if classes else []
+        if classes and class_numbers(classes, here, here, str(self._folder)) is not None:
+            self.classes = list(classes)
+        else:
+            self.classes = class_folders(of_training)
+            if self._folder != of_training:
+                _check_known(self._folder, self.classes)
         self.num_classes = len(self.classes)
-        if self._folder != of_training:
-            _check_known(self._folder, self.classes)
         names: list[str] = []
         counts = []
         for name in self.classes:

@@ -92,6 +92,15 @@ def resize_and_crop(image: Image, short_side: int, size: int) -> NDArray[np.uint
     return to_array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
+def resized(image: Image, height: int, width: int) -> NDArray[np.uint8]:
+    """Return the picture with both sides set, [height, width, channels]; bilinear with antialiasing."""
+    from PIL import Image
+
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return to_array(image)
+
+
 def _resized(image_size: tuple[int, int], short_side: int) -> tuple[int, int]:
     """(width, height) with such a shorter side; rounded as torchvision's Resize does."""
     shorter = min(image_size)

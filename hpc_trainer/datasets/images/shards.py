@@ -6,7 +6,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from hpc_trainer.datasets.images.shard_index import (
 )
 from hpc_trainer.datasets.images.splits import held_out_rows, split_folder
 from hpc_trainer.datasets.images.staging import staged
+from hpc_trainer.datasets.preprocessing import class_numbers
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.errors import DataError
 
@@ -36,14 +37,15 @@ class ShardSource:
     A fork may use its parent's files: reading at an offset moves no position that they would share.
     """
 
-    def __init__(self, config: ImageShardsConfig, split: str) -> None:
+    def __init__(self, config: ImageShardsConfig, split: str, classes: Sequence[str] | None = None) -> None:
         self._index = read_index(split_folder(config, split))
         self._folder = staged(self._index, config.stage_dir)
         self.num_classes = self._index.num_classes
         self.classes = read_classes(self._index.folder)
+        self._numbers = self._numbers_of(classes)
         self._rows: NDArray[np.uint32] | None = None
         self._part = "all"
-        if split == "eval":
+        if self._numbers is None and split == "eval":
             self._check_classes(config)
         if config.eval_fraction is not None:
             names = [shard.name for shard in self._index.shards]
@@ -57,6 +59,17 @@ class ShardSource:
                 )
         self._files: dict[int, int] = {}
         self._lock = threading.Lock()
+
+    def _numbers_of(self, classes: Sequence[str] | None) -> NDArray[np.int64] | None:
+        """Take over a model's classes; return its number of each label here, None if labels stay as they are."""
+        if not classes or not self.classes:
+            return None
+        used = {self.classes[label] for label in np.unique(self._index.rows["label"]).tolist()}
+        numbers = class_numbers(classes, self.classes, used, str(self._index.folder))
+        if numbers is None:
+            return None
+        self.classes, self.num_classes = list(classes), len(classes)
+        return np.array(numbers, dtype=np.int64)
 
     def _check_classes(self, config: ImageShardsConfig) -> None:
         training = split_folder(config, "train")
@@ -86,7 +99,7 @@ class ShardSource:
     def labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `PictureSource`."""
         found: NDArray[np.int64] = self._index.rows[self._in_index(rows)]["label"].astype(np.int64)
-        return found
+        return found if self._numbers is None else self._numbers[found]
 
     def place(self, row: int) -> tuple[str, int]:
         """See `PictureSource`."""

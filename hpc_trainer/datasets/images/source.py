@@ -51,11 +51,14 @@ class PictureSource(Protocol):
         ...
 
 
-def open_source(config: ImagesConfig, split: str) -> PictureSource:
-    """The pictures of one split, `train` or `eval`.
+def open_source(config: ImagesConfig, split: str, classes: Sequence[str] | None = None) -> PictureSource:
+    """Open the pictures of one split, `train` or `eval`.
+
+    Args:
+        classes: names that a model has for its classes; pictures get its numbers where names are shared.
 
     Raises DataError: a folder, an index or a shard is missing, or has not what it must have.
     """
     if isinstance(config, ImageShardsConfig):
-        return ShardSource(config, split)
-    return FolderSource(config, split)
+        return ShardSource(config, split, classes)
+    return FolderSource(config, split, classes)

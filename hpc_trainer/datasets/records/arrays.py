@@ -16,6 +16,7 @@ from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
+from hpc_trainer.datasets.preprocessing import array
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError
@@ -38,6 +39,7 @@ class Arrays:
         inputs, targets = pair
         self.input_shape: tuple[int, ...] = tuple(inputs.shape[1:])
         self.num_classes = num_classes
+        self.preprocessing = array(config.input_scale)
         self.all_targets_count = kind is not TargetKind.classes or not _has(targets, IGNORED)
         self._is_checked = inputs.nbytes <= _CHECKED_AT_START
 

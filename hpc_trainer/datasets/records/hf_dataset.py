@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
-from hpc_trainer.datasets.images.pictures import decode, to_array
+from hpc_trainer.datasets.images.normalisation import Normalisation
+from hpc_trainer.datasets.images.pictures import decode, resize_and_crop, resized, to_array
+from hpc_trainer.datasets.preprocessing import PICTURE, array, class_numbers, kind_of, picture, tokens
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import BrokenPictureError, ConfigError, DataError
@@ -28,9 +30,17 @@ _FIX = "Mend the data set and save it again."
 class HfDataset:
     """Rows of one split. A pickled copy opens the folder itself when first asked."""
 
-    def __init__(self, folder: Path, parts: HfParts, config: HfDatasetConfig, kind: TargetKind, split: Split) -> None:
+    def __init__(
+        self, folder: Path, parts: HfParts, config: HfDatasetConfig, kind: TargetKind, split: Split,
+        fed: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self._folder, self._parts, self._config, self._kind = folder, parts, config, kind
         self._source: Any = None
+        self._fed = fed or {}
+        self.preprocessing = self._described()
+        mean, std = self.preprocessing.get("mean", []), self.preprocessing.get("std", [])
+        self._normalisation = Normalisation(mean, std) if any(mean) or any(each != 1 for each in std) else None
+        self._numbers: NDArray[np.int64] | None = None
         count = len(self._open())
         is_part = config.eval_split is None
         if count < 1 + is_part:
@@ -58,6 +68,8 @@ class HfDataset:
         is_whole = self._kind is TargetKind.classes
         if self._kind is TargetKind.any:
             is_whole = self._parts.target.kind in (CLASSES, WHOLE)
+        if is_whole and self._numbers is not None:
+            targets = np.where(targets == IGNORED, IGNORED, self._numbers[np.maximum(targets, 0)])
         wanted = torch.from_numpy(targets.astype(np.int64 if is_whole else np.float32))
         return torch.from_numpy(self._inputs(rows)), wanted
 
@@ -85,6 +97,24 @@ class HfDataset:
             self._source = found.with_format(None)
         return self._source
 
+    def _described(self) -> dict[str, Any]:
+        """Return how inputs are made: as the model was fed, where `fed` says it, else by the configuration."""
+        config = self._config
+        if config.seq_len is not None:
+            return tokens(seq_len=config.seq_len, vocab_size=config.vocab_size)
+        if self._parts.input.kind != IMAGE:
+            return array()
+        size, channels = config.image_size, config.num_channels
+        resize = None if size is None else [size, size]
+        own = picture(num_channels=channels, resize=resize, crop=None, mean=[0.0] * channels, std=[1.0] * channels)
+        was = self._fed.get("preprocessing") or {}
+        if kind_of(was) != PICTURE:
+            return own
+        known = {name: was[name] for name in ("mean", "std") if was.get(name) and len(was[name]) == channels}
+        if was.get("resize") is not None:
+            known |= {"resize": was["resize"], "crop": was.get("crop")}
+        return own | known
+
     def _count_classes(self) -> int | None:
         """Classes, or how many numbers a target has; looks at all targets that are classes."""
         target, config = self._parts.target, self._config
@@ -104,6 +134,12 @@ class HfDataset:
                 f"are 0 to {known - 1}. {_FIX}"
             )
         self.all_targets_count = not bool((found == IGNORED).any())
+        if self._fed.get("classes") and target.classes:
+            used = {target.classes[label] for label in np.unique(found[found != IGNORED]).tolist()}
+            numbers = class_numbers(self._fed["classes"], target.classes, used, str(self._folder))
+            if numbers is not None:
+                self._numbers, self.classes = np.array(numbers, dtype=np.int64), list(self._fed["classes"])
+                return len(self.classes)
         if known < 2:
             raise ConfigError(f"{self._folder}: all of {target.name} is one class, and two are needed. {_FIX}")
         return known
@@ -139,7 +175,8 @@ class HfDataset:
 
     def _image(self, row: int, cell: Any) -> NDArray[np.float32]:
         """[channels, height, width] in 0..1. Raises DataError: it cannot be decoded, or has another size."""
-        pillow, config = optional("PIL.Image", f"data.path={self._folder}"), self._config
+        optional("PIL.Image", f"data.path={self._folder}")
+        config = self._config
         where = f"{self._folder}: {self._parts.input.name} of row {row}"
         content = (cell or {}).get("bytes")
         if content is None:
@@ -148,15 +185,20 @@ class HfDataset:
             image = decode(content, where, config.num_channels, formats=None)
         except BrokenPictureError as error:
             raise DataError(f"{error}. {_FIX}") from error
-        if config.image_size is not None and image.size != (config.image_size, config.image_size):
-            image = image.resize((config.image_size, config.image_size), pillow.Resampling.BILINEAR)
-        if self.input_shape and image.size != (self.input_shape[2], self.input_shape[1]):
+        resize, crop = self.preprocessing["resize"], self.preprocessing["crop"]
+        if isinstance(resize, int):
+            pixels = resize_and_crop(image, resize, crop[0])
+        else:
+            pixels = to_array(image) if resize is None else resized(image, *resize)
+        height, width = pixels.shape[:2]
+        if self.input_shape and (height, width) != self.input_shape[1:]:
             raise DataError(
-                f"{where} is {image.size[0]} x {image.size[1]} pixels, and the first one {self.input_shape[2]} x "
+                f"{where} is {width} x {height} pixels, and the first one {self.input_shape[2]} x "
                 f"{self.input_shape[1]}. Use data.image_size, to which all are resized."
             )
-        pixels = to_array(image).astype(np.float32) / np.float32(255)
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        if self._normalisation is not None:
+            return self._normalisation(torch.from_numpy(pixels.copy())[None])[0].numpy()  # type: ignore[no-any-return]
+        return np.ascontiguousarray((pixels.astype(np.float32) / np.float32(255)).transpose(2, 0, 1))
 
     def _tokens(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """Cut after seq_len + 1; what is shorter is padded by token 0, and by targets that count nothing."""
@@ -175,8 +217,11 @@ class HfDataset:
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def build(config: HfDatasetConfig, split: Split, task: TaskConfig) -> HfDataset:
-    """The train or the eval rows, with targets as `task` takes them.
+def build(config: HfDatasetConfig, split: Split, task: TaskConfig, fed: Mapping[str, Any] | None = None) -> HfDataset:
+    """Build the train or the eval rows, with targets as `task` takes them.
+
+    Args:
+        fed: `classes` and `preprocessing` of the model that is asked about them, as of pictures their mean and std.
 
     Raises:
         ConfigError: a package, split or column is not there, or targets do not fit the task.
@@ -184,4 +229,4 @@ def build(config: HfDatasetConfig, split: Split, task: TaskConfig) -> HfDataset:
     """
     kind = task.targets
     parts = check_hf_folder(config, kind)
-    return HfDataset(parts.train if split == "train" else parts.evaluation, parts, config, kind, split)
+    return HfDataset(parts.train if split == "train" else parts.evaluation, parts, config, kind, split, fed)

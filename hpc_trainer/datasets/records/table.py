@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.datasets.digests import digest_of_files
+from hpc_trainer.datasets.preprocessing import TABLE, kind_of
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import ConfigError, DataError
@@ -41,15 +42,17 @@ class Table:
     """Inputs float32 [inputs]: numeric columns in their order, mean 0 and standard deviation 1 over the training rows,
     then the categorical ones.
 
-    `input_names` has a name for each input, `classes` one for each class.
+    `input_names` has a name for each input, `classes` one for each class; `preprocessing` has the columns and numbers
+    by which a row becomes inputs (`datasets/preprocessing.py`).
     """
 
     all_targets_count = True
 
     def __init__(
         self, numbers: NDArray[np.float32], codes: NDArray[np.int32], targets: Tensor, *, num_codes: Sequence[int],
-        is_one_hot: bool, input_names: list[str], classes: list[str] | None, digest: str,
+        is_one_hot: bool, input_names: list[str], classes: list[str] | None, preprocessing: dict[str, Any], digest: str,
     ) -> None:  # fmt: skip
+        self.preprocessing = preprocessing
         self.input_names, self.classes = input_names, classes
         self.input_shape = (len(input_names),)
         self.num_classes = 1 if classes is None else len(classes)
@@ -78,8 +81,11 @@ class Table:
         return self._digest
 
 
-def build(config: TableConfig, split: Split, task: TaskConfig) -> Table:
-    """The train or the eval rows. Statistics, categories and classes are those of the training rows.
+def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str, Any] | None = None) -> Table:
+    """Build the train or the eval rows. Statistics, categories and classes are those of the training rows.
+
+    Args:
+        fed: `preprocessing` of the model that is asked about the rows: its columns are encoded as in its training.
 
     Raises:
         ConfigError: a column or a value does not fit; the message has the file, the column and the row.
@@ -105,23 +111,50 @@ def build(config: TableConfig, split: Split, task: TaskConfig) -> Table:
         source, mine = held_out, held_out.columns
     elif split == "eval":
         mine = source.part(part_of(count, config.eval_fraction, "eval"))
-    classes, targets = _targets(train[columns.target], mine[columns.target], columns, kind, source.path)
-    categories = {name: _categories(train[name], name, source.path, config) for name in columns.categorical}
+    was = (fed or {}).get("preprocessing") or {}
+    made = _encoding(train, columns, source.path, config, was if kind_of(was) == TABLE else {})
+    parts = (train[columns.target], mine[columns.target])
+    classes, targets = _targets(made["classes"], *parts, columns, kind, source.path)
+    made["classes"] = classes
     names = list(columns.numeric)
+    categories = {each["column"]: each["categories"] for each in made["categorical"]}
     for name, known in categories.items():
         is_one_hot = config.encoding is Encoding.one_hot
         names += [f"{name}={each}" for each in [*known, "?"]] if is_one_hot else [name]
-    facts = (columns, config.encoding.value, config.missing.value, classes, split, len(targets))
+    class_names = None if classes is None else _names(classes)
+    facts = (columns, config.encoding.value, config.missing.value, class_names, split, len(targets))
     return Table(
-        _stacked([_standardised(train[name], mine[name]) for name in columns.numeric], len(targets), np.float32),
+        _stacked(
+            [_standardised(mine[each["column"]], each["mean"], each["std"]) for each in made["numeric"]],
+            len(targets), np.float32,
+        ),
         _stacked([_codes(mine[name], known) for name, known in categories.items()], len(targets), np.int32),
         targets,
         num_codes=[len(known) + 1 for known in categories.values()],
         is_one_hot=config.encoding is Encoding.one_hot,
         input_names=names,
-        classes=classes,
+        classes=class_names,
+        preprocessing=made,
         digest=digest_of_files(files, facts),
-    )
+    )  # fmt: skip
+
+
+def _encoding(
+    train: dict[str, NDArray[Any]], columns: Columns, path: Path, config: TableConfig, was: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return how rows become inputs: each column as `was` has it, else by the training rows."""
+    numeric = {each["column"]: each for each in was.get("numeric", ())}
+    categorical = {each["column"]: each for each in was.get("categorical", ())}
+    return {
+        "kind": TABLE, "target": columns.target, "classes": was.get("classes"),
+        "numeric": [numeric.get(name) or {"column": name, **_statistics(train[name])} for name in columns.numeric],
+        "categorical": [
+            categorical.get(name) or {"column": name, "categories": _categories(train[name], name, path, config)}
+            for name in columns.categorical
+        ],
+        "encoding": config.encoding.value, "missing": config.missing.value,
+        "inputs": "(number - mean) / std of each numeric column, 0 if missing; then categories",
+    }  # fmt: skip
 
 
 def _read(path: Path, columns: Columns) -> _Rows:
@@ -169,20 +202,25 @@ def _check_values(rows: _Rows, columns: Columns, config: TableConfig) -> None:
 
 
 def _targets(
-    train: NDArray[Any], mine: NDArray[Any], columns: Columns, kind: TargetKind, path: Path
-) -> tuple[list[str] | None, Tensor]:
-    """(names of the classes in their order, targets); of numbers (None, targets)."""
+    was: Sequence[Any] | None, train: NDArray[Any], mine: NDArray[Any], columns: Columns, kind: TargetKind, path: Path
+) -> tuple[list[Any] | None, Tensor]:
+    """Return (values of the classes in their order, targets); of numbers (None, targets).
+
+    Args:
+        was: classes of the model that is asked about the rows; None: those of the training rows.
+    """
     if kind is not TargetKind.classes:
         return None, torch.from_numpy(mine.astype(np.float32))
-    known = sorted(set(train.tolist()))
+    known = list(was) if was else sorted(set(train.tolist()))
     numbers = {value: number for number, value in enumerate(known)}
     unknown = next((row for row, value in enumerate(mine.tolist()) if value not in numbers), None)
-    names = [value if columns.target_is_text else f"{value:g}" for value in known]
+    names = _names(known)
     if unknown is not None:
+        whose = "the model does not know" if was else "no training row has"
         raise ConfigError(
-            f"{path}: of the rows held out one has {columns.target}={mine[unknown]}, which no training row has. "
-            f"Classes are {', '.join(names[:10])}{', ..' if len(names) > 10 else ''}. Add training rows of it, or "
-            "leave it out."
+            f"{path}: of the rows held out one has {columns.target}={mine[unknown]}, which {whose}. "
+            f"Classes are {', '.join(names[:10])}{', ..' if len(names) > 10 else ''}. "
+            f"{'Take such rows out.' if was else 'Add training rows of it, or leave it out.'}"
         )
     if len(known) < 2:
         raise ConfigError(
@@ -193,16 +231,25 @@ def _targets(
             f"{path}: column {columns.target} has {next(v for v in known if v != int(v)):g}, and classes are whole "
             "numbers or texts. Use task=regression."
         )
-    return names, torch.tensor([numbers[value] for value in mine.tolist()], dtype=torch.int64)
+    return known, torch.tensor([numbers[value] for value in mine.tolist()], dtype=torch.int64)
 
 
-def _standardised(train: NDArray[np.float64], mine: NDArray[np.float64]) -> NDArray[np.float32]:
-    """By the training rows that have a value; what is missing becomes 0, their mean."""
+def _names(classes: Sequence[Any]) -> list[str]:
+    return [each if isinstance(each, str) else f"{each:g}" for each in classes]
+
+
+def _statistics(train: NDArray[np.float64]) -> dict[str, float]:
+    """Return mean and standard deviation of the training rows that have a value; 1 for a column of one value."""
     known = train[~np.isnan(train)]
     # fsum rounds once: the same bits on every machine, whatever way numpy orders its sums.
     mean = math.fsum(known) / len(known) if len(known) else 0.0
     std = math.sqrt(math.fsum((known - mean) ** 2) / len(known)) if len(known) else 0.0
-    return np.nan_to_num((mine - mean) / (std or 1.0), nan=0.0).astype(np.float32)
+    return {"mean": mean, "std": std or 1.0}
+
+
+def _standardised(mine: NDArray[np.float64], mean: float, std: float) -> NDArray[np.float32]:
+    """Return (value - mean) / std; what is missing becomes 0, the mean."""
+    return np.nan_to_num((mine - mean) / std, nan=0.0).astype(np.float32)
 
 
 def _categories(train: NDArray[Any], name: str, path: Path, config: TableConfig) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from hpc_trainer.config.data_files.token_sources import Source, epoch_shares, find_sources
 from hpc_trainer.config.schema.data.records import TokensConfig
+from hpc_trainer.datasets.preprocessing import check_tokenizer
+from hpc_trainer.datasets.preprocessing import tokens as described_tokens
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.records.token_files import check_tokens, read_tokens
@@ -30,7 +32,11 @@ class Tokens:
 
     def __init__(self, sources: Sequence[Source], shares: Sequence[int], *, seq_len: int, mask_starts: bool) -> None:
         self.input_shape = (seq_len,)
-        self.num_classes = sources[0].meta.vocab_size
+        meta = sources[0].meta
+        self.num_classes = meta.vocab_size
+        self.preprocessing = described_tokens(
+            seq_len=seq_len, vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, sha256=meta.tokenizer_sha256
+        )  # fmt: skip
         self.all_targets_count = not mask_starts
         self._end = sources[0].meta.end_of_document if mask_starts else None
         self._sources = sources
@@ -86,13 +92,20 @@ class Tokens:
         return {**self.__dict__, "_tokens": []}
 
 
-def build(config: TokensConfig, split: Split) -> Tokens:
-    """The windows of the train or the eval parts. An evaluation has each window of each source once.
+def build(config: TokensConfig, split: Split, fed: Mapping[str, Any] | None = None) -> Tokens:
+    """Build the windows of the train or the eval parts. An evaluation has each window of each source once.
+
+    Args:
+        fed: `preprocessing` of the model that is asked about them: its tokenizer.
 
     Raises ConfigError for other tokenizers, and parts too small for a window; DataError for a folder that
-    is missing, unfinished or damaged.
+    is missing, unfinished or damaged, or has tokens of another tokenizer than the model's.
     """
     sources = find_sources(config, split)
+    was = (fed or {}).get("preprocessing")
+    if was is not None:
+        meta = sources[0].meta
+        check_tokenizer(was, meta.tokenizer_sha256, meta.tokenizer, str(sources[0].folder))
     for each in sources:
         read_tokens(each.folder)
     sizes = [each.num_windows(config.seq_len) for each in sources]

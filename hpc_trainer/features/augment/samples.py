@@ -36,6 +36,9 @@ class Cropped:
         self._shape = _shape(source, config) if config.changes_images else None
         if self._shape is not None and source.input_shape is not None:
             self.input_shape = (source.input_shape[0], self._shape.out_height, self._shape.out_width)
+            made = getattr(source, "preprocessing", None)
+            if made is not None and self.input_shape != tuple(source.input_shape):
+                self.preprocessing = {**made, "then_crop": list(self.input_shape[1:])}
 
     def __len__(self) -> int:
         return len(self._source)

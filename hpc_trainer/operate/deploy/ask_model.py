@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.compose.changes import with_data
-from hpc_trainer.config.load import from_plain, to_plain
-from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.load import from_plain
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.deploy.checkpoint import (
     MODEL,
@@ -22,10 +19,12 @@ from hpc_trainer.operate.deploy.checkpoint import (
     notes_of,
     step_of,
 )
+from hpc_trainer.operate.deploy.fed import fed_to_export, fed_to_run, new_data
 from hpc_trainer.operate.show import NoRunError, find_run
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, check_packages, read_card
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.layout import journals_in
+from hpc_trainer.runs.shared_folder import names_in
 
 PREDICTIONS = (".jsonl", ".npz")
 
@@ -81,7 +80,7 @@ def _with_notes(told: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
 def _asked(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
     """(What the answer says of the target, what the process with torch is told.)"""
     folder = Path(target.name)
-    is_folder = os.sep in target.name and folder.is_dir() and not RunPaths(folder).attempts.exists()
+    is_folder = os.sep in target.name and folder.is_dir() and not journals_in(names_in(folder) or ())
     if is_folder or (folder / CARD).exists():
         return _export(target, folder)
     try:
@@ -95,9 +94,11 @@ def _asked(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{run.spec.run_id} was trained by {config.train.main}, which alone knows its model and data. `hpc-trainer "
             "export` takes its weights out."
         )
-    step = step_of(run.sweep.run(run.spec.run_id), config, target.which)
+    paths = run.sweep.run(run.spec.run_id)
+    step = step_of(paths, config, target.which)
     asked = asked_of(run, config, target.which, step)
-    asked["config"] = to_plain(_on_data(config, target))
+    fed = fed_to_run(paths, config, step)
+    asked |= new_data(config, fed, target.overrides, target.config_dirs).asked()
     weights = "raw" if asked["over"] is None else "average"
     what = {"run_id": run.spec.run_id, "step": step, "weights": weights, "folder": None}
     return what, {**asked, "card": None, "notes": list(notes_of(config, step))}
@@ -119,13 +120,5 @@ def _export(target: Target, folder: Path) -> tuple[dict[str, Any], dict[str, Any
     except (yaml.YAMLError, UnicodeError, TypeError) as error:
         raise RunStateError(f"{folder / CONFIG} cannot be read: {error}. Export anew.") from error
     what = {"run_id": card["run_id"], "step": card["step"], "weights": card["weights"], "folder": str(folder)}
-    asked = {"config": to_plain(_on_data(config, target)), "card": card, "folder": str(folder.absolute()), "notes": []}
-    return what, asked
-
-
-def _on_data(config: TrainConfig, target: Target) -> TrainConfig:
-    if not target.overrides:
-        return config
-    changed = with_data(config, target.overrides, target.config_dirs)
-    validate(changed)
-    return changed
+    data = new_data(config, fed_to_export(card, config), target.overrides, target.config_dirs)
+    return what, {**data.asked(), "card": card, "folder": str(folder.absolute()), "notes": []}

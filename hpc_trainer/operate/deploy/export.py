@@ -19,6 +19,7 @@ from hpc_trainer.operate.deploy.checkpoint import (
     notes_of,
     step_of,
 )
+from hpc_trainer.operate.deploy.fed import fed_to_run, new_data
 from hpc_trainer.operate.show import Known
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.runs.checkpoint_folders import step_name
@@ -121,6 +122,8 @@ def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: P
     import yaml
 
     asked = asked_of(run, config, wanted.which, step)
+    if asked["is_model"]:
+        asked |= new_data(config, fed_to_run(run.sweep.run(run.spec.run_id), config, step)).asked()
     weights = "raw" if asked["over"] is None else "average"
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

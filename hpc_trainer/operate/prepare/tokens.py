@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_trainer.config.data_files.given import open_given, read_given
-from hpc_trainer.config.data_files.token_meta import BYTES, TOKENS, TokenMeta, dtype_of, read_meta
+from hpc_trainer.config.data_files.token_meta import (
+    BYTES,
+    TOKENIZER,
+    TOKENS,
+    TokenMeta,
+    dtype_of,
+    read_meta,
+)
 from hpc_trainer.config.packages import optional
 from hpc_trainer.datasets.records.token_files import finish
 from hpc_trainer.errors import ConfigError, DataError, did_you_mean
@@ -43,7 +50,6 @@ from hpc_trainer.operate.prepare.job import (
 from hpc_trainer.operate.prepare.pool import Piece, Tell
 
 DOCUMENT_IS = ("file", "line")
-TOKENIZER = "tokenizer.json"
 _NUM_BYTES = 256
 _PIECE = 32 << 20  # bytes of text
 _BATCH = 1 << 20

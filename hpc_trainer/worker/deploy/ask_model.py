@@ -21,7 +21,7 @@ from hpc_trainer.training.build import build_model
 from hpc_trainer.training.precision.formats import autocast, set_precision
 from hpc_trainer.worker.deploy.deployed import DataShape, deployed_model
 from hpc_trainer.worker.deploy.opened import open_file
-from hpc_trainer.worker.deploy.trained import Data, check_same_shape, open_data, shape_of, taken_of
+from hpc_trainer.worker.deploy.trained import Data, check_same_shape, data_of, shape_of, taken_of
 
 _CPU = torch.device("cpu")
 
@@ -33,10 +33,11 @@ class Asked:
         self.notes: list[str] = []
         self.device, self.precision = _CPU, PrecisionConfig()
         if asked["card"] is not None:
-            self.data, self.model = _exported(asked)
+            self.data, self.model = self._exported(asked)
             return
         config, taken = taken_of(asked)
-        self.data = open_data(config)
+        self.data, notes = data_of(asked)
+        self.notes += notes
         shape = shape_of(config, taken.made_with, self.data.samples)
         check_same_shape(shape, self.data)
         assert shape is not None
@@ -44,6 +45,19 @@ class Asked:
         set_precision(self.precision)
         self.device = self._place(config.hardware.device_type)
         self.model = deployed_model(config, shape, taken.state).to(self.device)
+
+    def _exported(self, asked: Mapping[str, Any]) -> tuple[Data, nn.Module]:
+        config, card, folder = from_plain(asked["config"]), asked["card"], Path(asked["folder"])
+        data, notes = data_of(asked)
+        self.notes += notes
+        built_for = card["built_for"]
+        shape = DataShape(data.samples.input_shape, data.samples.num_classes)
+        if built_for is not None:
+            given = built_for["input_shape"]
+            shape = DataShape(None if given is None else tuple(given), built_for["num_classes"])
+            check_same_shape(shape, data)
+        model = open_file(folder / card["file"], card["to"], card["quantize"], lambda: build_model(config, shape))
+        return data, model
 
     def _place(self, kind: str) -> torch.device:
         try:
@@ -73,7 +87,7 @@ def predict(asked: Mapping[str, Any]) -> dict[str, Any]:
     Raises as `open_data` and the task do; OSError.
     """
     found, output = Asked(asked), Path(asked["output"])
-    classes = getattr(found.data.samples, "classes", None)
+    classes = (asked.get("fed") or {}).get("classes") or getattr(found.data.samples, "classes", None)
     names = [str(each) for each in classes] if isinstance(classes, Sequence) else None
     batches = _predictions(found)
     with whole_file(output) as file:
@@ -121,16 +135,3 @@ def _as_arrays(file: IO[bytes], batches: Iterator[dict[str, np.ndarray[Any, Any]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     np.savez(file, **arrays)  # type: ignore[arg-type]
     return [*arrays]
-
-
-def _exported(asked: Mapping[str, Any]) -> tuple[Data, nn.Module]:
-    config, card, folder = from_plain(asked["config"]), asked["card"], Path(asked["folder"])
-    data = open_data(config)
-    built_for = card["built_for"]
-    shape = DataShape(data.samples.input_shape, data.samples.num_classes)
-    if built_for is not None:
-        given = built_for["input_shape"]
-        shape = DataShape(None if given is None else tuple(given), built_for["num_classes"])
-        check_same_shape(shape, data)
-    model = open_file(folder / card["file"], card["to"], card["quantize"], lambda: build_model(config, shape))
-    return data, model

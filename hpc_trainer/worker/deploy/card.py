@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.datasets.preprocessing import text_of
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _MOST_CLASSES = 20
@@ -21,20 +21,6 @@ def form_of(batch: torch.Tensor) -> dict[str, Any]:
 def form_text(form: Mapping[str, Any]) -> str:
     """As `float32 [batch, 3, 32, 32]`."""
     return f"{form['dtype']} [{', '.join(['batch', *map(str, form['shape'])])}]"
-
-
-def data_facts(samples: MapDataset | None) -> dict[str, Any]:
-    """Names of classes, and how raw data become inputs, where the data set says so (datasets/protocol.py)."""
-    classes = getattr(samples, "classes", None)
-    preprocessing = getattr(samples, "preprocessing", None)
-    mean, std = getattr(samples, "pixel_mean", None), getattr(samples, "pixel_std", None)
-    if preprocessing is None and mean is not None and std is not None:
-        mean, std = ([float(each) for each in values] for values in (mean, std))
-        preprocessing = {"pixels": "0 to 1", "mean": mean, "std": std, "inputs": "(pixels - mean) / std"}
-    return {
-        "classes": [str(each) for each in classes] if isinstance(classes, Sequence) else None,
-        "preprocessing": dict(preprocessing) if isinstance(preprocessing, Mapping) else None,
-    }
 
 
 def as_page(card: Mapping[str, Any]) -> str:
@@ -73,7 +59,7 @@ def _facts(card: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
     rows += [(name, form_text(card[name])) for name in ("inputs", "outputs") if card[name] is not None]
     if card["preprocessing"]:
-        rows.append(("preprocessing", ", ".join(f"{key}: {value}" for key, value in card["preprocessing"].items())))
+        rows.append(("preprocessing", text_of(card["preprocessing"])))
     if card["classes"]:
         shown = ", ".join(card["classes"][:_MOST_CLASSES])
         rows.append(("classes", shown + (", .." if len(card["classes"]) > _MOST_CLASSES else "")))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,25 +16,30 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
+from hpc_trainer.config.data_files.given import read_given
+from hpc_trainer.config.data_files.look import is_file
+from hpc_trainer.config.data_files.token_meta import TOKENIZER
 from hpc_trainer.config.load import section_from_plain
+from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.preprocessing import described
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.prune.choose import pruned
 from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
 from hpc_trainer.runs.files import sha256_of
 from hpc_trainer.training.build import build_model
-from hpc_trainer.worker.deploy.card import as_page, data_facts, form_of
+from hpc_trainer.worker.deploy.card import as_page, form_of
 from hpc_trainer.worker.deploy.deployed import DataShape, changes_model, deployed_model
 from hpc_trainer.worker.deploy.graphs import trace, write_onnx, write_program
-from hpc_trainer.worker.deploy.load_lines import load_lines, weights_lines
+from hpc_trainer.worker.deploy.load_lines import load_lines, prepare_lines, weights_lines
 from hpc_trainer.worker.deploy.measure import counts, latencies, machine
 from hpc_trainer.worker.deploy.opened import open_file
 from hpc_trainer.worker.deploy.proof import NUM_SAMPLES, QUANTIZED, SAME, compare
 from hpc_trainer.worker.deploy.quantize import IN_THE_FILE, quantize_file, quantize_model
-from hpc_trainer.worker.deploy.trained import Data, open_data, shape_of, taken_of
+from hpc_trainer.worker.deploy.trained import Data, data_of, shape_of, taken_of
 from hpc_trainer.worker.deploy.weights import Taken, write_weights
 
 
@@ -79,7 +86,7 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     made, notes = None, []
     if not is_plain or (asked["is_model"] and asked["measure"]):
         try:
-            made = _write(_subject(config, taken, asked["prune"]), path, to, quantize, asked)
+            made = _write(_subject(config, taken, asked), path, to, quantize, asked)
         except Exception as error:  # of a person's own code, among others
             if not is_plain:
                 raise
@@ -98,16 +105,16 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     (folder / LOAD).write_text(made.lines, encoding="utf-8")
     (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (folder / CARD_TEXT).write_text(as_page(card), encoding="utf-8")
-    more = []
+    more = [TOKENIZER] if is_file(folder / TOKENIZER) else []
     if (
         isinstance(config.model, HfConfig)
         and (shape := made.shape) is not None
         and shape.input_shape
         and shape.num_classes
     ):
-        described = config.model.file_for(shape.input_shape, shape.num_classes)
-        (folder / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        more = [CONFIG_FILE]
+        hub = config.model.file_for(shape.input_shape, shape.num_classes)
+        (folder / CONFIG_FILE).write_text(json.dumps(hub, indent=2) + "\n", encoding="utf-8")
+        more.append(CONFIG_FILE)
     tensors = [each for each in made.state.values() if isinstance(each, torch.Tensor)]
     return {
         "more_files": more, "card": card, "num_tensors": len(tensors),
@@ -115,8 +122,8 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _subject(config: TrainConfig, taken: Taken, prune: str | None) -> Subject:
-    data = open_data(config)
+def _subject(config: TrainConfig, taken: Taken, asked: Mapping[str, Any]) -> Subject:
+    (data, _), prune = data_of(asked), asked["prune"]
     shape = shape_of(config, taken.made_with, data.samples)
     assert shape is not None
     original = model = deployed_model(config, shape, taken.state)
@@ -131,8 +138,39 @@ def _write_plainly(config: TrainConfig, taken: Taken, path: Path, asked: Mapping
     write_weights(path, taken.state)
     shape = shape_of(config, taken.made_with, None) if asked["is_model"] else None
     nothing = dict.fromkeys(("num_quantized", "inputs", "outputs", "same", "measured"))
+    facts = _facts_of_data(asked, None)
     lines = weights_lines(asked["title"], config, asked["to"], None, shape)
-    return Written(taken.state, shape, {**nothing, **data_facts(None)}, lines)
+    lines += _prepare_lines(config, facts, shape, asked) if asked["is_model"] else ""
+    return Written(taken.state, shape, {**nothing, **facts}, lines)
+
+
+def _prepare_lines(
+    config: TrainConfig, facts: Mapping[str, Any], shape: DataShape | None, asked: Mapping[str, Any]
+) -> str:
+    """Return `prepare` of load.py; the tokenizer's file is copied beside it, if it is there and the run's own."""
+    made, folder = facts["preprocessing"], Path(asked["folder"])
+    sha256 = (made or {}).get("tokenizer_sha256")
+    has_tokenizer = False
+    if isinstance(config.data, TokensConfig) and sha256 is not None:
+        part = Path(config.data.path or next(iter(sorted(config.data.sources)))).expanduser()
+        for path in (part / TOKENIZER, part.parent / TOKENIZER):
+            with contextlib.suppress(OSError):
+                text = read_given(path)
+                has_tokenizer = hashlib.sha256(text).hexdigest() == sha256
+            if has_tokenizer:
+                (folder / TOKENIZER).write_bytes(text)
+                break
+    inputs = () if shape is None else shape.input_shape or ()
+    return prepare_lines(made, asked["to"], inputs, has_tokenizer=has_tokenizer)
+
+
+def _facts_of_data(asked: Mapping[str, Any], data: Data | None) -> dict[str, Any]:
+    """Return class names and preprocessing: as the checkpoint has them, else as the data here state them."""
+    fed = asked.get("fed") or {"classes": None, "preprocessing": None, "unknown": None}
+    here = described(None if data is None else data.samples)
+    if fed["unknown"] and data is not None:
+        return here
+    return {name: fed[name] or here[name] for name in ("classes", "preprocessing")}
 
 
 def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: Mapping[str, Any]) -> Written:
@@ -161,13 +199,14 @@ def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: M
     with torch.no_grad():
         forms = {"inputs": form_of(inputs), "outputs": form_of(original(inputs))}
     told = {
-        "num_quantized": count, **forms, "same": same, **data_facts(subject.data.samples),
+        "num_quantized": count, **forms, "same": same, **_facts_of_data(asked, subject.data),
         "measured": _measured(subject, file, inputs, path) if asked["measure"] else None,
     }  # fmt: skip
     if FORMATS[to].has_graph:
         lines = load_lines(asked["title"], to, quantize, told)
     else:
         lines = weights_lines(asked["title"], subject.config, to, quantize, subject.shape)
+    lines += _prepare_lines(subject.config, told, subject.shape, asked)
     return Written(subject.state, subject.shape, told, lines)
 
 

@@ -1,14 +1,19 @@
-"""The text of `load.py`: about ten lines that load an exported file where there is no trainer."""
+"""The text of `load.py`: about ten lines that load an exported file where there is no trainer, and `prepare`, which
+makes the model's inputs of raw data as the run did (`datasets/preprocessing.py`).
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from hpc_trainer.config.data_files.token_meta import BYTES, TOKENIZER
 from hpc_trainer.config.schema.model.shipped import CustomModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.preprocessing import ARRAY, PICTURE, TABLE, TOKENS, kind_of
 from hpc_trainer.runs.exported import FORMATS
 from hpc_trainer.worker.deploy.card import form_text
 from hpc_trainer.worker.deploy.deployed import DataShape
@@ -23,8 +28,141 @@ def model(inputs):
 """
 
 
+# Packages are imported when `prepare` is called: whoever has inputs of another source needs none of them.
+_PICTURE = """
+
+def prepare(picture):
+    \"\"\"A picture's file to inputs float32 [1, {channels}, {height}, {width}], as in training.\"\"\"
+{imports}    image = Image.open(picture)
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"{{picture}} has more than 8 bits a channel")
+{resize}    pixels = np.asarray(image, np.float32).reshape(image.height, image.width, {channels}) / 255
+{then}    mean, std = np.float32({mean}), np.float32({std})
+    inputs = np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1)[None])
+    return {result}
+"""
+_SHORTER_SIDE = """    scale = {resize} / min(image.size)
+    image.draft("{mode}", (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+    image = ImageOps.exif_transpose(image).convert("{mode}")
+    short = min(image.size)
+    width, height = ({resize} if side == short else int({resize} * side / short) for side in image.size)
+    left, top = round((width - {width}) / 2), round((height - {height}) / 2)
+    across, down = image.width / width, image.height / height
+    box = (left * across, top * down, (left + {width}) * across, (top + {height}) * down)
+    image = image.resize(({width}, {height}), Image.Resampling.BILINEAR, box)
+"""
+_UPRIGHT = """    image = ImageOps.exif_transpose(image).convert("{mode}")
+"""
+_BOTH_SIDES = """    image = image.resize(({resize[1]}, {resize[0]}), Image.Resampling.BILINEAR)
+"""
+_THEN_CROP = """    top, left = (pixels.shape[0] - {then[0]}) // 2, (pixels.shape[1] - {then[1]}) // 2
+    pixels = pixels[top : top + {then[0]}, left : left + {then[1]}]
+"""
+_TABLE = """
+
+def prepare(rows):
+    \"\"\"Rows (mappings of columns, as of csv.DictReader) to inputs float32 [rows, ..], as in training.\"\"\"
+{imports}    facts = json.loads((here / "card.json").read_text(encoding="utf-8"))["preprocessing"]
+    lines = []
+    for row in rows:
+        line, missing = [], []
+        for each in facts["numeric"]:
+            value = row.get(each["column"])
+            number = float("nan") if value in (None, "") else float(value)
+            missing += [each["column"]] if number != number else []
+            line.append(0.0 if number != number else (number - each["mean"]) / each["std"])
+        for each in facts["categorical"]:
+            value, known = row.get(each["column"]), each["categories"]
+            missing += [each["column"]] if value in (None, "") else []
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            code = known.index(text) if text in known else len(known)
+            is_one_hot = facts["encoding"] == "one_hot"
+            line += [float(code == at) for at in range(len(known) + 1)] if is_one_hot else [code / max(len(known), 1)]
+        if missing and facts["missing"] == "refuse":
+            raise ValueError(f"{missing[0]} has no value in {row}")
+        lines.append(line)
+    inputs = np.array(lines, np.float32)
+    return {result}
+"""
+_TOKENS = """
+
+def prepare({takes}):
+    \"\"\"{doc} to inputs int64 [windows, {seq_len}], as in training; zeros follow the end.\"\"\"
+{imports}{encode}    rest = [0] * (-len(tokens) % {seq_len})
+    inputs = np.array([*tokens, *rest], np.int64).reshape(-1, {seq_len})
+    return {result}
+"""
+_ARRAY = """
+
+def prepare(values):
+    \"\"\"Values [batch, ..] to inputs float32, as in training.\"\"\"
+{imports}    inputs = np.asarray(values, np.float32) * np.float32({input_scale!r})
+    return {result}
+"""
+_UNKNOWN = """
+# How raw data become inputs, only the data set knows; card.json has what it says, as "preprocessing".
+"""
+
+
+def prepare_lines(made: Mapping[str, Any] | None, to: str, inputs: Sequence[int], *, has_tokenizer: bool) -> str:
+    """Return `prepare` for the preprocessing `made`; nothing if the data say nothing of theirs.
+
+    Args:
+        inputs: shape of the model's inputs without the batch.
+        has_tokenizer: the tokenizer's file is in the folder.
+    """
+    result = "inputs" if to == "onnx" else "torch.from_numpy(inputs)"
+    kind = kind_of(made)
+    if made is None:
+        return ""
+    if kind == PICTURE and made["mean"] is not None and made["std"] is not None and len(inputs) == 3:
+        math = ["import math"] if isinstance(made["resize"], int) else []
+        imports = _imports(to, *math, "from PIL import Image, ImageOps")
+        return _picture_lines(made, inputs).replace("{result}", result).replace("{imports}", imports)
+    if kind == TABLE:
+        return _TABLE.replace("{result}", result).replace("{imports}", _imports(to, "import json"))
+    if kind == TOKENS:
+        takes, doc, encode, more = "text", "A text", "    tokens = list(text.encode())\n", []
+        if has_tokenizer:
+            encode = f'    tokenizer = Tokenizer.from_file(str(here / "{TOKENIZER}"))\n'
+            encode += "    tokens = tokenizer.encode(text, add_special_tokens=False).ids\n"
+            more = ["from tokenizers import Tokenizer"]
+        elif made["tokenizer"] != BYTES:
+            takes, encode = "tokens", ""
+            named = re.sub(r"[^\w.+-]", "_", made["tokenizer"] or "")  # a data folder says it, and this becomes code
+            doc = f"Tokens of {named or 'the tokenizer of the training data'}"
+        imports = _imports(to, *more)
+        seq_len = int(made["seq_len"])
+        return _TOKENS.format(takes=takes, doc=doc, encode=encode, seq_len=seq_len, result=result, imports=imports)
+    if kind == ARRAY:
+        return _ARRAY.format(result=result, input_scale=float(made["input_scale"]), imports=_imports(to))
+    return _UNKNOWN
+
+
+def _imports(to: str, *more: str) -> str:
+    lines = {"import numpy as np", *more, *([] if to == "onnx" else ["import torch"])}
+    standard = lines & {"import json", "import math"}
+    groups = [sorted(each, key=lambda line: (line.startswith("from"), line)) for each in (standard, lines - standard)]
+    return "\n\n".join("\n".join(f"    {line}" for line in group) for group in groups if group) + "\n\n"
+
+
+def _picture_lines(made: Mapping[str, Any], inputs: Sequence[int]) -> str:
+    channels, height, width = inputs
+    resize, crop, then = made["resize"], made["crop"], made.get("then_crop")
+    mode = {1: "L", 3: "RGB"}.get(channels, "RGB")
+    if isinstance(resize, int):
+        steps = _SHORTER_SIDE.format(resize=resize, mode=mode, height=crop[0], width=crop[1])
+    else:
+        steps = _UPRIGHT.format(mode=mode) + ("" if resize is None else _BOTH_SIDES.format(resize=resize))
+    return _PICTURE.format(
+        channels=channels, height=height, width=width, resize=steps, mean=[*map(float, made["mean"])],
+        std=[*map(float, made["std"])],
+        then="" if then is None else _THEN_CROP.format(then=then), result="{result}", imports="{imports}",
+    )  # fmt: skip
+
+
 def load_lines(title: str, to: str, quantize: str | None, told: Mapping[str, Any]) -> str:
-    """Of a file with a graph.
+    """Return load.py for a file with a graph.
 
     Args:
         told: what the card says of the model's inputs and outputs.
@@ -42,7 +180,7 @@ def load_lines(title: str, to: str, quantize: str | None, told: Mapping[str, Any
 
 
 def weights_lines(title: str, config: TrainConfig, to: str, quantize: str | None, shape: DataShape | None) -> str:
-    """Of a file of weights: into the model; into a dictionary, where nobody knows how the model is built.
+    """Return load.py for a file of weights: into the model; into a dictionary, if nobody knows how the model is built.
 
     Args:
         shape: of the data; None: it is not known, or the loop is a person's own.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.load import from_plain
+from hpc_trainer.config.load import from_plain, section_from_plain
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.preprocessing import described, differences, without
 from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.build import build_dataset, build_task
@@ -72,13 +74,62 @@ class Data:
         return inputs
 
 
-def open_data(config: TrainConfig) -> Data:
-    """Raises ConfigError, DataError: the task or the data cannot be built here."""
+def open_data(config: TrainConfig, fed: Mapping[str, Any] | None = None, given: Collection[str] = ()) -> Data:
+    """Build the task and the evaluation samples.
+
+    Args:
+        fed: `classes` and `preprocessing` of the model; samples become inputs alike. None: as the configuration says.
+        given: keys of `data` that the user gave, which take precedence.
+
+    Raises ConfigError, DataError: the task or the data cannot be built here.
+    """
     task = build_task(config)
-    samples = build_dataset(config, "eval", task, abilities(config))
+    if fed is not None and fed["preprocessing"] is not None:
+        fed = {**fed, "preprocessing": without(fed["preprocessing"], given)}
+    samples = build_dataset(config, "eval", task, abilities(config), fed)
     if not len(samples):
         raise DataError(f"data={config.data.name} has no evaluation sample.")
     return Data(config, task, samples)
+
+
+def data_of(asked: Mapping[str, Any]) -> tuple[Data, list[str]]:
+    """Return the data that a model is asked about, and notes on each way in which they differ from its training."""
+    config, fed, notes = from_plain(asked["config"]), asked.get("fed"), []
+    if fed is None:
+        return open_data(config), notes
+    if asked.get("own_data") is not None:
+        fed, notes = _with_own_data(config, fed, asked["own_data"])
+    data = open_data(config, fed, asked["given"])
+    now, name = described(data.samples), config.data.name
+    was = fed["preprocessing"]
+    if was is not None:
+        notes += differences(was, now["preprocessing"], name)
+    if asked["is_new_data"] and fed["unknown"]:
+        fix = "Give them (data.mean, data.std)" if fed["unknown"] == "mean and std" else "Take data that you know"
+        notes.append(
+            f"An older version wrote this and did not record the model's {fed['unknown']}, so data={name} is taken as "
+            f"its own files and keys say. {fix}, or export anew."
+        )
+    if fed["classes"] and now["classes"] and fed["classes"] != now["classes"]:
+        notes.append(
+            f"No class of data={name} has the name of one of the model's, so classes are matched by number: "
+            f"{now['classes'][0]} is {fed['classes'][0]}."
+        )
+    return data, notes
+
+
+def _with_own_data(
+    config: TrainConfig, fed: Mapping[str, Any], plain: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Return what the run's own table says today of its encoding, for checkpoints that do not have it; and a note."""
+    own = dataclasses.replace(config, data=section_from_plain(type(config.data), plain))
+    try:
+        found = described(build_dataset(own, "train", build_task(own)))
+    except (HpcTrainerError, ValueError) as error:
+        note = f"The model's scaling is not recorded, and its own table cannot be read, so new rows scale it: {error}"
+        return {**fed, "unknown": None}, [note]
+    note = f"The model's scaling is not recorded: it is taken from data.path={plain.get('path')} as that is now."
+    return {**found, "unknown": None}, [note]
 
 
 def shape_of(config: TrainConfig, made_with: Mapping[str, Any], samples: MapDataset | None) -> DataShape | None:

@@ -78,7 +78,7 @@ def _interrupted(sweep: SweepOnDisk) -> None:
 def _damaged(sweep: SweepOnDisk) -> None:
     sweep.submit()
     sweep.start()
-    append_lines(sweep.run().attempts, [{"event": "end", "attempt": 0, "state": "?"}])
+    append_lines(sweep.run().journal(0), [{"event": "end", "attempt": 0, "state": "?"}])
 
 
 def _on_another_host(sweep: SweepOnDisk) -> None:

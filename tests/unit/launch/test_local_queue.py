@@ -59,7 +59,7 @@ def test_the_end_of_a_run_whose_folder_is_away_is_judged_when_it_is_back(tmp_pat
     sweep.start(job_id="local-1-1a2b3c4d", executor="local")
     sweep.done()
     sweep.end(state=RunState.COMPLETED, cause="done")
-    before = sweep.run().attempts.read_text()
+    before = sweep.run().journal(0).read_text()
     with subprocess.Popen(["false"]) as process:
         process.wait()
     run = _Started(spec=sweep.specs[0], process=process, gpus=[], num_attempts=0, start="1a2b3c4d")
@@ -69,6 +69,6 @@ def test_the_end_of_a_run_whose_folder_is_away_is_judged_when_it_is_back(tmp_pat
     assert not sweep.paths.folder.exists()
     away.rename(sweep.paths.folder)
     assert _is_over(sweep.paths, run, is_urgent=False)
-    assert sweep.run().attempts.read_text() == before
+    assert sweep.run().journal(0).read_text() == before
     sweep.paths.folder.rename(away)
     assert _is_over(sweep.paths, run, is_urgent=True), "who was asked to stop does not wait"

@@ -11,7 +11,16 @@ import pytest
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
-from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, QUANTIZED, check_format, prune_values, read_card
+from hpc_trainer.runs.exported import (
+    CARD,
+    CONFIG,
+    FORMATS,
+    QUANTIZED,
+    check_format,
+    needed_package,
+    prune_values,
+    read_card,
+)
 from hpc_trainer.runs.files import sha256_of
 
 
@@ -42,6 +51,20 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     )
     assert str(error.value) == needs
     check_format("torch_export", None)
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "built_for", "package"),
+    [
+        ("safetensors", "my_lab.nets.Net", {}, "my_lab"),
+        ("safetensors", "hpc_trainer.models.mlp.Mlp", {}, None),
+        ("torch", "torch.nn.Linear", {}, None),
+        ("onnx", "my_lab.nets.Net", {}, None),  # the graph is in the file
+        ("safetensors", "my_lab.nets.Net", None, None),  # load.py makes a dictionary
+    ],
+)
+def test_an_export_needs_the_models_package_alone(to: str, name: str, built_for: object, package: str | None) -> None:
+    assert needed_package({"to": to, "built_for": built_for, "model": {"class": name}}) == package
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_a_run_that_fails_while_slurm_is_asked_says_why(sweep: SweepOnDisk, fake
         "event": "end", "attempt": 0, "time": time.time(), "state": "FAILED", "cause": "exception",
         "error": {"type": "ValueError", "message": "no such label"},
     }  # fmt: skip
-    _meanwhile(fake_slurm, f"echo '{json.dumps(end)}' >> '{sweep.run().attempts}'; exec cat {_header(fake_slurm)}")
+    _meanwhile(fake_slurm, f"echo '{json.dumps(end)}' >> '{sweep.run().journal(0)}'; exec cat {_header(fake_slurm)}")
     run = _only(sweep)
     assert (run.state, run.reason) == (RunState.FAILED, "ValueError: no such label")
 
@@ -191,11 +192,11 @@ def test_a_run_that_is_done_after_its_folder_was_listed(
     fake_slurm.answer("sacct", "")
     read = Journal.read_story
 
-    def read_late(journal: Journal, faults: Faults | None = None) -> Story:
+    def read_late(journal: Journal, faults: Faults | None = None, names: Collection[str] | None = None) -> Story:
         if not sweep.run().marker("DONE").exists():
             sweep.done()
             sweep.end(state=RunState.COMPLETED, cause="done", step=200, saved_step=200)
-        return read(journal, faults)
+        return read(journal, faults, names)
 
     monkeypatch.setattr(Journal, "read_story", read_late)
     (run,) = read_status(sweep.paths).runs

@@ -25,6 +25,7 @@ class OnBroken(str, enum.Enum):
 class ImagesConfig(DataConfig):
     """What sources of pictures have in common. Not chosen itself."""
 
+    takes_fed: ClassVar[bool] = True
     is_text: ClassVar[bool | None] = False
     _target_: str = "hpc_trainer.datasets.images.dataset.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)

@@ -14,6 +14,7 @@ from hpc_trainer.config.schema.key import ALWAYS, COUNTS, RULED, SAFE, key
 class TokensConfig(DataConfig):
     """Folders of tokens, memory-mapped; documents packed to windows without padding, several sources by weight."""
 
+    takes_fed: ClassVar[bool] = True
     is_text: ClassVar[bool | None] = True
     name: str = "tokens"
     _target_: str = "hpc_trainer.datasets.records.tokens.build"
@@ -71,6 +72,7 @@ class Encoding(str, enum.Enum):
 class TableConfig(DataConfig):
     """Rows of a .csv or .parquet file: numbers standardised, categories encoded, by the training rows alone."""
 
+    takes_fed: ClassVar[bool] = True
     takes_task: ClassVar[bool] = True
     is_text: ClassVar[bool | None] = False
     name: str = "table"
@@ -97,6 +99,7 @@ class TableConfig(DataConfig):
 class HfDatasetConfig(DataConfig):
     """A folder of Hugging Face's `Dataset.save_to_disk` or `DatasetDict.save_to_disk`, memory-mapped."""
 
+    takes_fed: ClassVar[bool] = True
     takes_task: ClassVar[bool] = True
     name: str = "hf_dataset"
     _target_: str = "hpc_trainer.datasets.records.hf_dataset.build"

@@ -17,6 +17,8 @@ class DataConfig:
 
     takes_task: ClassVar[bool] = False
     """Its targets are read as the task takes them: the builder is called as `build(config, split, task)`."""
+    takes_fed: ClassVar[bool] = False
+    """Its builder takes `fed`: what a model was fed with (`datasets/preprocessing.py`), which keys alone cannot say."""
     is_text: ClassVar[bool | None] = None
     """Inputs are tokens; False: images, or rows of numbers. None: another key, or its own code, says."""
     name: str = key("???", ALWAYS, COUNTS)
@@ -29,6 +31,7 @@ class DataConfig:
 class DigitsConfig(DataConfig):
     """1,797 handwritten digits, 8x8 (scikit-learn, UCI Optical Recognition of Handwritten Digits)."""
 
+    takes_fed: ClassVar[bool] = True
     is_text: ClassVar[bool | None] = False
     name: str = "digits"
     _target_: str = "hpc_trainer.datasets.digits.build"

@@ -13,15 +13,16 @@ CONFIG = TrainConfig(data=DigitsConfig(num_eval=99))
 
 
 def test_single_keys_change_the_runs_own_data() -> None:
-    made = with_data(CONFIG, ["data.max_shift=1"])
+    made, given = with_data(CONFIG, ["data.max_shift=1"])
+    assert given == {"max_shift"}
     assert made.data == DigitsConfig(num_eval=99, max_shift=1)
     assert CONFIG.data == DigitsConfig(num_eval=99), "it stays as it was"
     assert made.optim == CONFIG.optim
 
 
 def test_a_choice_begins_at_its_defaults() -> None:
-    assert with_data(CONFIG, ["data=text_bytes", "data.seq_len=32"]).data == TextBytesConfig(seq_len=32)
-    assert with_data(CONFIG, ["data=digits"]).data == DigitsConfig()
+    assert with_data(CONFIG, ["data=text_bytes", "data.seq_len=32"])[0].data == TextBytesConfig(seq_len=32)
+    assert with_data(CONFIG, ["data=digits"])[0].data == DigitsConfig()
 
 
 @pytest.mark.parametrize(

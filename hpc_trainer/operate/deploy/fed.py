@@ -1,0 +1,114 @@
+"""What a run's model was fed with, as its checkpoint or its export says, and new data that become inputs alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.compose.changes import with_data
+from hpc_trainer.config.data_files.given import read_given
+from hpc_trainer.config.load import plain_value, to_plain
+from hpc_trainer.config.rules.code_names import target_problems
+from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
+from hpc_trainer.config.rules.limit_rules import section_problems
+from hpc_trainer.config.rules.task_rules import task_problems
+from hpc_trainer.config.schema.data.records import TableConfig
+from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.declarations import feature_problems
+from hpc_trainer.datasets.preprocessing import inherited_keys, kind_of, of_config, unknown_of
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.runs.checkpoint_folders import step_name
+from hpc_trainer.runs.layout import RunPaths
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fed:
+    """`classes` and `preprocessing` as a data set states them (`datasets/preprocessing.py`); None if nobody knows.
+
+    `unknown`: what is missing, as an older version did not record it.
+    """
+
+    classes: list[str] | None = None
+    preprocessing: Mapping[str, Any] | None = None
+    unknown: str | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return what the process with torch is told."""
+        return {"classes": self.classes, "preprocessing": self.preprocessing, "unknown": self.unknown}
+
+
+def fed_to_run(paths: RunPaths, config: TrainConfig, step: int) -> Fed:
+    """Read what the checkpoint says. Of one that cannot be read nothing: whoever loads its weights says why."""
+    try:
+        meta = json.loads(read_given(paths.checkpoints / step_name(step) / _MANIFEST))["meta"]
+        told, digest = meta.get("fed_with"), meta.get("made_with", {}).get("dataset", {}).get("digest")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        told = digest = None
+    if isinstance(told, dict):
+        made = told.get("preprocessing")
+        return Fed(classes=told.get("classes"), preprocessing=made, unknown=unknown_of(config.data, made))
+    return _old(config, digest if isinstance(digest, dict) else {})
+
+
+def fed_to_export(card: Mapping[str, Any], config: TrainConfig) -> Fed:
+    """Return what the card of an export says."""
+    made, classes = card.get("preprocessing"), card.get("classes")
+    if isinstance(config.data, CustomDataConfig) or kind_of(made) is not None:
+        return Fed(classes=classes, preprocessing=made)
+    return dataclasses.replace(_old(config, made or {}), classes=classes)
+
+
+def _old(config: TrainConfig, recorded: Mapping[str, Any]) -> Fed:
+    """Return what is known without a record: by the configuration, and by the mean and std of pictures."""
+    made = of_config(config.data, recorded.get("mean"), recorded.get("std"))
+    return Fed(preprocessing=made, unknown=unknown_of(config.data, made))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewData:
+    """A configuration with the data that are asked about; `given` are the keys of `data` that the user gave."""
+
+    config: TrainConfig
+    fed: Fed
+    given: Collection[str] = field(default_factory=frozenset)
+    is_new: bool = False
+    """The user named other data than the run's."""
+    own: DataConfig | None = None
+    """The run's own data, if they alone tell how its inputs were made: an old run's table."""
+
+    def asked(self) -> dict[str, Any]:
+        """Return what the process with torch is told."""
+        own = None if self.own is None else plain_value(self.own)
+        return {
+            "config": to_plain(self.config), "fed": self.fed.to_plain(), "given": sorted(self.given),
+            "is_new_data": self.is_new, "own_data": own,
+        }  # fmt: skip
+
+
+def new_data(config: TrainConfig, fed: Fed, words: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> NewData:
+    """Change the data as `words` say, and all else of them as the model was fed.
+
+    Raises ConfigError: a word is of another section, or the data cannot be as they are now.
+    """
+    was = fed.preprocessing
+
+    def inherited(data: DataConfig, given: Collection[str]) -> Mapping[str, Any]:
+        return inherited_keys(data, config.data, was or {}, given)
+
+    changed, given = with_data(config, words, config_dirs, inherited)
+    if words:
+        # Not all rules of a run: a batch of its training may be larger than the data that it is asked about.
+        found = [*section_problems("data", changed.data), *feature_problems(changed), *task_problems(changed)]
+        found += [*data_problems(changed.data, changed.task), *target_problems(changed)]
+        if found:
+            raise ConfigError("\n".join(dict.fromkeys(found)))
+        changed = dataclasses.replace(changed, data=with_absolute_paths(changed.data))
+    own = config.data if words and was is None and isinstance(config.data, TableConfig) else None
+    return NewData(config=changed, fed=fed, given=given, is_new=bool(words), own=own)
