@@ -30,7 +30,7 @@ _ROWS, _COLUMNS = 8, 20_000
 
 def write(rank: int, folder: Path, local: Path) -> dict[str, Any]:
     """Save in the background, each third step twice: its first checkpoint is deleted."""
-    rendezvous = dist.FileStore(str(local / "rendezvous"), 2)
+    rendezvous = dist.FileStore(str(local / "rendezvous"), 2)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=2, timeout=timedelta(seconds=100))
     group = RankGroup(rank=rank, world_size=2)
     store = CheckpointStore(folder, group=group, keep_last=2, attempt=0, warn=lambda text: None)
@@ -81,13 +81,13 @@ def read(folder: Path, local: Path) -> dict[str, Any]:
                 counts["none"] += 1
                 time.sleep(0.02)
                 continue
-            shared, own = store.load(info)
+            loaded: tuple[Any, Any] = store.load(info)
         except UntrustedFileError:
             raise
         except CheckpointError as error:
             counts[f"{type(error).__name__} in a look or a load"] += 1
             continue
-        number = info.meta["number"]
+        number, (shared, own) = info.meta["number"], loaded
         found = {float(each) for tensor in (shared["sharded"], shared["whole"], own["own"]) for each in tensor.unique()}
         if found != {float(number)}:
             torn.append(f"step {info.step} is of save {number} and holds {sorted(found)}")

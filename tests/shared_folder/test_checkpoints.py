@@ -16,7 +16,7 @@ from tests.shared_folder.clients import Share
 from tests.unit.training.ranks import child_environment
 
 _CHILD = Path(__file__).with_name("checkpoint_child.py")
-_PLAY_S = 6.0
+_PLAY_S = 4.0
 _OTHERS = tuple(pytest.param(kind, marks=pytest.mark.long) for kind in ("nfs4", "nfs60", "lustre", "quota", "all"))
 
 

@@ -109,7 +109,7 @@ _STEP_S, _LOG_EVERY = 1.0, 2  # a line of metrics every two seconds, as in a run
 @pytest.mark.parametrize(
     ("kind", "num_ranks", "minutes"),
     [
-        ("nfs4", 8, 10),
+        ("nfs4", 8, 5),
         *(
             pytest.param(kind, num_ranks, 60, marks=[pytest.mark.long, pytest.mark.timeout(600)])
             for kind in ("nfs3", "nfs4")
