@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,13 @@ def _can_fail(function: ast.AST) -> bool:
 
 # Of a function that answers by an error: that there is none is what they say.
 _ANSWERS_BY_ERROR = {"check_place", "check_trusted"}
+
+
+def test_a_package_without_bytecode_fails_no_test_by_its_invalid_escapes() -> None:
+    """Python tells of them when it compiles, that is at the first import in a new environment."""
+    compile(r"'\.'", "package.py", "exec")
+    with pytest.raises(DeprecationWarning):
+        warnings.warn("another matter", DeprecationWarning, stacklevel=1)
 
 
 def test_every_test_can_fail() -> None:
