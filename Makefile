@@ -17,7 +17,7 @@ SIDE_BY_SIDE ?= 1
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 
-.PHONY: demo test test-long soak lint unit coverage slurm-tests slurm-24.11 shared-folder xla keras bench slurm-up slurm-down pythons clean
+.PHONY: demo test test-long soak lint unit coverage mutants slurm-tests slurm-24.11 shared-folder xla keras bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -49,6 +49,11 @@ coverage: $(VENV)/.dev  ## The lines that `make unit` runs, in ranks too; fails 
 	$(BIN)/coverage report --include='hpc_trainer/training/*' --fail-under=95
 	$(BIN)/coverage report --include='hpc_trainer/launch/*' --fail-under=95
 	$(BIN)/coverage report
+
+# A mutant may signal any process (-1 for 1): where the kernel lets us, it sees no others than its own.
+ALONE := $(shell unshare --pid --fork --mount --mount-proc true 2>/dev/null && echo unshare --pid --fork --mount --mount-proc)
+mutants: $(VENV)/.dev | $(VENV)/mutants  ## Small errors drawn in state, slurm, launch, advice: do the nearest tests see 85 %? MUTANTS="--seed 1"
+	nice -n 19 $(ALONE) $(BIN)/python -m tests.mutants $(MUTANTS)
 
 # Tests on a Slurm mostly wait: two at once, each on a cluster of its own.
 CLUSTERS ?= 2
@@ -123,6 +128,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 # Apart from ours: Hydra looks for plugins in every environment that it starts in.
 $(VENV)/rival: | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --no-deps --target=$@ hydra-submitit-launcher==1.2.0
+
+# Apart from ours: only the draw looks there, and no test finds a package that is not of ours.
+$(VENV)/mutants: | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --no-deps --target=$@ cosmic-ray==8.7.0 parso==0.8.7 stevedore==5.10.0 attrs==26.1.0
 
 # Other training loops, in an environment that finds torch and the rest in ours.
 $(VENV)-rivals: | $(VENV)/.dev

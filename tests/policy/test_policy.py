@@ -8,8 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 

@@ -305,6 +305,27 @@ def test_a_local_queue_of_which_no_line_is_left_keeps_its_runs(tmp_path: Path) -
     assert read_status(sweep.paths).runs[0].state is RunState.NEW
 
 
+def test_a_local_queue_whose_own_line_is_lost_keeps_its_runs(tmp_path: Path) -> None:
+    """The line of an earlier submission stands, and the file shows no damage."""
+    specs = make_specs(1, "cluster=local", "snapshot.mode=off")
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", specs)
+    sweep.paths.local_logs.mkdir()
+    sweep.submit(process_name().rsplit(":", 1)[0] + ":1.00", "local")
+    before = sweep.paths.submissions.read_bytes()
+    intent = write_intent(sweep.paths, executor="local", hardware="cpu_x1", run_ids=[specs[0].run_id])
+    words = ["--sweep-dir", str(sweep.paths.folder), "--intent", intent.uuid, specs[0].run_id]
+    queue = start_lookalike(*words)
+    try:
+        shutil.rmtree(sweep.paths.intents)
+        sweep.paths.submissions.write_bytes(before)
+        (run,) = read_status(sweep.paths).runs
+        assert f"the queue of process {queue.pid} has it" in str(run.cause)
+        assert submit(make_grid(sweep.paths.folder, specs, Executor.local)) == []
+    finally:
+        queue.kill()
+        queue.communicate()
+
+
 # --- a run's folder ---
 
 
