@@ -315,7 +315,7 @@ def _place(key: str, config: DictConfig) -> tuple[DictConfig, Words] | None:
     if not _KEY.fullmatch(key):
         return None
     names = key.split(".")
-    parent = config
+    parent: Any = config
     for depth, name in enumerate(names, start=1):
         content = parent.__dict__["_content"] if isinstance(parent, DictConfig) else None
         if not isinstance(content, dict) or parent._metadata.key_type not in (Any, str):

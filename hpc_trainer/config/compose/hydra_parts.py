@@ -217,12 +217,13 @@ class SweepLoader(ConfigLoaderImpl):
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Return the configuration of one point."""
-        original = hydra_loader.create_defaults_list
-        hydra_loader.create_defaults_list = self._defaults_list
+        module: Any = hydra_loader
+        original = module.create_defaults_list
+        module.create_defaults_list = self._defaults_list
         try:
             return super().load_sweep_config(master_config, sweep_overrides)
         finally:
-            hydra_loader.create_defaults_list = original
+            module.create_defaults_list = original
 
     def apply(self, override: Override, composed: DictConfig) -> None:
         """Apply the override of a value to a configuration. Raises what Hydra raises."""
