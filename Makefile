@@ -17,7 +17,7 @@ SIDE_BY_SIDE ?= 1
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 
-.PHONY: demo test test-long soak lint unit coverage slurm-tests slurm-24.11 shared-folder xla bench slurm-up slurm-down pythons clean
+.PHONY: demo test test-long soak lint unit coverage mutants slurm-tests slurm-24.11 shared-folder xla keras bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -50,6 +50,11 @@ coverage: $(VENV)/.dev  ## The lines that `make unit` runs, in ranks too; fails 
 	$(BIN)/coverage report --include='hpc_trainer/launch/*' --fail-under=95
 	$(BIN)/coverage report
 
+# A mutant may signal any process (-1 for 1): where the kernel lets us, it sees no others than its own.
+ALONE := $(shell unshare --pid --fork --mount --mount-proc true 2>/dev/null && echo unshare --pid --fork --mount --mount-proc)
+mutants: $(VENV)/.dev | $(VENV)/mutants  ## Small errors drawn in state, slurm, launch, advice: do the nearest tests see 85 %? MUTANTS="--seed 1"
+	nice -n 19 $(ALONE) $(BIN)/python -m tests.mutants $(MUTANTS)
+
 # Tests on a Slurm mostly wait: two at once, each on a cluster of its own.
 CLUSTERS ?= 2
 ON_SLURM = $(BIN)/python -m pytest -m "slurm and not long" --numprocesses $(CLUSTERS) --dist worksteal
@@ -64,10 +69,10 @@ slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py
 
 shared-folder: $(VENV)/.dev  ## What can happen to a run, on NFS, Lustre and others as they are played: some 20 min
-	$(BIN)/python -m pytest -m "slurm and long" --numprocesses $(CLUSTERS) --dist worksteal tests/slurm/shared_folder
+	$(BIN)/python -m pytest -m long --numprocesses $(CLUSTERS) --dist worksteal tests/shared_folder tests/slurm/shared_folder
 
 test-long: export HPC_TRAINER_FUZZ_SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
-test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
+test-long: $(VENV)/.dev $(VENV)-keras/.made  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
 	$(BIN)/python -m pytest -m "long and not slurm" tests/integration tests/unit
 	@$(MAKE) --no-print-directory coverage
 	$(BIN)/python -m tests.each_alone
@@ -82,6 +87,12 @@ test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of 
 XLA ?= 2.9.0
 xla: | $(VENV)-xla  ## Trainings on an XLA device, torch-xla on the CPU, in an environment of its own
 	$(VENV)-xla/bin/python -m pytest -m xla tests/integration/resume/test_xla.py
+
+# Programs run in it that know nothing of torch. Keras 3 has no fit on several workers: those have Keras 2, by its name of
+# today, which asks for a TensorFlow with CUDA.
+TENSORFLOW := tensorflow-cpu==2.21.0 keras==3.15.1
+keras: $(VENV)/.dev $(VENV)-keras/.made  ## Keras programs that are preempted, on one node and on two; needs root
+	$(BIN)/python -m pytest tests/slurm/test_any_program.py -k keras
 
 soak: $(VENV)/.dev  ## Forty runs, ten minutes of preemptions, lost nodes, kills, restarts and cancels; prints its seed
 	@$(BIN)/python -m tests.slurm.soak
@@ -118,12 +129,22 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/rival: | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --no-deps --target=$@ hydra-submitit-launcher==1.2.0
 
+# Apart from ours: only the draw looks there, and no test finds a package that is not of ours.
+$(VENV)/mutants: | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --no-deps --target=$@ cosmic-ray==8.7.0 parso==0.8.7 stevedore==5.10.0 attrs==26.1.0
+
 # Other training loops, in an environment that finds torch and the rest in ours.
 $(VENV)-rivals: | $(VENV)/.dev
 	$(BIN)/python -m venv $@
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	    > $$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
 	$@/bin/python -m pip install --quiet --constraint constraints.txt lightning==2.6.6 accelerate==1.15.0 webdataset==1.0.2
+
+$(VENV)-keras/.made:
+	$(PYTHON) -m venv $(VENV)-keras
+	$(VENV)-keras/bin/python -m pip install --quiet --no-compile --constraint constraints.txt $(TENSORFLOW)
+	$(VENV)-keras/bin/python -m pip install --quiet --no-compile --no-deps tf_keras==2.21.0
+	@touch $@
 
 $(VENV)-xla:
 	$(PYTHON) -m venv $@

@@ -36,3 +36,8 @@ def __getattr__(name: str) -> Any:
 
         return RunContext
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion: most are imported when they are first asked for."""
+    return sorted(__all__)

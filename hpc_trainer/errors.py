@@ -24,6 +24,7 @@
     ├── PeerLostError                exit 74   another rank, or its node, is gone
     ├── StuckError                   exit 74   a rank showed no sign of life
     └── NoProgressError              exit 76   started again and again without a new step
+        └── LowGoodputError          exit 76   time limits end attempts that hardly train
 
 Exit 74 may pass: a run comes back `cluster.max_failures` times after it.
 
@@ -186,6 +187,10 @@ class NoProgressError(HpcTrainerError):
     """The run was restarted again and again without a new step: going on would only burn the allocation."""
 
     exit_code = ExitCode.NO_PROGRESS
+
+
+class LowGoodputError(NoProgressError):
+    """The time limit ended attempts of which less than `cluster.min_goodput` was training."""
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Six programs as people have them, and each once more with what makes it go on where it was interrupted.
+"""Eight programs as people have them, and each once more with what makes it go on where it was interrupted.
 
 `tests/programs/NAME/before.py` knows nothing of hpc_trainer; `after.py` tells its steps and loads what it saved.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ class StartingPoint(NamedTuple):
 
     title: str
     command: str
-    """For `--command`; SCRIPT is `before.py` or `after.py`."""
+    """For `--command`; SCRIPT is `before.py` or `after.py`, and KERAS the Python of the environment with TensorFlow."""
     more: tuple[str, ...] = ()
     """Other words of the submission."""
 
@@ -38,13 +39,23 @@ STARTING_POINTS = {
     "transformers": StartingPoint("Hugging Face Trainer", f"python SCRIPT {_WORDS}"),
     "jax": StartingPoint("JAX", f"python SCRIPT {_WORDS}"),
 }
+OF_KERAS = {
+    "keras": StartingPoint("Keras", f"KERAS SCRIPT {_WORDS}"),
+    "keras_workers": StartingPoint(
+        "Keras on several workers",
+        f"KERAS SCRIPT {_WORDS}",
+        ("train.command_per=node", "train.command_env=tensorflow", "hardware=testbed_x4"),
+    ),
+}
+"""Programs of an environment of their own, which `make keras` makes."""
+KERAS = Path(f"{sys.prefix}-keras", "bin", "python")
 
 
 def take(name: str, script: str, folder: Path, steps: int) -> tuple[str, ...]:
     """Copies the program into `folder`; the words that submit it there, in a sweep of its name."""
     shutil.copytree(PROGRAMS / name, folder, dirs_exist_ok=True)
-    point = STARTING_POINTS[name]
-    command = point.command.replace("SCRIPT", script)
+    point = (STARTING_POINTS | OF_KERAS)[name]
+    command = point.command.replace("SCRIPT", script).replace("KERAS", str(KERAS))
     return ("--command", command, "params.lr=0.05", f"params.steps={steps}", f"sweep_name={name}", *point.more)
 
 

@@ -209,6 +209,12 @@ def figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def axis_value(key: str, value: Any) -> Any:
+    """Return what a table shows of a run's value on an axis: of the run that it goes on from the name, not the path."""
+    is_path = key == "checkpoint.resume_from" and isinstance(value, str)
+    return value.rstrip("/").rpartition("/")[2] if is_path else value
+
+
 def gpu_hours(value: float) -> str:
     """`9.333 GPU-hours`, `11,520 GPU-hours`."""
     return f"{value:,.0f} GPU-hours" if value >= 1000 else f"{value:.4g} GPU-hours"

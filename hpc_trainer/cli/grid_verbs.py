@@ -8,10 +8,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from hpc_trainer.cli.common import counts_line, figure, print_json, say, state_markup, warn
+from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.given import Chosen, Given, only_point, resolve_runs_dir, tell_notes
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
@@ -33,7 +32,7 @@ from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.known import known_of
-from hpc_trainer.launch.memory import find_needs
+from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.cancel import cancelled_with_sweep
 from hpc_trainer.operate.find import elsewhere_too, select
@@ -63,25 +62,29 @@ def freeze_here(given: Given) -> Grid:
 
 
 def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False) -> None:
-    """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
+    """Show the plan; write nothing. Exit with 2 if the plan could not be submitted, with 1 if an estimate failed."""
     plan = plan_grid(
         chosen.of(freeze_given(given)),
         retry_failed=chosen.retry_failed,
         fresh=chosen.fresh,
     )
-    needs = partial(find_needs, plan.grid.specs, plan.grid.sweep)
+    needs: list[Need] = []
     if as_json:
-        print_json(plan_json(plan) | ({"memory": memory_json(needs())} if memory else {}))
+        needs = find_needs(plan.grid.specs, plan.grid.sweep) if memory else []
+        print_json(plan_json(plan) | ({"memory": memory_json(needs)} if memory else {}))
     else:
         print_plan(plan)
         if memory:
-            print_needs(needs())
+            needs = find_needs(plan.grid.specs, plan.grid.sweep)
+            print_needs(needs)
         for array in plan.arrays if script else ():
             print(f"\n# --- batch script of the array on {array.hardware} ---")
             print(array_script_of(plan, array) or "# the local executor needs none")
         print_next_of(plan)
     if plan.problems:
         sys.exit(ExitCode.USAGE)
+    if any(need.problem is not None for need in needs):
+        sys.exit(ExitCode.FAILED)
 
 
 def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
@@ -92,7 +95,7 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
         print_json(submit_json(done))
         return
     if not as_json:
-        print_submitted(done)
+        print_submitted(done, has_next=not wait)
     if wait:
         status = _wait(grid, [array.job_id for array in done.arrays], quiet=as_json)
         if as_json:
@@ -100,12 +103,15 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
         else:
             print_results(status)
         _exit_by_outcome(grid, status, quiet=as_json)
+        if not as_json:
+            print_next(f"report {grid.sweep.name}")
 
 
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Submit the failed and interrupted runs among those that `names` name.
 
-    A cancelled run comes back by its own name, and by the sweep's name if it was cancelled by that.
+    A cancelled run comes back by its own name, and by the sweep's name if it was cancelled by that. A run whose folder
+    was deleted is trained again by its own name.
 
     Words with `=` among `names` are changes of `cluster.*` and `hardware.*`.
     """
@@ -119,7 +125,8 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     back = {
         run_id
         for run_id, state in states.items()
-        if state is RunState.CANCELLED and (takes_all or cancelled_with_sweep(status, run_id))
+        if (state is RunState.CANCELLED and (takes_all or cancelled_with_sweep(status, run_id)))
+        or (state is RunState.GONE and takes_all)
     }
     wanted = [run_id for run_id, state in states.items() if state.has_failed or state.needs_submit or run_id in back]
     unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
@@ -148,6 +155,9 @@ def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
     if RunState.CANCELLED in states:
         cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)
         words.append(f"A cancelled run is brought back by its own name: hpc-trainer retry {cancelled}")
+    if RunState.GONE in states:
+        gone = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.GONE)
+        words.append(f"A run whose folder was deleted is trained again by its own name: hpc-trainer retry {gone}")
     if RunState.COMPLETED in states:
         words.append("What is complete is trained anew by its `hpc-trainer submit` with --fresh.")
     return " ".join(words)

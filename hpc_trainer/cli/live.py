@@ -37,14 +37,16 @@ def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> Sweep
     if not active_among(status, run_ids):
         return status
     done: set[str] = set()
-    is_told = False
+    told: SweepStatus | None = None  # the look whose silence was told
     axes = {} if quiet else find_axes([spec for run_id, spec in first.specs.items() if run_id in run_ids])
     with _shown(sweep, axes, quiet) as shown:
         for status in itertools.chain([first], following):
-            if (status.silence is not None) != is_told:
-                is_told = not is_told
-                note = f"Note: {status.silence} It is asked again." if status.silence else "Note: Slurm answers again."
-                shown.tell(note)
+            if status.silence is not None and told is None:
+                told = status
+                shown.tell(f"Note: {status.silence} It is asked again.")
+            elif status.silence is None and told is not None:
+                shown.tell("Note: the folder can be read again." if told.is_away else "Note: Slurm answers again.")
+                told = None
             for run in () if quiet else _news(status, run_ids, done):
                 shown.show(run)
             shown.end_look()

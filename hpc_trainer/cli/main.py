@@ -10,6 +10,8 @@ import errno
 import gc
 import json
 import os
+import pwd
+import stat
 import sys
 import traceback
 from pathlib import Path
@@ -46,6 +48,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog="Start with: hpc-trainer train experiment=digits debug=smoke",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -201,6 +204,8 @@ def _main() -> None:
         _complain(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(as_typed(_NO_ROOM), file=sys.stderr)
+        if isinstance(error, PermissionError) and error.filename is not None:
+            print(_closed_words(Path(os.fsdecode(error.filename)).absolute()), file=sys.stderr)
         sys.exit(1)
     except Exception:  # a fault of ours; what it says may hold anything
         traceback.print_exc()
@@ -208,6 +213,23 @@ def _main() -> None:
 
 
 _NO_ROOM = "Free some space (quota -s, df -h), or name another folder: paths.runs_dir=FOLDER. Then give it again."
+
+
+def _closed_words(path: Path) -> str:
+    """Return who owns what a user may not read or write, and what to do: a colleague's runs in a shared checkout."""
+    from hpc_trainer.cli.given import resolve_runs_dir
+
+    place = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
+    info = place.lstat()
+    try:
+        owner = pwd.getpwuid(info.st_uid).pw_name
+    except KeyError:
+        owner = str(info.st_uid)
+    said = f"{place} belongs to {owner} and has mode {stat.S_IMODE(info.st_mode):o}."
+    runs_dir = resolve_runs_dir(None).absolute()
+    if path == runs_dir or runs_dir in path.parents:
+        return f"{said} Keep your runs in a folder of your own, once: export HPC_TRAINER_RUNS=$HOME/runs"
+    return said
 
 
 def _tell_unused_project() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from hpc_trainer.cli.common import (
+    axis_value,
     counts_line,
     figure,
     print_json,
@@ -162,7 +163,9 @@ def _most_interesting(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
 def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
     """Cancels the named runs or sweep. Nothing undoes it, so nothing is guessed: a name must be given."""
     if not names and sweep is None:
-        raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
+        raise ConfigError(
+            "cancel needs the name of a sweep or of a run: `hpc-trainer sweeps` and `hpc-trainer status` list them."
+        )
     status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep)
     check_one_each(status, names, sweep)
     warn(status)
@@ -254,4 +257,4 @@ _LEAST_OF_RESULTS = ("CODE", "ATTEMPTS", "GPU_HOURS", "CO2_G", "J_PER_SAMPLE", "
 def _cell(column: str, value: Any) -> str | RunState:
     if value is None:
         return "-"
-    return RunState(value) if column == "state" else figure(value)
+    return RunState(value) if column == "state" else figure(axis_value(column, value))

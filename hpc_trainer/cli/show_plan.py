@@ -200,13 +200,18 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
     failed = sum(state.has_failed for state in plan.states.values())
     if failed and not any(plan.states[spec.run_id].has_failed for spec in plan.specs):
         say(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
-    cancelled = sum(state is RunState.CANCELLED for state in plan.states.values())
+    cancelled = [run_id for run_id, state in plan.states.items() if state is RunState.CANCELLED]
     if cancelled:
-        say(as_typed(f"{cancelled} cancelled run(s) stay cancelled; hpc-trainer retry RUN brings one back."))
+        back = f"hpc-trainer retry {cancelled[0]} brings that one back"
+        say(as_typed(f"{len(cancelled)} cancelled run(s) stay cancelled; {back}."))
+    gone = [run_id for run_id, state in plan.states.items() if state is RunState.GONE]
+    if gone:
+        told = f"{len(gone)} completed run(s) have lost their folders"
+        say(as_typed(f"{told}; hpc-trainer retry {gone[0]} trains one again."))
 
 
-def print_submitted(done: Submitted) -> None:
-    """What was submitted, what waits, and the next useful command."""
+def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
+    """Print what was submitted, what waits, and the next useful command if `has_next`."""
     plan, outcome = done.plan, done.outcome
     grid = plan.grid
     if not outcome.arrays and not outcome.waiting:
@@ -223,7 +228,8 @@ def print_submitted(done: Submitted) -> None:
         say(f"{done.num_already} run(s) were there already.")
     _say_notes(plan, outcome.notes)
     at_work = outcome.arrays or outcome.waiting or any(state.is_active for state in plan.states.values())
-    print_next(f"{'status' if at_work else 'results'} {grid.sweep.name}")
+    if has_next:
+        print_next(f"{'status' if at_work else 'results'} {grid.sweep.name}")
 
 
 def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
@@ -232,10 +238,22 @@ def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
 
 
 def print_needs(needs: Sequence[Need]) -> None:
-    """A line for each kind of training, and a warning for each that its GPU cannot hold."""
+    """Print a line for each kind of training, a warning if its GPU cannot hold it, a problem if its estimate failed."""
     if not needs:
         say("Memory: nothing is known of a loop or program of your own (train.main, train.command).")
         return
+    if any(each.parts for each in needs):
+        _print_estimates(needs)
+    for each in needs:
+        if each.problem is not None:
+            say(f"the memory of {each.run_id} could not be estimated: {each.problem}", "[red]Problem:[/] ")
+        if each.note is not None:
+            say(f"Note: {each.run_id}: {each.note}")
+        if each.warning is not None:
+            say(each.warning, "[yellow]Warning:[/] ")
+
+
+def _print_estimates(needs: Sequence[Need]) -> None:
     shown = [part for part in PARTS if any(each.parts.get(part) for each in needs)]
     say(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
     has_measured = any(each.measured_gb is not None for each in needs)
@@ -253,9 +271,3 @@ def print_needs(needs: Sequence[Need]) -> None:
         ],
         least=[part.upper() for part in reversed(shown)],
     )  # fmt: skip
-    for each in needs:
-        for text in (each.problem, each.note):
-            if text is not None:
-                say(f"Note: {each.run_id}: {text}")
-        if each.warning is not None:
-            say(each.warning, "[yellow]Warning:[/] ")

@@ -60,7 +60,7 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
         ConfigError: fewer than two runs are named.
     """
     if len(names) < 2:
-        raise ConfigError("diff compares runs. Name two or more, as: hpc-trainer diff RUN RUN")
+        raise ConfigError("diff compares runs: name two or more. hpc-trainer status lists them.")
     folder = resolve_runs_dir(runs_dir)
     runs = [find_run(folder, name, sweep) for name in names]
     rows = difference(runs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.cli.common import figure, print_table, short_duration, throughput_words
+from hpc_trainer.cli.common import axis_value, figure, print_table, short_duration, throughput_words
 from hpc_trainer.cli.fit_table import Least, cut
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.results import metrics_now, outcome_metrics
@@ -42,10 +43,10 @@ def print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
             "RUN": run.run_id, "STATE": run.state, "STEP": run.progress, "ETA": short_duration(run.eta_s),
             "SPEED": speed_words(run.speed),
             "GOODPUT": f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
-            "ATTEMPTS": str(len(run.attempts)), "JOB": _short_job(run.job_id), "NODE": run.node or "-",
+            "ATTEMPTS": str(len(run.attempts)), "JOB": _short_job(run.job_id), "NODE": _nodes(run),
             "METRICS": _metrics(run, *metrics[run.run_id]), "CAUSE": _cause(run),
         }  # fmt: skip
-        rows.append([*_each(_COLUMNS, known, [axes[run.run_id].get(key, "-") for key in keys])])
+        rows.append([*_each(_COLUMNS, known, [axis_value(key, axes[run.run_id].get(key, "-")) for key in keys])])
     headings = [key.upper() for key in keys]
     columns = [*_each(_COLUMNS, {name: name for name in _COLUMNS}, headings)]
     least = [*_each(_GIVES_WAY, {name: name for name in _GIVES_WAY}, headings[::-1])]
@@ -81,6 +82,14 @@ def _short_job(job_id: str | None) -> str:
     if job_id is None:
         return "-"
     return f"local:{job_id.rsplit(':', 2)[1]}" if ":" in job_id else job_id
+
+
+def _nodes(run: RunStatus) -> str:
+    """The nodes as Slurm lists them; after the end the first one, and how many more there were."""
+    others = run.spec.shape.num_nodes - 1
+    if run.node is None:
+        return "-"
+    return run.node if not others or re.search(r"[\[,]", run.node) else f"{run.node} +{others}"
 
 
 def _cause(run: RunStatus) -> str:

@@ -7,12 +7,12 @@ no command starts, as one of a notebook or of a test, is pickled (hydra_apps/pic
 from __future__ import annotations
 
 import copy
-import json
+import itertools
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,10 +28,20 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from hpc_trainer.config.compose.hydra_parts import own_hydra
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.hydra_apps.pickled import pickle_of, start_of_pickled, store
+from hpc_trainer.hydra_apps.points import PointComposer, plain_configs
 from hpc_trainer.hydra_apps.returns import returned_value
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.launch.hydra_app import POINTS, AppPoint, HydraApp, freeze_app, specs_of, split_flags, start_of
+from hpc_trainer.launch.hydra_app import (
+    POINTS,
+    AppPoint,
+    HydraApp,
+    freeze_app,
+    specs_of,
+    split_flags,
+    start_of,
+    told_points,
+)
 from hpc_trainer.operate.waits import looks
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.shared_folder import is_there
@@ -60,18 +70,18 @@ def launch(
         CompactHydraException: there is something wrong with the runs, in our words.
     """
     setup_globals()
-    configs = [_composed(context, config, words, first + place) for place, words in enumerate(job_overrides)]
-    points = tuple(
-        _point(config, each, words, first + place)
-        for place, (each, words) in enumerate(zip(configs, job_overrides, strict=True))
-    )
+    composer = PointComposer(context.config_loader, config)
     hydra_words = (word for word in _words(config.hydra.overrides.hydra) if not _NOT_OF_A_RUN.match(word))
     more = (*split_flags(sys.argv[1:])[0], *hydra_words)
     if POINTS in os.environ:
-        listed = [{name: getattr(each, name) for name in AppPoint.__slots__} for each in points]
-        told = {"name": config.hydra.job.name, "more": more, "points": listed}
-        Path(os.environ[POINTS]).write_text(json.dumps(told))
+        points = _points(config, job_overrides, first, composer.plain(job_overrides))
+        Path(os.environ[POINTS]).write_text(told_points(config.hydra.job.name, more, points))
         sys.exit(0)
+    configs = composer.whole(job_overrides)
+    for number, each in enumerate(configs, start=first):
+        with open_dict(each):
+            each.hydra.job.id = each.hydra.job.num = number
+    points = _points(config, job_overrides, first, plain_configs(configs), map(_output, configs))
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)  # sweepers write what they found there
     try:
@@ -127,33 +137,38 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
     return grid, [names[spec.digest] for spec in specs_of(app, grid.specs[0])]
 
 
-def _composed(context: HydraContext, config: DictConfig, words: Sequence[str], number: int) -> DictConfig:
-    composed = context.config_loader.load_sweep_config(config, list(words))
-    with open_dict(composed):
-        composed.hydra.job.id = composed.hydra.job.num = number
-    return composed
-
-
 def _words(listed: ListConfig) -> list[str]:
     """Overrides as they were typed, with their interpolations."""
     words: Any = OmegaConf.to_container(listed, resolve=False)
     return [str(word) for word in words]
 
 
-def _point(base: DictConfig, composed: DictConfig, words: Sequence[str], number: int) -> AppPoint:
+def _points(
+    base: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, plain: Sequence[Mapping[str, Any]],
+    outputs: Iterable[str | None] = itertools.repeat(None),
+) -> tuple[AppPoint, ...]:  # fmt: skip
+    """Return the points of a batch.
+
+    Args:
+        base: the configuration of the sweep as a whole.
+        job_overrides: the overrides of each point.
+        first: the number of the first point.
+        plain: the configuration of each point.
+        outputs: the output folder of each point; None for that of its run.
+    """
     given = set(_words(base.hydra.overrides.task))
-    # One that deletes a key has no value to be shown.
+    numbers = itertools.count(first)
+    return tuple(
+        AppPoint(words=tuple(words), axes=_axes(words, given), config=config, number=number, output=output)
+        for words, config, number, output in zip(job_overrides, plain, numbers, outputs, strict=False)
+    )
+
+
+def _axes(words: Sequence[str], given: Set[str]) -> dict[str, str]:
+    """Return the values that the sweeper chose, by key. An override that deletes a key has no value to be shown."""
     mine = [word for word in filter_overrides(words) if word not in given and not word.startswith("~")]
     chosen = [word.lstrip("+").partition("=") for word in mine]
-    whole = json.dumps(OmegaConf.to_container(composed, resolve=False, enum_to_str=True), default=str)
-    plain = {key: value for key, value in json.loads(whole).items() if key != "hydra"}
-    return AppPoint(
-        words=tuple(words),
-        axes={key.partition("@")[0].replace("/", "."): value for key, _, value in chosen},
-        config=plain,
-        number=number,
-        output=_output(composed),
-    )
+    return {key.partition("@")[0].replace("/", "."): value for key, _, value in chosen}
 
 
 def _output(composed: DictConfig) -> str | None:
@@ -219,7 +234,7 @@ def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
 def _return_of(paths: RunPaths, status: SweepStatus | None, composed: DictConfig, point: AppPoint) -> JobReturn:
     """What Hydra's own launcher would return of this run; `status` is None where nobody waits for its end."""
     found = JobReturn(overrides=_words(composed.hydra.overrides.task), task_name=composed.hydra.job.name)
-    output = point.output or str(paths.folder)
+    output = point.output or str(paths.output)
     found.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
     found.cfg = copy.deepcopy(composed)
     runtime = found.hydra_cfg.hydra.runtime

@@ -26,7 +26,7 @@ from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.hydra_apps.returns import tell_return
 from hpc_trainer.launch.hydra_app import NUMBER, OUTPUT, PICKLE
 from hpc_trainer.runs.files import check_place, check_trusted, whole_file
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder
 
 
@@ -57,8 +57,11 @@ def store(sweep: SweepPaths, name: str, content: bytes) -> None:
 
 def main() -> None:
     """Runs the task of this run, as Hydra's own launcher would."""
-    paths = RunPaths(os.environ["HPC_TRAINER_RUN_DIR"])
-    folder = SweepPaths(paths.folder.parent).pickles
+    output = Path(os.environ["HPC_TRAINER_RUN_DIR"])
+    run = (
+        output if output.name == os.environ["HPC_TRAINER_RUN_ID"] else output.parent
+    )  # the former of runs of earlier versions
+    folder = SweepPaths(run.parent).pickles
     path = folder / Path(os.environ[PICKLE]).name
     try:
         for each in (folder, path):
@@ -70,7 +73,7 @@ def main() -> None:
     config = state["configs"][int(os.environ[NUMBER])]
     if OUTPUT not in os.environ:  # the app names no folder: the run's
         with read_write(config), open_dict(config):
-            config.hydra.sweep.dir, config.hydra.sweep.subdir = str(paths.folder.parent), paths.run_id
+            config.hydra.sweep.dir, config.hydra.sweep.subdir = str(output.parent), output.name
     done = run_job(
         hydra_context=state["context"], task_function=state["task"], config=config, job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",

@@ -14,9 +14,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.runs.reading import Faults, read_json
+from hpc_trainer.runs.layout import RETURNED, RunPaths
+from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.told_metrics import VARIABLE, NewLines, log_metrics
 
 log = logging.getLogger(__name__)
@@ -39,29 +38,34 @@ def tell_return(value: Any) -> None:
 
     What JSON cannot hold is named in the log, and comes back as None: nobody loads a pickle that a run has written.
     """
-    folder, told = os.environ.get("HPC_TRAINER_RUN_DIR"), os.environ.get(VARIABLE)
-    if value is None or folder is None or told is None or os.environ.get("RANK", "0") != "0":
+    told = os.environ.get(VARIABLE)
+    if value is None or told is None or os.environ.get("RANK", "0") != "0":
         return
-    paths = RunPaths(folder)
+    folder = Path(told).parent
     plain = _plain(value)
     try:
         json.dumps(plain, allow_nan=True)
     except (TypeError, ValueError):
         log.warning(f"the task returned a {type(value).__name__}, which JSON cannot hold: it is no result.")
         return
-    write_json(paths.returned, {"value": plain})
+    write_json(folder / RETURNED, {"value": plain})
     numbers = dict(_numbers(plain, ""))
     if numbers:
-        steps = [record["step"] for record in read_metrics(paths.metrics, Faults())]
-        lines = NewLines(Path(told))
+        log_metrics(max([1, *_told_steps(folder)]), numbers)
+
+
+def _told_steps(folder: Path) -> Iterator[int]:
+    """Yield the steps of all metrics that the attempts of this run have told."""
+    for path in folder.glob("attempt-*.jsonl"):
+        lines = NewLines(path)
         while batch := list(lines.read()):
-            steps += [line.step for line in batch]
-        log_metrics(max([1, *steps]), numbers)
+            yield from (line.step for line in batch)
 
 
 def returned_value(paths: RunPaths) -> Any:
     """What the task of a run returned; None if that was nothing, or nothing that JSON holds."""
-    return (read_json(paths.returned) or {}).get("value")
+    old = Path(paths.at(RETURNED))  # where earlier versions wrote it
+    return (read_json(paths.returned) or read_json(old) or {}).get("value")
 
 
 def _plain(value: Any) -> Any:

@@ -172,8 +172,3 @@ def top_up_command(sweep_dir: Path, python: str | None = None) -> tuple[str, ...
 
 def _program(python: str | None) -> list[str]:
     return shlex.split(python) if python else [sys.executable]
-
-
-def megabytes(gigabytes: float) -> int:
-    """Memory as sbatch takes it, in whole MB."""
-    return round(gigabytes * 1024)

@@ -13,7 +13,7 @@ from pathlib import Path
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import Point, expand_grid
 from hpc_trainer.config.compose.point_values import PointValues
-from hpc_trainer.config.compose.project import read_project
+from hpc_trainer.config.compose.project import Project, read_project
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
 from hpc_trainer.config.memo import Memo
@@ -68,16 +68,23 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     """
     project = read_project()
     try:
-        return _freeze_grid(overrides, [*config_dirs, *project.config_dirs], [*trust, *project.trust], project.notes)
+        grid = _freeze_grid(overrides, [*config_dirs, *project.config_dirs], [*trust, *project.trust])
+        return dataclasses.replace(grid, notes=project.notes if _has_news(project, grid.sweep) else ())
     except ConfigError as error:
         if project.unused is None:
             raise
         raise ConfigError(f"{error}\n{project.unused}") from error  # what is missing may be what that file names
 
 
-def _freeze_grid(
-    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], notes: tuple[str, ...]
-) -> Grid:
+def _has_news(project: Project, sweep: SweepPaths) -> bool:
+    """Return True unless the notes of a project file were told when the sweep was submitted, with the same trust."""
+    if project.unused is not None or not project.notes or not sweep.exists:
+        return True
+    newest = next(reversed(read_specs(sweep).values()), None)
+    return newest is None or not set(project.trust) <= {*newest.config.get("trust", ())}
+
+
+def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str]) -> Grid:
     problems: dict[str, None] = {}
     specs: dict[str, RunSpec] = {}
     places: dict[tuple[str, str, str], TrainConfig] = {}
@@ -142,7 +149,6 @@ def _freeze_grid(
         num_excluded=num_excluded,
         duplicates=tuple(duplicates),
         compose_counts=counts,
-        notes=notes,
     )
 
 
@@ -295,7 +301,7 @@ def _check_one_place(places: Sequence[tuple[str, str, str]]) -> None:
     names = sorted({name for name, *_ in places})
     if len(names) > 1:
         raise ConfigError(
-            f"the points of one grid belong to one sweep, and these name {', '.join(names)}. Add sweep_name=NAME."
+            f"the points of one grid belong to one sweep, and these name {', '.join(names)}. Add sweep_name={names[0]}."
         )
     if len(places) > 1:
         raise ConfigError("cluster is one for a whole grid: submit each cluster's part by a command of its own.")

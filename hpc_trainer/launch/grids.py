@@ -104,7 +104,8 @@ def submit_grid(
         if status is not None:
             before, status = _top_up(status, lock)
         known = what_is_known(status, grid) if status is not None else Known()
-        cancelled = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) is RunState.CANCELLED]
+        laid_down = (RunState.CANCELLED, RunState.GONE)
+        cancelled = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) in laid_down]
         if revive and cancelled:
             known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(cancelled, RunState.PREEMPTED)})
         known = _anew(grid, known) if fresh else known

@@ -15,13 +15,14 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.composer import override_value
 from hpc_trainer.config.identity import config_digest, is_secret_value, run_id_of
+from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.script_words import argument_problem, plain
 from hpc_trainer.errors import ConfigError, did_you_mean
@@ -146,9 +147,43 @@ def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str
         )  # fmt: skip
         if not file.exists():
             return done.stderr if done.returncode else ""
-        told = json.loads(file.read_text())
-    points = tuple(AppPoint(**{**each, "words": tuple(each["words"])}) for each in told["points"])
+        return read_points(file.read_text(), start)
+
+
+def read_points(text: str, start: tuple[str, ...]) -> HydraApp:
+    """Return an app by what `told_points` has written of it, and by what starts it."""
+    told = json.loads(text)
+    points = tuple(
+        AppPoint(
+            words=tuple(point["words"]), axes=point["axes"], number=point["number"], output=point["output"],
+            config={key: value for place in point["config"] for key, value in told["sections"][place].items()},
+        )
+        for point in told["points"]
+    )  # fmt: skip
     return HydraApp(name=told["name"], start=start, more=tuple(told["more"]), points=points)
+
+
+def told_points(name: str, more: Sequence[str], points: Iterable[AppPoint]) -> str:
+    """Return what our launcher writes into the file of `POINTS`: a section that several points share stands there once.
+
+    Args:
+        name: the name of the app.
+        more: options and overrides of Hydra's own configuration, the same on all points.
+        points: the points.
+    """
+    memo, texts, listed = Memo(), dict[str, int](), []
+    for point in points:
+        sections = (memo.of(_section_text, key, value) for key, value in point.config.items())
+        config = [texts.setdefault(text, len(texts)) for text in sections]
+        listed.append(
+            {"words": point.words, "axes": point.axes, "number": point.number, "output": point.output, "config": config}
+        )
+    head = json.dumps({"name": name, "more": more, "points": listed})
+    return f'{head[:-1]}, "sections": [{", ".join(texts)}]}}'
+
+
+def _section_text(key: str, value: Any) -> str:
+    return json.dumps({key: value})
 
 
 def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) -> str:

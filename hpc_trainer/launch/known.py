@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 from collections.abc import Iterable, Iterator
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.launch.arrays import ActiveArray
 from hpc_trainer.launch.freeze import Grid
-from hpc_trainer.launch.plan import Known
+from hpc_trainer.launch.plan import Known, timeless
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.state.lost import told_few
+from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
+from hpc_trainer.state.monitoring.ledger import STARTS
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.state.submissions import Submission
 
@@ -45,6 +51,7 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
         specs=status.specs,
         codes=_codes(status),
         stop_s=_slowest_stops(status),
+        start_s=_median_starts(status),
         shapes=frozenset(
             spec.shape for run_id, spec in status.specs.items() if run_id in submitted and not spec.is_lost
         ),
@@ -88,3 +95,17 @@ def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:
         if run.stop_s is not None:
             slowest[run.spec.shape] = max(run.stop_s, slowest.get(run.spec.shape, 0.0))
     return slowest
+
+
+def _median_starts(status: SweepStatus) -> dict[Shape, float]:
+    """Return the median seconds from the allocation to the first step, by shape without its times."""
+    begun = [run for run in status.open_runs.values() if run.attempts][-_STOPS_LOOKED_AT:]
+    done = [run_id for run_id, state in status.states.items() if state is RunState.COMPLETED][-_STOPS_LOOKED_AT:]
+    told: dict[Shape, list[float]] = {}
+    for run in itertools.chain(begun, map(status.run, done)):
+        ledger = ledger_of_run(status, run)
+        for each in () if ledger is None else ledger.attempts:
+            if any(each.seconds.get(kind) for kind in (Kind.step, Kind.program)):
+                start_s = math.fsum(each.seconds.get(kind, 0.0) for kind in STARTS)
+                told.setdefault(timeless(run.spec.shape), []).append(start_s)
+    return {shape: statistics.median(starts) for shape, starts in told.items()}

@@ -26,7 +26,7 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.reading import Faults
-from hpc_trainer.runs.shared_folder import is_there
+from hpc_trainer.runs.shared_folder import is_there, look_anew
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
@@ -36,6 +36,8 @@ from hpc_trainer.state.last_words import NOT_STARTED, words_of_setup
 
 _POLL_S = 0.1
 _LAST_LINES = 12
+# The folder of runs may go away for a while: a server that reboots, a mount that is gone.
+_AWAY_S = 900.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,6 +73,8 @@ class _Started:
     num_attempts: int
     start: str
     """Tells this start from others with the same process id."""
+    ended: float | None = None
+    """When its controller was first seen to have ended, by the monotonic clock."""
 
 
 def run_queue(
@@ -78,13 +82,16 @@ def run_queue(
 ) -> None:
     """Starts runs in order as slots and GPUs get free, until all have ended or `stop` is set; waits for the rest.
 
-    Runs start from `archive`, the frozen code; None: from the hpc_trainer that is installed.
+    Runs start from `archive`, the frozen code; None: from the hpc_trainer that is installed. While the sweep's folder
+    is away none is started and nothing is recorded of one that has ended; after `_AWAY_S` it counts as gone.
     """
     waiting, at_work = deque(specs), list[_Started]()
     free_gpus = visible_gpus(max_parallel * max((spec.shape.gpus_per_node for spec in specs), default=0))
     told_to_stop = False
-    while at_work or (waiting and not stop.is_set):
-        while waiting and len(at_work) < max_parallel and not stop.is_set:
+    seen = time.monotonic()
+    while at_work or (waiting and not stop.is_set and time.monotonic() - seen < _AWAY_S):
+        while waiting and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
+            seen = time.monotonic()
             count = waiting[0].shape.gpus_per_node
             if count > len(free_gpus) and at_work:
                 break  # others will free theirs; alone it starts and says itself what is missing
@@ -97,8 +104,7 @@ def run_queue(
             for run in at_work:
                 _terminate(paths, run)
         for run in list(at_work):
-            if run.process.poll() is not None and not _lives_on(paths, run.spec):
-                _record_silent_death(paths, run)
+            if _is_over(paths, run, is_urgent=stop.is_set):
                 free_gpus = sorted([*free_gpus, *run.gpus])
                 at_work.remove(run)
         time.sleep(_POLL_S)
@@ -135,6 +141,27 @@ def _lives_on(paths: SweepPaths, spec: RunSpec) -> bool:
     """True while rank 0 works although its controller is gone (killed): the run keeps its slot."""
     attempts = Journal(paths.run(spec.run_id)).read()
     return bool(attempts) and not attempts[-1].has_ended and bool(is_alive(attempts[-1].process))
+
+
+def _is_here(paths: SweepPaths) -> bool:
+    try:
+        return look_anew(paths.folder)
+    except OSError:
+        return False
+
+
+def _is_over(paths: SweepPaths, run: _Started, *, is_urgent: bool) -> bool:
+    """Return True if a run has ended, after recording a silent death; `is_urgent` waits for no folder that is away."""
+    if run.process.poll() is None:
+        return False
+    run.ended = run.ended or time.monotonic()
+    with contextlib.suppress(OSError):
+        if _is_here(paths):  # else the journal would seem to be empty
+            if _lives_on(paths, run.spec):
+                return False
+            _record_silent_death(paths, run)
+            return True
+    return is_urgent or time.monotonic() - run.ended >= _AWAY_S
 
 
 def _record_silent_death(paths: SweepPaths, run: _Started) -> None:

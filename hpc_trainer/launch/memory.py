@@ -36,7 +36,7 @@ _NO_MATTER = {
 class Need:
     """What the runs of one kind need. GB are 10^9 bytes, on one rank; `checkpoint_gb` is that of a whole checkpoint.
 
-    `parts`: by the names of PARTS. `note`: which of them is a guess. `problem`: why nothing is known.
+    `parts`: by the names of PARTS. `note`: which of them is a guess. `problem`: why the estimate failed.
     """
 
     run_id: str
@@ -90,8 +90,9 @@ def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> lis
     if not ordered:
         return []
     answers = _ask([runs[0].config for runs in ordered[:_MOST]])
-    answers += [{"error": f"not asked: {_MOST} other kinds of training were"}] * (len(ordered) - len(answers))
-    needs = [_need(runs, answer) for runs, answer in zip(ordered, answers, strict=True)]
+    needs = [_need(runs, answer) for runs, answer in zip(ordered, answers, strict=False)]
+    left = f"not estimated, as only the {_MOST} most common kinds of training of a grid are"
+    needs += [Need(**_known(runs), note=left) for runs in ordered[_MOST:]]
     if sweep is None:
         return needs
     measured = [_measured(sweep, runs) for runs in ordered]
@@ -129,10 +130,7 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
-    first = runs[0]
-    known: dict[str, Any] = {
-        "run_id": first.run_id, "axes": first.axes, "num_runs": len(runs), "gpu_type": first.shape.gpu_type,
-    }  # fmt: skip
+    known = _known(runs)
     if "error" in answer:
         return Need(**known, problem=answer["error"])
     in_host = f"{answer['host'] / 1e9:.3g} GB of optimizer state are in host memory" if answer["host"] else None
@@ -142,5 +140,10 @@ def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
         parts={name: answer[name] / 1e9 for name in PARTS},
         checkpoint_gb=answer["checkpoint"] / 1e9,
         note="; ".join(filter(None, [answer["note"], in_host])) or None,
-        ways=(*(way.text for way in ways(first.typed())), "larger GPUs"),
+        ways=(*(way.text for way in ways(runs[0].typed())), "larger GPUs"),
     )
+
+
+def _known(runs: Sequence[RunSpec]) -> dict[str, Any]:
+    first = runs[0]
+    return {"run_id": first.run_id, "axes": first.axes, "num_runs": len(runs), "gpu_type": first.shape.gpu_type}

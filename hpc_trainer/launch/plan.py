@@ -11,6 +11,7 @@ from typing import Any
 
 from hpc_trainer.config.lr_scaling import scaling_line
 from hpc_trainer.config.memory_bound import memory_line
+from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.tracker import TrackerName
 from hpc_trainer.config.trackers import missing_package
 from hpc_trainer.errors import ExitCode
@@ -18,13 +19,15 @@ from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.extend import Twin
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.frozen_code.changes import CodeChange
-from hpc_trainer.launch.preflight import find_shape_problems
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runtime.pace import grace_warning
+from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.limits import Limits
 from hpc_trainer.slurm.preemption import OFF
+from hpc_trainer.slurm.preflight import find_shape_problems, longest_limit
 
+# From the allocation to the first step: Python and torch from a shared file system that is not in the page cache yet.
+_START_S = 30.0
 _MOST_LRS = 8
 _MOST_MODELS = 4
 _MOST_TRACKERS = 3
@@ -50,6 +53,8 @@ class Known:
     was all installed none."""
     stop_s: Mapping[Shape, float] = field(default_factory=dict)
     """How long runs of a shape need to stop and save, as they measured: the slowest of them."""
+    start_s: Mapping[Shape, float] = field(default_factory=dict)
+    """Median seconds from the allocation to the first step of runs of a shape, which has no times (`timeless`)."""
     notes: tuple[str, ...] = ()
     """What of the sweep's files cannot be read, and what a person has to know about runs that are left alone."""
 
@@ -153,6 +158,7 @@ def build_plan(
             *_closed_note(grid),
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
+            *dict.fromkeys(_limit_notes(arrays, known, limits)),
             *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
             *_first_few(too_large, _MOST_MODELS, "models do not fit"),
             *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
@@ -262,6 +268,41 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
         warning = grace_warning(needed, partition.name, partition.grace_s, limits.kill_wait_s)
         if warning is not None:
             yield f"{array.hardware}: {warning} Use a partition with more grace, or checkpoint.every=auto."
+
+
+def timeless(shape: Shape) -> Shape:
+    """Return the shape without its time limit: with another one a run starts no faster."""
+    return dataclasses.replace(shape, time_limit_min=0, signal_lead_s=0)
+
+
+def _limit_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> Iterator[str]:
+    """Yield a warning for each array whose runs may be told to stop before they have trained."""
+    for array in arrays:
+        shape, cluster = array.shape, array.specs[0].config["cluster"]
+        share, told_s = cluster.get("min_goodput", 0.0), known.start_s.get(timeless(shape))
+        start_s = _START_S if told_s is None else told_s
+        left_s = training_s(shape.time_limit_min, shape.signal_lead_s, start_s)
+        if cluster["executor"] != Executor.slurm.value or left_s > share * 60 * shape.time_limit_min:
+            continue
+        needed_min = shortest_limit_min(start_s, share, cluster["signal_lead_s"])
+        source = "assumed, as no run of this sweep has told it" if told_s is None else "the median of this sweep's runs"
+        yield (
+            f"{array.hardware}: hardware.time_limit_min={shape.time_limit_min} leaves {max(0.0, left_s):.0f} s for "
+            f"training. A start takes {start_s:.0f} s ({source}); Slurm sends its warning {shape.signal_lead_s} s "
+            f"before the limit (cluster.signal_lead_s) and may send it {SIGNAL_SLACK_S} s earlier. A run that is not "
+            f"done by then may do one step an attempt. {_longer(needed_min, shape, limits)}"
+        )
+
+
+def _longer(needed_min: int, shape: Shape, limits: Limits) -> str:
+    bound = longest_limit(shape, limits)
+    if bound is None or bound[0] >= needed_min:
+        return f"Use hardware.time_limit_min={needed_min} or more."
+    others = [
+        each.name for each in limits.partitions.values() if each.max_time_min is None or each.max_time_min >= needed_min
+    ]
+    listed = f" Partitions that allow it: {', '.join(others)}." if others and "partition" in bound[1] else ""
+    return f"It needs hardware.time_limit_min={needed_min}, and the {bound[1]} is {bound[0]}.{listed}"
 
 
 def _first_few(lines: Iterable[str | None], most: int, what: str) -> list[str]:

@@ -178,7 +178,7 @@ def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[s
     if not others:
         return None
     taken = f"{', '.join(names)} is taken of sweep {folder.name}"
-    return f"{taken}; {', '.join(others)} has it too: --sweep, or SWEEP/RUN, names one."
+    return f"{taken}; {', '.join(others)} has it too: {others[-1]}/{names[0]} names that one."
 
 
 def check_one_each(status: SweepStatus, names: Sequence[str], sweep: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_trainer.runs.states import NOT_FINITE, RunState
+from hpc_trainer.runs.states import LOW_GOODPUT, NOT_FINITE, RunState
 from hpc_trainer.state.doubts import DoubtKind, kind_of_doubt
 from hpc_trainer.state.last_words import NOT_STARTED
 
@@ -13,8 +13,9 @@ from hpc_trainer.state.last_words import NOT_STARTED
 class Verdict:
     """`says`: one sentence about the run. `advice`: what to type or change, with {run}, {sweep}, {job} and these.
 
-    `flag`: of a refused resume, what allows it. `logs`: the command that prints the log to look at. `idle`: which rank
-    that is, where nobody knows its number.
+    `flag`: of a refused resume, what allows it. `longer`: a longer time limit, in minutes. `memory`: the override
+    that asks for twice the memory. `words`: the overrides of its submit. `logs`: the command that prints the log to
+    look at. `idle`: which rank that is, where nobody knows its number.
     """
 
     says: str
@@ -23,11 +24,12 @@ class Verdict:
 
 _LOGS = "{logs}"
 _RETRY = "hpc-trainer retry {run}"
+_LONGER = _RETRY + " hardware.time_limit_min={longer}"
 _MEND = "mend the code, then: " + _RETRY + " (another configuration is another run: hpc-trainer submit)"
 _SUBMIT = "the same `hpc-trainer submit` again, or: " + _RETRY
 
 BY_STATE: dict[RunState, Verdict] = {
-    RunState.NEW: Verdict("It has not been submitted yet.", ("hpc-trainer submit ...",)),
+    RunState.NEW: Verdict("It has not been submitted yet.", ("hpc-trainer submit {words}",)),
     RunState.PENDING: Verdict("It waits for its turn.", ("nothing: it starts by itself",)),
     RunState.RUNNING: Verdict("It is running.", ("hpc-trainer status --watch {sweep}",)),
     RunState.REQUEUED: Verdict(
@@ -37,17 +39,21 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.CANCELLED: Verdict(
         "It was cancelled, by `hpc-trainer cancel` or scancel: it never comes back unasked.", (_RETRY,)
     ),
+    RunState.GONE: Verdict(
+        "It was complete, and its folder has been deleted: its results and checkpoints are gone.",
+        (_RETRY + ": it is trained again from the beginning",),
+    ),
     RunState.HELD: Verdict("Slurm holds its job.", ("scontrol release {job}",)),
     RunState.PREEMPTED: Verdict("It was interrupted, and nobody could bring it back.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(
         "Its time limit ended it, and nobody could bring it back.",
-        (_SUBMIT, "if a step and a save take long: " + _RETRY + " hardware.time_limit_min=LONGER"),
+        (_SUBMIT, "if a step and a save take long: " + _LONGER),
     ),
     RunState.NODE_FAIL: Verdict("Its node failed, and nobody could bring it back.", (_SUBMIT,)),
     RunState.OUT_OF_MEMORY: Verdict(
         "It used more host memory than it had asked for, and Slurm killed it.",
         (
-            _RETRY + " hardware.mem_gb_per_node=MORE (or mem_gb_per_gpu): the same run goes on",
+            _RETRY + " {memory}: the same run goes on",
             "or the same `hpc-trainer submit` with more of it and --retry-failed",
         ),
     ),
@@ -170,6 +176,15 @@ BY_CAUSE: dict[str, Verdict] = {
         "It came back again and again without a new step, so it was stopped for good (exit 76).",
         (_LOGS, "a longer time limit or grace if the first step comes late", _RETRY + " counts anew"),
     ),
+    LOW_GOODPUT: Verdict(
+        "Its time limit ended one attempt after the other, and nearly all of their time went to other things than "
+        "training, so it was stopped for good (exit 76).",
+        (
+            _LONGER + ": the same run goes on; a partition that allows it is another key, hardware.partition",
+            "hpc-trainer plan names limits that are too short, hpc-trainer tune {run} what else takes the time",
+            "to let it go on as it is: " + _RETRY + " cluster.min_goodput=0",
+        ),
+    ),
     "storage": Verdict(
         "Storage or data failed more often than cluster.max_failures allows (exit 74).",
         ("check quota and free space", _RETRY),
@@ -182,8 +197,7 @@ BY_CAUSE: dict[str, Verdict] = {
             "--retry-failed: the same run goes on, with the cluster's settings of now",
             "or: "
             + _RETRY
-            + " 'cluster.setup=[LINE,..]' cluster.python=PROGRAM; without changes it takes the settings "
-            "of before",
+            + ", which takes the settings of before; cluster.setup or cluster.python may follow it, mended",
         ),
     ),
     "killed": Verdict(
@@ -191,7 +205,7 @@ BY_CAUSE: dict[str, Verdict] = {
     ),
     "peer_lost": Verdict(
         "A rank was killed or its node failed, more often than cluster.max_failures allows: the others lost contact.",
-        (_LOGS, _RETRY + "; if the kernel killed it for memory, with hardware.mem_gb_per_node=MORE"),
+        (_LOGS, _RETRY + "; if the kernel killed it for memory: " + _RETRY + " {memory}"),
     ),
     "stuck": Verdict(
         "A rank showed no sign of life for monitor.watchdog_s seconds: a hung collective, or a stuck loader.",

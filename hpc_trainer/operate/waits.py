@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
+from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.verdicts import SILENT, TAKEN, of_unknown
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
@@ -23,12 +24,24 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
     """Looks until none of the named runs waits or works; the last one is yielded too.
 
     A run that nobody has is not waited for longer than `_PATIENCE_S`; a remark of the status tells of it then. While
-    Slurm does not answer, it is asked again.
+    Slurm does not answer, it is asked again; so is the folder, while it is away after a look that saw it.
+
+    Raises:
+        RunStateError: there is no such sweep, or none any more since `_PATIENCE_S`.
     """
     since: dict[str, tuple[object, float]] = {}
+    seen: SweepStatus | None = None
+    seen_at = time.monotonic()
     while True:
-        status = read_status(sweep, is_look=True)
+        status = _look(sweep, seen)
         now = time.monotonic()
+        if status.is_away:
+            if now - seen_at >= _PATIENCE_S:
+                raise RunStateError(f"{status.silence} No longer waiting: for {_PATIENCE_S / 60:.0f} minutes.")
+            yield status
+            _sleep(status)
+            continue
+        seen, seen_at = status, now
         active = active_among(status, run_ids)
         nobodys = [run for run in active if _is_nobodys(run, status)]
         since = {run.run_id: _stands_since(run, since.get(run.run_id), now) for run in nobodys}
@@ -39,6 +52,23 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
         if len(given_up) == len(active):
             return
         _sleep(status)
+
+
+def _look(sweep: SweepPaths, before: SweepStatus | None) -> SweepStatus:
+    """Return how the sweep stands; while its folder cannot be read, as at the look before, with a word in `silence`.
+
+    A server that reboots, or a mount that is gone for a moment, hides the files of runs that are at work.
+    """
+    try:
+        status = read_status(sweep, is_look=True)
+    except (RunStateError, OSError) as error:
+        if before is None or isinstance(error, UntrustedFileError):
+            raise
+    else:
+        if before is None or before.specs.keys() <= status.specs.keys():
+            return status
+    silence = f"{sweep.folder} was there before and cannot be read now."
+    return dataclasses.replace(before, silence=silence, is_away=True)
 
 
 def active_among(status: SweepStatus, run_ids: set[str]) -> list[RunStatus]:
@@ -74,4 +104,5 @@ def _no_longer(runs: Sequence[RunStatus]) -> str:
 
 def _sleep(status: SweepStatus) -> None:
     on_slurm = any(run.has_slurm_job for run in status.open_runs.values() if run.state.is_active)
-    time.sleep(_SLURM_POLL_S if on_slurm or status.silence is not None or status.waiting else _LOCAL_POLL_S)
+    is_silent = status.silence is not None and not status.is_away
+    time.sleep(_SLURM_POLL_S if on_slurm or is_silent or status.waiting else _LOCAL_POLL_S)

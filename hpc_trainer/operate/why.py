@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.table.choice import typed_words
 from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.advice.advised import count_of
 from hpc_trainer.operate.logs import log_files
@@ -21,15 +22,16 @@ from hpc_trainer.runs.first_weights import read_first_weights
 from hpc_trainer.runs.monitoring.environment import changes_of
 from hpc_trainer.runs.monitoring.moves import Move
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, straggler_lines
-from hpc_trainer.runs.reading import read_json
+from hpc_trainer.runs.reading import Faults, read_json
+from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
-from hpc_trainer.runtime.pace import grace_warning
+from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption
 from hpc_trainer.slurm.reasons import Reason, explain_reason
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.last_words import NOT_STARTED
 from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
-from hpc_trainer.state.monitoring.ledger import RunLedger
+from hpc_trainer.state.monitoring.ledger import RunLedger, newest_timeouts
 from hpc_trainer.state.monitoring.ledger_words import ledger_line
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
@@ -77,7 +79,8 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     words = {
         "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
         "folder": str(status.sweep.run(run.run_id).folder), "found": meaning.found if meaning else "",
-        "logs": _logs(run, rank), "idle": _IDLE if rank is None else "",
+        "logs": _logs(run, rank), "idle": _IDLE if rank is None else "", "longer": str(_longer_limit_min(status, run)),
+        "memory": _more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
     }  # fmt: skip
     told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
     evidence, advice = list(_evidence(status, run, rank, slow)), [each.format(**words) for each in told]
@@ -85,6 +88,9 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
             advice = [*memory_advice(run.spec.typed(), memory), _AGAIN]
+    if run.limit_warning is not None:
+        evidence.append(run.limit_warning)
+        advice = [_NOW_LONGER.format(**words), *advice]
     if asks_slurm and run.state in _ADVISED and (count := count_of(status, run)):
         advice.append(f"hpc-trainer tune {run.run_id}: {count} suggestion(s) to make it faster or cheaper")
     ledger = ask_ledgers(status, [run], status.faults).get(run.run_id) if asks_slurm else None
@@ -206,6 +212,27 @@ def _rank_to_read(run: RunStatus) -> int | None:
     return rank if isinstance(rank, int) and run.cause not in _WAITED else None
 
 
+def _longer_limit_min(status: SweepStatus, run: RunStatus) -> int:
+    """Return a time limit for a run whose own is too short, in minutes."""
+    shape = run.spec.shape
+    asked_s = None if run.spec.is_lost else run.spec.config["cluster"].get("signal_lead_s")
+    ended = newest_timeouts(status.sweep.run(run.run_id), run.attempts, _LOOKED_AT, faults=Faults())
+    return better_limit_min(shape.time_limit_min, 0.0 if ended is None else ended.other_s, asked_s)
+
+
+def _more_memory(shape: Shape) -> str:
+    """Return the override that asks for twice the memory of a shape; for the site's default, 4 GB a core instead."""
+    for name in ("mem_gb_per_gpu", "mem_gb_per_cpu", "mem_gb_per_node"):
+        asked_gb = getattr(shape, name)
+        if asked_gb is not None:
+            return f"hardware.{name}={2 * asked_gb:g}"
+    return f"hardware.mem_gb_per_node={4 * shape.tasks_per_node * shape.cpus_per_task}"
+
+
+_LOOKED_AT = 3
+_NOW_LONGER = (
+    "hpc-trainer cancel {run} && hpc-trainer retry {run} hardware.time_limit_min={longer}: it goes on with more time"
+)
 _WAITED = ("stuck", "peer_lost")
 _IDLE = "; the rank that is not in a collective is the one to look at"
 

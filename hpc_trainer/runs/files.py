@@ -27,9 +27,19 @@ _PIECE = 1 << 22
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What the file system refuses meanwhile is told with this file: of a full disk Python's error names none."""
+    """Name this file in what the file system refuses meanwhile: of a full disk Python's error names none.
+
+    A file that is made can only be missing for want of its folder, which whoever writes has made before. It went away:
+    that is a failure of storage (`reading.is_storage_error`), and may pass.
+
+    Raises:
+        OSError: as raised in the block, with a name; ESTALE in place of ENOENT.
+    """
     try:
         yield
+    except FileNotFoundError as error:
+        gone = "its folder is gone; is the file system mounted?"
+        raise OSError(errno.ESTALE, gone, str(path)) from error
     except OSError as error:
         if error.filename is None:
             error.filename = str(path)
@@ -51,7 +61,8 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        rename(temporary, path, is_own=True)
+        with naming(path):
+            rename(temporary, path, is_own=True)
     except BaseException:
         remove(temporary)
         raise
@@ -192,7 +203,8 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
     """
     try:
         # O_NONBLOCK: to open a pipe would wait for its reader.
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        with naming(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ENXIO):
             raise RunStateError(_NO_FILE.format(path=path)) from error
@@ -215,6 +227,66 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
         fsync_folder(path.parent)  # the file's name must survive too
 
 
+class OwnLines:
+    """A file of JSON lines that stays open, for who is its only writer and adds to it again and again.
+
+    To open a file is two requests to the file server or more, by each rank of each run. What is written here costs none
+    but the write itself: at the close of a descriptor NFS sends what it holds back (nfs(5), close-to-open), also of a
+    copy of the descriptor.
+
+    Args:
+        path: the file; it is made if it is missing, and its folder must be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._size = 0
+
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add lines; other machines that open the file see them when this returns.
+
+        Raises:
+            OSError: the file system refused; the lines may be there in part, and the last one torn.
+        """
+        data = "".join(f"{to_json(each)}\n" for each in records).encode()
+        was_open = self._descriptor >= 0
+        with naming(self._path):
+            try:
+                self._write(data)
+            except OSError as error:
+                self.close()
+                if not was_open or error.errno not in (errno.ESTALE, errno.EBADF):
+                    raise
+                self._write(data)  # the file was removed, or the server has begun anew: by its name once more
+
+    def _write(self, data: bytes) -> None:
+        if self._descriptor < 0:
+            data = self._open() + data
+        written = os.pwrite(self._descriptor, data, self._size)
+        os.close(os.dup(self._descriptor))
+        if written != len(data):
+            raise _short(self._path, written, len(data))
+        self._size += written
+
+    def _open(self) -> bytes:
+        """Open the file and return what ends a torn last line, if there is one."""
+        # Without O_APPEND: of a file that has one writer the size is known, and need not be asked for.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o666)
+        self._size = os.fstat(self._descriptor).st_size
+        if self._size == 0:
+            set_file_mode(self._descriptor)
+        return TORN if self._size and os.pread(self._descriptor, 1, self._size - 1) != b"\n" else b""
+
+    def close(self) -> None:
+        """Close the file; the next lines open it anew."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # of what `append` has told already
+                os.close(descriptor)
+
+
 _NO_FILE = "{path} is no file, and must be one. Move it away, then try again."
 
 
@@ -226,7 +298,12 @@ def _append(descriptor: int, path: Path, text: str) -> None:
     if written != len(data):
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, size)  # or who tries again would write twice what is there already
-        raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes written; is the disk full?", str(path))
+        raise _short(path, written, len(data))
+
+
+def _short(path: Path, written: int, wanted: int) -> OSError:
+    """Return the error of a write that took a part of its data."""
+    return OSError(errno.ENOSPC, f"{written} of {wanted} bytes written; is the disk full?", str(path))
 
 
 def check_trusted(path: Path) -> None:

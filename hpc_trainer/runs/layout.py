@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,10 @@ OTHER_FOLDER = "For sweeps in another folder add --runs-dir FOLDER, or once: exp
 SWEEP_FILES = ("specs.jsonl", "submissions.jsonl", "sweep.json")
 """What tells that a folder is a sweep's: any of them may be lost."""
 _UUID, _RUN = "[0-9a-f]" * 32, f"*-{'[0-9a-f]' * 10}"
-_SIGNS = (f"submissions/{_UUID}.json", f"slurm/{_UUID}.sh", f"{_RUN}/attempts.jsonl", f"{_RUN}/logs")
+_SIGNS = (
+    f"submissions/{_UUID}.json", f"slurm/{_UUID}.sh",
+    f"{_RUN}/attempt-*.jsonl", f"{_RUN}/attempts.jsonl", f"{_RUN}/logs",
+)  # fmt: skip
 
 
 def is_run_id(name: str) -> bool:
@@ -31,8 +35,25 @@ def is_run_id(name: str) -> bool:
 
 _RUN_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,200}")
 
-# Of a run, what a look at its sweep reads.
-ATTEMPTS, HEARTBEAT, RESULT, SUBMISSIONS = "attempts.jsonl", "heartbeat.json", "result.json", "submissions.jsonl"
+# The files of a run that a look at its sweep reads, beside its journals.
+HEARTBEAT, RESULT, SUBMISSIONS = "heartbeat.json", "result.json", "submissions.jsonl"
+RETURNED = "returned.json"
+OLD_JOURNAL = "attempts.jsonl"
+"""The journal of all attempts of a run, as earlier versions wrote it."""
+_JOURNAL = re.compile(r"attempt-([0-9]{3,9})\.jsonl")
+
+
+def journals_in(names: Iterable[str]) -> list[tuple[int, str]]:
+    """Return (attempt, name) of every journal among the names of a run folder, in order.
+
+    An old journal of all attempts comes first, as -1.
+    """
+    numbered = ((_JOURNAL.fullmatch(name), name) for name in names if name.startswith("attempt"))
+    return sorted(
+        (-1 if match is None else int(match[1]), name)
+        for match, name in numbered
+        if match is not None or name == OLD_JOURNAL
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +73,6 @@ class RunPaths:
     place: str
     """The folder, as text: a look at 10,000 runs makes no 100,000 paths."""
 
-    attempts = _Named(ATTEMPTS)
-    """Journal of attempts; rank 0 appends."""
     metrics = _Named("metrics.jsonl")
     """One line for each logged step; rank 0 appends."""
     heartbeat = _Named(HEARTBEAT)
@@ -66,8 +85,6 @@ class RunPaths:
     """What a rank's memory holds, after the first steps of the newest attempt; rank 0 replaces."""
     result = _Named(RESULT)
     """Final metrics; rank 0 writes once."""
-    returned = _Named("returned.json")
-    """What the task of a Hydra app returned; its first rank writes once."""
     first_weights = _Named("first_weights.json")
     """What was loaded by `init_from`, and what not; rank 0 writes at the first start."""
     profile_table = _Named("profile.txt")
@@ -84,8 +101,10 @@ class RunPaths:
     """Where rank 0 listens for the others; rank 0 replaces."""
     checkpoints = _Named("checkpoints")
     """step-00000100/ and so on."""
-    own_checkpoints = _Named("own_checkpoints")
-    """What a person's loop writes there by itself (`RunContext.checkpoint_dir`); nothing else reads it."""
+    told = _Named("told")
+    """Files that a program of the user's is handed to tell metrics in, and what a task of a Hydra app returned."""
+    returned = _Named(f"told/{RETURNED}")
+    """What the task of a Hydra app returned; its first rank writes once."""
     logs = _Named("logs")
     """attempt-000.rank-0.log and so on."""
     telemetry = _Named("telemetry")
@@ -120,6 +139,10 @@ class RunPaths:
         """What has this name in the folder, as text."""
         return f"{self.place}/{name}"
 
+    def journal(self, attempt: int) -> Path:
+        """The journal of an attempt (`state/journal.py`); its rank 0 alone writes it."""
+        return Path(self.at(f"attempt-{attempt:03d}.jsonl"))
+
     def log(self, attempt: int, rank: int) -> Path:
         """What one rank of one attempt printed."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.log"
@@ -137,13 +160,34 @@ class RunPaths:
         node = f".node-{node_rank}" if node_rank else ""
         return self.logs / f"attempt-{attempt:03d}.environment{node}.json"
 
+    @property
+    def output(self) -> Path:
+        """The folder for all that a program or a loop of the user's writes. No file of ours lies in it.
+
+        A run that an earlier version began goes on in the run's folder itself, where the files of its program are.
+        """
+        return self.folder if self._is_old else Path(self.at("output"))
+
+    @property
+    def own_checkpoints(self) -> Path:
+        """The folder for checkpoints that a program or a loop writes by itself; nothing of ours reads it."""
+        return Path(self.at("own_checkpoints")) if self._is_old else self.output / "checkpoints"
+
+    @property
+    def _is_old(self) -> bool:
+        return exists(self.at(OLD_JOURNAL), Faults()) is True
+
     def told_metrics(self, attempt: int) -> Path:
-        """What a program of the person's own tells in one attempt (`$HPC_TRAINER_METRICS`); the program appends."""
-        return self.logs / f"attempt-{attempt:03d}.metrics.jsonl"
+        """The file in which a program tells metrics of one attempt (`$HPC_TRAINER_METRICS`); the program appends."""
+        return self.told / f"attempt-{attempt:03d}.jsonl"
 
     def program_end(self, attempt: int, rank: int) -> Path:
         """Says that the program of a rank ended well; that rank writes it, rank 0 waits for it."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.end"
+
+    def program_worker(self, attempt: int, rank: int) -> Path:
+        """Address and port at which a rank's program will listen (TF_CONFIG); that rank replaces, rank 0 reads."""
+        return self.logs / f"attempt-{attempt:03d}.rank-{rank}.worker.json"
 
     def program_stop(self, attempt: int) -> Path:
         """Says that a rank's program has to stop, and so all: the first that knows writes it."""

@@ -64,15 +64,20 @@ def set_file_mode(descriptor: int) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing; one that is ours already gets its default ACL narrowed."""
+    """Make a folder, and those above it that are missing; one that is ours already gets its default ACL narrowed.
+
+    Raises:
+        OSError: the file system refused.
+    """
     if _umask is None:
         folder.mkdir(parents=True, exist_ok=True)
         return
     try:
-        folder.mkdir(mode=0o777 & ~_umask)
-    except FileNotFoundError:
-        make_folder(folder.parent)
-        make_folder(folder)
+        try:
+            folder.mkdir(mode=0o777 & ~_umask)
+        except FileNotFoundError:
+            make_folder(folder.parent)
+            folder.mkdir(mode=0o777 & ~_umask)  # once: what is mounted there may be gone, and the name stay
     except FileExistsError:
         if not folder.is_dir():
             raise

@@ -16,9 +16,7 @@ def shape_of(config: TrainConfig) -> Shape:
 
 def resources(hardware: HardwareConfig, cluster: ClusterConfig, is_one_a_node: bool) -> Shape:
     """The same, of the sections that it hangs on."""
-    # Slurm may send the signal up to 60 s early (sbatch --signal) and KillWait follows: 120 s covers a save of
-    # seconds; a short job keeps three quarters of its time.
-    lead_s = cluster.signal_lead_s or max(1, min(120, hardware.time_limit_min * 60 // 4))
+    lead_s = signal_lead_s(hardware.time_limit_min, cluster.signal_lead_s)
     return Shape(
         num_nodes=hardware.num_nodes,
         tasks_per_node=1 if is_one_a_node else hardware.ranks_per_node,
@@ -37,3 +35,19 @@ def resources(hardware: HardwareConfig, cluster: ClusterConfig, is_one_a_node: b
         signal_lead_s=lead_s,
         gpu_request=hardware.gpu_request.value,
     )
+
+
+def signal_lead_s(time_limit_min: int, asked_s: int | None = None) -> int:
+    """Return how many seconds before the time limit Slurm is asked to send its warning.
+
+    Args:
+        time_limit_min: minutes.
+        asked_s: `cluster.signal_lead_s`.
+    """
+    # Slurm may send the signal up to 60 s early (sbatch --signal) and KillWait follows: 120 s covers a save of
+    # seconds; a short job keeps three quarters of its time.
+    return asked_s or max(1, min(LONGEST_LEAD_S, time_limit_min * 60 // 4))
+
+
+LONGEST_LEAD_S = 120
+"""Seconds between warning and time limit if `cluster.signal_lead_s` is not set and the limit is at least 8 min."""

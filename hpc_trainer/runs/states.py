@@ -19,6 +19,8 @@ class RunState(str, enum.Enum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     PREEMPTED = "PREEMPTED"
     CANCELLED = "CANCELLED"
+    GONE = "GONE"
+    """It was complete, and a user or a purge has deleted its folder."""
     HELD = "HELD"
     UNKNOWN = "UNKNOWN"
 
@@ -50,6 +52,9 @@ OUT_OF_MEMORY = "out_of_memory"
 
 NOT_FINITE = "not_finite"
 """The cause of a run that is complete, and whose final metrics are NaN or infinite."""
+
+LOW_GOODPUT = "low_goodput"
+"""The cause of a run that was stopped because its time limit leaves too little of an attempt for training."""
 
 DONE = "DONE"
 CANCEL = "CANCEL"

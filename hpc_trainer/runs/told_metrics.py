@@ -47,13 +47,16 @@ def log_metrics(
         num_steps: steps of the whole run, for the progress bar and the ETA.
 
     Returns:
-        False where nobody listens: outside of a run, on ranks other than 0, and where a pipe took the file's place.
+        False where nobody listens: outside of a run, on all ranks and nodes but the first, and where a pipe took the
+        file's place.
 
     Raises:
         TypeError, ValueError: a metric is no number.
     """
     path = os.environ.get(VARIABLE)
-    if not path or os.environ.get("RANK", "0") != "0":
+    # A program that is started once a node may have no RANK: torchrun sets one, TensorFlow and mpirun do not.
+    rank = os.environ.get("RANK") or os.environ.get("NODE_RANK") or "0"
+    if not path or rank != "0":
         return False
     numbers = {
         key: float(getattr(value, "item", lambda value=value: value)())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.pace import SIGNAL_SLACK_S
 from hpc_trainer.slurm import reasons, states
 
 
@@ -96,10 +97,10 @@ class Decision:
     fallback: RunState | None = None
 
 
-# sbatch(1): the signal may come up to 60 s before the time that was asked for.
-SIGNAL_SLACK_S = 60
 # Words by which Slurm says itself why it takes the nodes back.
 _SAID_PLAINLY = {word: state for word, state in states.ENDS.items() if state.is_interrupted}
+TIMEOUT = "timeout"
+"""The cause of an end that the time limit brought, with its warning or without."""
 UNEXPLAINED = "unexplained"
 """The cause of an end of which Slurm has not said yet whether somebody cancelled the job: its accounting will."""
 BATCH_SHELL = "batch_shell"
@@ -217,7 +218,7 @@ def _interrupted(state: RunState, cause: str) -> Decision:
 
 
 def _requeue(cause: str) -> Decision:
-    fallback = RunState.TIMEOUT if cause == "timeout" else RunState.PREEMPTED
+    fallback = RunState.TIMEOUT if cause == TIMEOUT else RunState.PREEMPTED
     return Decision(
         action=Action.requeue, state=RunState.REQUEUED, cause=cause, exit_code=ExitCode.REQUEUED, fallback=fallback
     )
@@ -237,7 +238,7 @@ def _cause(facts: StopFacts) -> str:
     if facts.move_cause:
         return facts.move_cause
     if facts.is_deadline:
-        return "timeout"
+        return TIMEOUT
     if facts.seconds_left is not None and facts.seconds_left <= facts.signal_lead_s + SIGNAL_SLACK_S:
-        return "timeout"
+        return TIMEOUT
     return "signal"

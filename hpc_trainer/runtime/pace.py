@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 
+from hpc_trainer.runs.shape import LONGEST_LEAD_S, signal_lead_s
+
 # The last steps and saves that count: what was slow an hour ago says little about the next save.
 _KEPT = 200
 # Beside what was measured: the vote may take a step more, rank 0 asks Slurm and writes the journal.
@@ -19,6 +21,8 @@ _LEAVE_S = 12.0
 _SAVE_FACTOR = 1.5
 # What is assumed before anything has happened: one interruption a day.
 _ASSUMED_S = 24 * 3600.0
+SIGNAL_SLACK_S = 60
+"""sbatch(1): the signal may come up to 60 s before the time that was asked for."""
 JOB_START = "HPC_TRAINER_JOB_START"
 """Set by the batch script, seconds since the epoch: Slurm 22.05 does not tell its jobs when they began."""
 
@@ -90,6 +94,45 @@ def job_start_time() -> float | None:
 def must_stop(pace: Pace, end_time: float | None, now: float | None = None) -> bool:
     """True when a save that begins later may not be finished before the time limit."""
     return end_time is not None and (time.time() if now is None else now) >= end_time - pace.lead_s
+
+
+def training_s(time_limit_min: int, lead_s: float, start_s: float) -> float:
+    """Return the seconds that an attempt surely has for training, negative if its warning may come before it starts.
+
+    Args:
+        time_limit_min: minutes.
+        lead_s: seconds before the limit at which Slurm is asked to send its warning.
+        start_s: seconds until the first step.
+    """
+    return 60.0 * time_limit_min - lead_s - SIGNAL_SLACK_S - start_s
+
+
+def shortest_limit_min(start_s: float, share: float, asked_lead_s: int | None) -> int:
+    """Return the shortest time limit, in minutes, of which more than `share` is surely left for training.
+
+    Args:
+        start_s: seconds until the first step.
+        share: of the time limit, in [0, 1).
+        asked_lead_s: `cluster.signal_lead_s`.
+    """
+
+    def leaves_enough(limit_min: int) -> bool:
+        return training_s(limit_min, signal_lead_s(limit_min, asked_lead_s), start_s) > 60 * share * limit_min
+
+    longest_varying = 4 * LONGEST_LEAD_S // 60  # up to here the lead grows with the limit
+    long_enough = math.floor(((asked_lead_s or LONGEST_LEAD_S) + SIGNAL_SLACK_S + start_s) / (60 * (1 - share))) + 1
+    return next((limit for limit in range(1, longest_varying + 1) if leaves_enough(limit)), long_enough)
+
+
+def better_limit_min(now_min: int, other_s: float, asked_lead_s: int | None) -> int:
+    """Return a time limit, in minutes, that is longer than `now_min` and of which half is surely left for training.
+
+    Args:
+        now_min: the time limit that is too short.
+        other_s: seconds of an attempt that are not training.
+        asked_lead_s: `cluster.signal_lead_s`.
+    """
+    return max(2 * now_min, shortest_limit_min(other_s, 0.5, asked_lead_s))
 
 
 def grace_warning(needed_s: float, partition: str, grace_s: float, kill_wait_s: float) -> str | None:

@@ -76,6 +76,8 @@ class RankMemory:
     """By the optimizer's step, for the while of it."""
     is_skipped_by_scaler: bool
     """It may not: the loss scaler skips such a step."""
+    saved: int
+    """Weights that a checkpoint has: of a model with adapters not those that the adapters stand beside."""
     checkpoint: int
     num_evaluated_parts: int
     """Of an evaluation's samples."""

@@ -133,3 +133,8 @@ def _error_words(text: str) -> str:
     marked = [line for line in text.splitlines() if "error:" in line or "failure" in line]
     lines = (re.sub(r"^.*?error:\s*", "", line).strip() for line in marked or text.splitlines())
     return "; ".join(dict.fromkeys(filter(None, lines)))
+
+
+def megabytes(gigabytes: float) -> int:
+    """Return an amount of memory as sbatch takes it, in whole MB."""
+    return round(gigabytes * 1024)

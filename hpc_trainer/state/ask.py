@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.shared_folder import cache_age_s, look_anew
@@ -39,6 +39,9 @@ def ask_slurm(
         must_ask: there is something to ask besides these folders.
         is_look: nobody acts on the answer. Nothing is asked then if every end is known: a Slurm that is silent takes
             30 s to say so.
+
+    Raises:
+        RunStateError: the sweep's folder went away meanwhile.
     """
     asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
     begin, age_s = time.time(), cache_age_s(sweep.folder)
@@ -60,8 +63,8 @@ def ask_slurm(
     view = SchedulerView(queue, {}, asked_time=begin, cache_age_s=age_s)
     _take_found_jobs(folders, asked, queue)
     left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
-    if left:
-        look_anew(sweep.folder)  # folders of runs that began since they were looked for
+    if left and not look_anew(sweep.folder):  # folders of runs that began since they were looked for
+        raise went_away(sweep)
     for run_id in left:
         folders[run_id] = read(run_id)  # what they wrote at their end is there now
     left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
@@ -76,6 +79,14 @@ def ask_slurm(
     if left:
         view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
     return _with_cluster(view, [folders[run_id] for run_id in left])
+
+
+def went_away(sweep: SweepPaths) -> RunStateError:
+    """Return the error for a sweep whose folder goes away while it is read."""
+    return RunStateError(
+        f"{sweep.folder} was there a moment ago and is not now: what its runs do is not known. Nothing was done. Is "
+        "its file system mounted? Try again."
+    )
 
 
 def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> SchedulerView:

@@ -1,22 +1,41 @@
-"""attempts.jsonl: the story of a run, told by rank 0 while it happens. Causes are recorded, never inferred."""
+"""attempt-000.jsonl and so on: the journals of a run's attempts. Causes are recorded, never inferred.
+
+Each attempt has a file of its own, and its rank 0 is the only writer: Slurm may start the next attempt while a node
+that it has given up still lives, and two clients of NFS that append to one file overwrite each other (open(2),
+O_APPEND). Earlier versions kept all attempts in attempts.jsonl, which is read first.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.failure import read_error, read_failure
-from hpc_trainer.runs.files import append_lines
-from hpc_trainer.runs.layout import ATTEMPTS, RunPaths
+from hpc_trainer.runs.files import append_lines, fsync_folder, to_json
+from hpc_trainer.runs.layout import OLD_JOURNAL, RunPaths, journals_in
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.monitoring.moves import CAUSES
-from hpc_trainer.runs.reading import Faults, open_file, read_lines, records, tell
+from hpc_trainer.runs.reading import (
+    Faults,
+    exists,
+    is_storage_error,
+    list_folder,
+    open_file,
+    read_lines,
+    records,
+    seal,
+    tell,
+)
 from hpc_trainer.runs.record_values import Kinds, as_count, as_text, as_time, typed
+from hpc_trainer.runs.shared_folder import claim
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
+
+_MOST_UNLISTED = 1_000
+"""Attempts whose journals are asked for by name, one by one, in a folder that may not be listed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,14 +70,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What attempts.jsonl says. `is_whole`: no line that cannot be read may hold how the newest attempt stands."""
+    """What the journals say. `is_whole`: no line that cannot be read may hold how the newest attempt stands."""
 
     attempts: list[Attempt]
     is_whole: bool = True
 
 
 class Journal:
-    """Reads and appends one run's attempts.jsonl. Only rank 0 of the living attempt appends."""
+    """Reads the journals of one run; rank 0 of an attempt appends to the attempt's."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
@@ -67,23 +86,46 @@ class Journal:
         """Every attempt in order; damaged lines are set aside, and told to `faults`."""
         return self.read_story(faults).attempts
 
-    def read_story(self, faults: Faults | None = None) -> Story:
-        """As `read`, and whether the newest attempt may have said more than can be read."""
+    def read_story(self, faults: Faults | None = None, names: Collection[str] | None = None) -> Story:
+        """Read every attempt, and whether the newest one may have said more than can be read.
+
+        Args:
+            faults: gets a sentence for each line and file that cannot be read.
+            names: the names in the run's folder, if it was listed just now.
+        """
         attempts: dict[int, Attempt] = {}
-        is_whole, num_faults = True, len(faults or ())
-        path = self._paths.at(ATTEMPTS)
-        for number, record in records(path, faults):
-            is_whole = is_whole and record is not None and len(faults or ()) == num_faults
-            num_faults = len(faults or ())
-            try:
-                if record is not None and _apply(attempts, record):
-                    # A start is newer than any line before it; the newest attempt's end is what counts of it.
-                    is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
-            except (KeyError, ValueError) as error:
-                tell(faults, path, error, number)
-                is_whole = False
-        is_whole = is_whole and len(faults or ()) == num_faults  # else it cannot be opened, or read to its end
+        is_whole = True
+        for name in self._files(names, faults):
+            path, num_faults = self._paths.at(name), len(faults or ())
+            for number, record in records(path, faults):
+                is_whole = is_whole and record is not None and len(faults or ()) == num_faults
+                num_faults = len(faults or ())
+                try:
+                    if record is not None and _apply(attempts, record):
+                        # A start is newer than any line before it; the newest attempt's end is what counts of it.
+                        is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
+                except (KeyError, ValueError) as error:
+                    tell(faults, path, error, number)
+                    is_whole = False
+            is_whole = is_whole and len(faults or ()) == num_faults  # else it cannot be opened, or read to its end
         return Story([attempts[number] for number in sorted(attempts)], is_whole)
+
+    def _files(self, names: Collection[str] | None = None, faults: Faults | None = None) -> list[str]:
+        """Return the names of the journals in order: of the earliest attempt first."""
+        if names is None:
+            unseen = Faults()
+            names = list_folder(self._paths.place, unseen)
+            if names is None and faults is None and unseen.refusal is not None and is_storage_error(unseen.refusal):
+                raise unseen.refusal
+        if names is None:  # a folder that may be entered and not listed
+            paths = map(self._paths.journal, range(_MOST_UNLISTED))
+            names = [OLD_JOURNAL, *(path.name for path in paths if exists(path, Faults()))]
+        return [name for _, name in journals_in(names)]
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """Yield the readable records of all attempts in order."""
+        for name in self._files():
+            yield from read_lines(self._paths.at(name))
 
     def attempt_number(self, job_id: str, restart_count: int) -> int:
         """The number of this attempt, the same on every rank whether or not rank 0 has recorded it yet.
@@ -93,7 +135,7 @@ class Journal:
         finds the same number.
         """
         number = 0
-        for record in read_lines(self._paths.attempts):
+        for record in self._records():
             try:
                 used = as_count(record["attempt"])
             except (KeyError, ValueError):
@@ -119,8 +161,12 @@ class Journal:
     def start(
         self, attempt: int, *, job_id: str, restart_count: int, node: str, pid: int, executor: str, world_size: int
     ) -> None:
-        """Rank 0 is alive."""
-        self._append(
+        """Record that rank 0 of an attempt is alive: this makes the attempt's journal.
+
+        The file appears with its first line, so whoever lists it can read whose it is. It is there already if torchrun
+        starts the ranks of an attempt again.
+        """
+        record = _record(
             "start",
             attempt,
             job_id=job_id,
@@ -131,6 +177,11 @@ class Journal:
             executor=executor,
             world_size=world_size,
         )
+        path = self._paths.journal(attempt)
+        if claim(path, f"{seal(to_json(record))}\n".encode()):
+            fsync_folder(path.parent)
+        else:
+            append_lines(path, [record], sealed=True)
 
     def resume(self, attempt: int, step: int, changes: Sequence[str] = ()) -> None:
         """Training goes on from `step` (0: from the beginning), although `changes` differ from the checkpoint."""
@@ -144,7 +195,7 @@ class Journal:
         """(attempt, what it found) of every search for a micro-batch, in order."""
         return [
             (record["attempt"], record["found"])
-            for record in read_lines(self._paths.attempts)
+            for record in self._records()
             if record.get("event") == "fit"
             and isinstance(record.get("found"), dict)
             and isinstance(record.get("attempt"), int)
@@ -180,8 +231,11 @@ class Journal:
         )
 
     def _append(self, event: str, attempt: int, **fields: Any) -> None:
-        record = {"event": event, "attempt": attempt, "time": time.time(), **fields}
-        append_lines(self._paths.attempts, [record], sealed=True)
+        append_lines(self._paths.journal(attempt), [_record(event, attempt, **fields)], sealed=True)
+
+
+def _record(event: str, attempt: int, **fields: Any) -> dict[str, Any]:
+    return {"event": event, "attempt": attempt, "time": time.time(), **fields}
 
 
 def log_header(attempt: int, job_id: str, restart_count: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, read_ends
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.state.run_folder import RunFolder
 
 NOT_STARTED = "not started"
@@ -108,7 +109,7 @@ SIGNS = (
     _sign(
         r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|line \d+: +\d+ Killed",
         "something killed it, most likely for want of memory",
-        "hpc-trainer retry {run} hardware.mem_gb_per_node=MORE (or mem_gb_per_gpu, mem_gb_per_cpu)",
+        "hpc-trainer retry {run} {memory}",
     ),
     _sign(
         r"No space left on device|Disk quota exceeded",
@@ -163,7 +164,13 @@ def words_before_the_worker(folder: RunFolder, setup: Sequence[str], faults: Fau
         said = _tail(folder.paths.logs / _log_name(told[-1]), faults)
         told = own = [line for line in said if f": job {folder.job_id}, start " not in line] or told
     message = "the job ended before the worker began"
-    return _words(f"{message}: {_most_telling(told)}" if told else f"{message}.", own)
+    if told:
+        return _words(f"{message}: {_most_telling(told)}", own)
+    printed = _output_of(folder)
+    if not is_there(printed):  # Slurm makes it on the node, when the job starts
+        blind = "does the node see this folder at the same path, and may it write there?"
+        return _words(f"{message}, and its node has made no {printed}: {blind}", own)
+    return _words(f"{message}.", own)
 
 
 def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, Any] | None:
@@ -210,7 +217,12 @@ def _most_telling(lines: Sequence[str]) -> str:
 
 
 def _printed(folder: RunFolder, faults: Faults) -> list[str]:
-    return _tail(SweepPaths(folder.paths.folder.parent).scripts / f"{folder.job_id}.out", faults)
+    return _tail(_output_of(folder), faults)
+
+
+def _output_of(folder: RunFolder) -> Path:
+    """Return the file into which the job's batch shell prints."""
+    return SweepPaths(folder.paths.folder.parent).scripts / f"{folder.job_id}.out"
 
 
 def _since_logs(lines: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.runs.layout import SweepPaths, is_run_id
+from hpc_trainer.runs.layout import OLD_JOURNAL, SweepPaths, is_run_id
 from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
 from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
 from hpc_trainer.slurm.jobs import show_scripts
@@ -79,7 +79,7 @@ def _as_in_the_grid(specs: dict[str, RunSpec], names: Sequence[str]) -> dict[str
 def _run_folders(sweep: SweepPaths, present: Iterable[str], known: Collection[str], faults: Faults) -> list[str]:
     names = [name for name in present if name not in known]
     runs = (sweep.run(name) for name in names if _ENDS_AS_A_RUN.search(name))
-    signs = ((run.run_id, (run.attempts, run.heartbeat, run.logs)) for run in runs)
+    signs = ((run.run_id, (run.journal(0), run.at(OLD_JOURNAL), run.heartbeat, run.logs)) for run in runs)
     return [run_id for run_id, paths in signs if any(exists(path, faults) is not False for path in paths)]
 
 

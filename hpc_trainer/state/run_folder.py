@@ -9,13 +9,14 @@ from typing import Any
 
 from hpc_trainer.errors import UntrustedFileError
 from hpc_trainer.runs.beat import read_heartbeat, read_result
-from hpc_trainer.runs.layout import ATTEMPTS, HEARTBEAT, RESULT, SUBMISSIONS, RunPaths
+from hpc_trainer.runs.layout import HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, journals_in
 from hpc_trainer.runs.reading import Faults, exists, list_folder
+from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm.queue import CLOCKS_S
 from hpc_trainer.state.doubts import untold_job as untold_job_doubt
-from hpc_trainer.state.journal import Attempt, Journal, Story
+from hpc_trainer.state.journal import Attempt, Journal
 from hpc_trainer.state.lost import is_of_unknown_job, submission_told_by
 from hpc_trainer.state.submissions import Ledger, Submission, Waiting, newest_in, read_ledger
 
@@ -42,6 +43,8 @@ class RunFolder:
     """What is lost that may tell of a later attempt or a later end than what was read."""
     unread: str | None = None
     """Why its heartbeat was not to be read just now: it may live."""
+    is_empty: bool = False
+    """True if the run has no folder, or nothing lies in it."""
     untold_job: str | None = None
     """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
 
@@ -92,7 +95,7 @@ class RunFolder:
 
 def read_folder(
     paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
-    names: Collection[str] | None = None,
+    names: Collection[str] | None = None, *, is_listed: bool = False,
 ) -> RunFolder:  # fmt: skip
     """Read what lies in the folder of a run; what is damaged is told in `faults`.
 
@@ -104,14 +107,17 @@ def read_folder(
         waiting: why and since when it waits in the sweep's own queue; None if it does not.
         jobs: ids of all arrays that the sweep's submissions tell of.
         names: what is in the folder, if that was listed just now.
+        is_listed: the sweep's folder had it a moment ago: if it is missing now, what it says is not known.
     """
     faults, journal_faults, unseen = Faults(), Faults(), Faults()
     listed = list_folder(paths.place, unseen) if names is None else names
+    if is_listed and not listed and not is_there(paths.place):
+        unseen.append("its folder was there a moment ago and is not now: ask again in a minute")
     present = _EVERYTHING if listed is None else listed
     heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults) if HEARTBEAT in present else {}
     unread = faults[0] if faults.refusal is not None else None
     book = _read_book(paths) if SUBMISSIONS in present else Ledger()
-    story = Journal(paths).read_story(journal_faults) if ATTEMPTS in present else Story([])
+    story = Journal(paths).read_story(journal_faults, listed)
     if listed is not None and DONE not in present and story.attempts and story.attempts[-1].has_ended:
         # DONE is written before the journal's end, and the folder was listed before the journal was read.
         present = list_folder(paths.place, unseen) or present
@@ -119,8 +125,8 @@ def read_folder(
     if listed is None:  # it may be entered, and not be listed
         markers = frozenset(name for name in markers if exists(paths.at(name), unseen))
     lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
-    if listed and not story.attempts and not journal_faults:
-        lost += _not_seen_yet(paths, listed)
+    if listed and not journal_faults:
+        lost += _not_seen_yet(paths, listed, story.attempts)
     doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
     faults += [*book.damage, *journal_faults, *lost, *unseen]
     if latest is None and book.submissions:
@@ -150,17 +156,20 @@ def read_folder(
         faults=tuple(f"{paths.run_id}: {each}" for each in faults),
         doubt=doubts[0] if doubts else None,
         unread=unread,
+        is_empty=listed == [],
         untold_job=untold_job,
     )
 
 
-_EVERYTHING = (HEARTBEAT, SUBMISSIONS, ATTEMPTS, DONE, CANCEL)
+_EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)
 
 
-def _not_seen_yet(paths: RunPaths, listed: Collection[str]) -> list[str]:
-    """Return why the journal may say more: the folder lists it, and this client still remembers it as missing."""
-    is_hidden = ATTEMPTS in listed and exists(paths.at(ATTEMPTS), Faults()) is False
-    return [f"{ATTEMPTS} is there, and cannot be opened here yet: ask again in a minute"] if is_hidden else []
+def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
+    """Return why the journals may say more: the folder lists one, and this client still remembers it as missing."""
+    number, name = max(journals_in(listed), default=(-1, ""))
+    known = attempts[-1].attempt if attempts else -2
+    is_hidden = bool(name) and known < number and exists(paths.at(name), Faults()) is False
+    return [f"{name} is there, and cannot be opened here yet: ask again in a minute"] if is_hidden else []
 
 
 def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
@@ -168,7 +177,7 @@ def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, wai
     submission, index = latest or (None, 0)
     return RunFolder(
         paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
-        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits,
+        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
     )  # fmt: skip
 
 
@@ -184,8 +193,12 @@ def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[s
     """An attempt that has left a sign of life or an error, and no line in the journal."""
     number = attempts[-1].attempt + 1 if attempts else 0
     if heartbeat.get("attempt", -1) >= number:
-        return [f"attempts.jsonl has lost attempt {heartbeat['attempt']}"]
-    return ["attempts.jsonl has lost attempt 0"] if not attempts and exists(paths.failure(0), unseen) else []
+        return [_lost_journal(paths, heartbeat["attempt"])]
+    return [_lost_journal(paths, 0)] if not attempts and exists(paths.failure(0), unseen) else []
+
+
+def _lost_journal(paths: RunPaths, attempt: int) -> str:
+    return f"{paths.journal(attempt).name} has lost attempt {attempt}"
 
 
 def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:

@@ -230,6 +230,9 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
         # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
         is_cancelled = account is not None and account.state == states.CANCELLED
         return (RunState.CANCELLED, "cancelled", None) if is_cancelled else (current.state, cause, None)
+    if account is not None and account.state == states.COMPLETED and folder.is_empty:
+        # A worker makes the folder before all else, and a job without a worker does not end with 0.
+        return RunState.GONE, "its folder was deleted after it had ended", account.node
     if account is not None and (ended := _ended_by_accounting(account, current)):
         told = None if ended_before_it_began(folder, ended) else cause
         return ended, told or f"Slurm: {account.state} ({account.exit_code})", account.node

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.metrics_log import SPEED
@@ -21,6 +22,8 @@ from hpc_trainer.slurm.reasons import explain_reason
 from hpc_trainer.slurm.states import NOT_BEGUN
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.last_words import words_before_the_worker, words_of_death
+from hpc_trainer.state.monitoring.ledger import most_timeouts, newest_timeouts
+from hpc_trainer.state.monitoring.ledger_words import timed_out_words
 from hpc_trainer.state.run_folder import RunFolder
 from hpc_trainer.state.run_state import End, SchedulerView, ended_before_it_began
 from hpc_trainer.state.submissions import Submission
@@ -63,6 +66,8 @@ class RunStatus:
     device_warning: str | None = None
     """What is wrong with a GPU of a run at work: too hot, or failing (`runs/monitoring/warnings.py`); of one that
     waits to go on without that node, why (`runs/monitoring/moves.py`)."""
+    limit_warning: str | None = None
+    """What the time limit leaves for training, of a run that is at work or comes back, if that is too little."""
     pending_reason: str | None = None
     """Slurm's own word for why its job waits; None if none of its jobs does."""
 
@@ -100,9 +105,11 @@ class RunStatus:
 
     @property
     def warning(self) -> str | None:
-        """What is wrong with a run that works, or is complete: a GPU, or metrics that are no finite number."""
-        if self.device_warning is not None:
-            return self.device_warning
+        """What is wrong with a run that works, waits or is complete: a GPU, the time limit, or metrics that are no
+        finite number.
+        """
+        if self.device_warning is not None or self.limit_warning is not None:
+            return self.device_warning or self.limit_warning
         if self.cause != NOT_FINITE:
             return None
         numbers = ((key, value) for key, value in self.metrics.items() if isinstance(value, float))
@@ -171,6 +178,7 @@ def status_of(
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
         device_warning=_device_warning(folder, newest, state, faults),
+        limit_warning=_limit_warning(spec, folder, faults) if state.is_active else None,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None else None,
         pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
@@ -189,10 +197,24 @@ def _device_warning(folder: RunFolder, newest: Attempt | None, state: RunState, 
     return f"{found[0].text}{more}" if found else None
 
 
+def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | None:
+    if len(folder.attempts) < _FEWEST_TIMEOUTS:
+        return None
+    least = 0.0 if spec.is_lost else spec.config["cluster"].get("min_goodput", _MIN_GOODPUT)
+    told = FaultsOf(spec.run_id, faults)
+    found = newest_timeouts(folder.paths, folder.attempts, most_timeouts(0), least=_FEWEST_TIMEOUTS, faults=told)
+    if found is None or found.share >= least:
+        return None
+    return f"{timed_out_words(found, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
+
+
 def _setup_of(spec: RunSpec) -> Sequence[str]:
     return () if spec.is_lost else spec.config["cluster"]["setup"]
 
 
+# So many say that something is wrong, before a run is stopped for it.
+_FEWEST_TIMEOUTS = 2
+_MIN_GOODPUT = ClusterConfig().min_goodput  # specs of older versions lack the key
 # With a job that has not begun; one that was cancelled may have one too, and waits for nothing.
 _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
 

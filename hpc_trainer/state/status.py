@@ -20,7 +20,7 @@ from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.queue import find_by_uuid
 from hpc_trainer.slurm.states import PENDING
 from hpc_trainer.state import doubts
-from hpc_trainer.state.ask import ask_slurm, decide_now
+from hpc_trainer.state.ask import ask_slurm, decide_now, went_away
 from hpc_trainer.state.doubts import Doubt
 from hpc_trainer.state.finished import read_finished, record_finished
 from hpc_trainer.state.known_ends import record_ends
@@ -57,6 +57,8 @@ class SweepStatus:
     """What Slurm did not answer, if it was asked and did not."""
     is_queue_silent: bool = False
     """True if squeue was asked and did not answer."""
+    is_away: bool = False
+    """True if the sweep's folder could not be read just now: all is as it was when it was read last."""
     faults: Faults = field(default_factory=Faults)
     """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
     lost: LostJobs = field(default_factory=LostJobs)
@@ -121,7 +123,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         is_look: nobody acts on what it says: Slurm is not asked about a sweep of which every end is known.
 
     Raises:
-        RunStateError: there is no such sweep.
+        RunStateError: there is no such sweep, or its folder went away meanwhile.
     """
     faults = Faults()
     try:
@@ -133,11 +135,17 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     specs = known_specs(sweep, ledger, listed or (), faults)
     if not specs and not sweep.folder.is_dir():
         raise RunStateError(_no_sweep(sweep))
+    if specs and listed == []:
+        raise went_away(sweep)  # else its runs would look as if they had not begun
+    began = frozenset(listed or ())
     submissions = latest_of_each_run(ledger.submissions)
     jobs = {each.job_id for each in ledger.submissions if each.job_id is not None}
 
     def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
-        return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs, names)
+        return read_folder(
+            sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs, names,
+            is_listed=run_id in began,
+        )  # fmt: skip
 
     notes: list[str] = []
     finished = read_finished(sweep) if is_look else {}

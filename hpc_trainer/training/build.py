@@ -153,11 +153,17 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
     )
 
 
-def build_loss(building: Building) -> tuple[VotingLoss, Collection[bool]]:
-    """The model, as this rank holds it, with its loss; and what decays of the whole one. Collective in a run."""
+def build_loss(building: Building, model: nn.Module | None = None) -> tuple[VotingLoss, Collection[bool]]:
+    """Return the model, as this rank holds it, with its loss; and what decays of the whole model. Collective in a run.
+
+    Args:
+        building: the parts that are built already.
+        model: an estimate's whole model without content; None: it is built here.
+    """
     config, device = building.config, building.device
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
-    model = build_model(config, building.dataset)
+    if model is None:
+        model = build_model(config, building.dataset)
     for each in building.abilities:
         each.see_whole(model, building)
     decays = frozenset(decaying(model).values())

@@ -43,15 +43,30 @@ class RankView:
         return self.group.is_rank_zero
 
     @property
-    def checkpoint_dir(self) -> Path:
-        """A folder of the run's own, for frameworks that write checkpoints themselves; made when first asked for.
+    def output_dir(self) -> Path:
+        """The run's folder for files that a loop writes by itself; it is made when it is first asked for.
 
-        Nothing here reads it or deletes from it. It is beside the folder that `save` writes to.
+        It is the same in each attempt. Nothing of hpc_trainer lies in it, is read from it, or is deleted from it.
 
         Raises:
-            UntrustedFileError: another user owns it or may write it, or it is a symbolic link.
+            UntrustedFileError: another user owns the folder or may write to it, or it is a symbolic link.
         """
-        folder = self.paths.own_checkpoints
-        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        check_trusted(folder)
-        return folder
+        return _made(self.paths.output)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The folder in `output_dir` for frameworks that write checkpoints themselves.
+
+        Nothing of hpc_trainer reads it or deletes from it. `save` writes elsewhere.
+
+        Raises:
+            UntrustedFileError: as of `output_dir`.
+        """
+        _made(self.paths.output)
+        return _made(self.paths.own_checkpoints)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    check_trusted(folder)
+    return folder

@@ -38,7 +38,7 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
-from hpc_trainer.worker.begin import begin_attempt
+from hpc_trainer.worker.begin import begin_attempt, check_goodput
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
 from hpc_trainer.worker.environment import recording
@@ -78,6 +78,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         with contextlib.ExitStack() as stack:
             with spans.within(Kind.rendezvous):
                 group = stack.enter_context(ranks)
+            check_goodput(config, paths, journal.read() if env.rank == 0 else [], group)
             run = recorder.run = _context(config, paths, env, stop, attempt, group, journal, spans)
             gpu = kind_of(device).names(device)
             with (

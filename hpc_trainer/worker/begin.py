@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import LowGoodputError
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.ledger import keep_spent
+from hpc_trainer.runtime.pace import better_limit_min
 from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.journal import Attempt, Journal
+from hpc_trainer.state.monitoring.ledger import most_timeouts, newest_timeouts
+from hpc_trainer.state.monitoring.ledger_words import timed_out_words
+
+if TYPE_CHECKING:  # it brings torch
+    from hpc_trainer.runtime.rank_group import RankGroup
 
 
 def begin_attempt(paths: RunPaths, env: RankEnv, attempt: int) -> Journal:
@@ -27,3 +36,35 @@ def begin_attempt(paths: RunPaths, env: RankEnv, attempt: int) -> Journal:
         )
         keep_spent(paths, attempt)
     return journal
+
+
+def check_goodput(
+    config: TrainConfig, paths: RunPaths, attempts: list[Attempt], group: RankGroup | None = None
+) -> None:
+    """Check that the attempts which the time limit ended trained enough to start another one.
+
+    Args:
+        group: ranks that all hear what rank 0 has found; the call is collective then. None if this is rank 0 and the
+            others hear of its end in another way.
+
+    Raises:
+        LowGoodputError: less than `cluster.min_goodput` of their time was training.
+    """
+    problem = _goodput_problem(config, paths, attempts) if group is None or group.is_rank_zero else None
+    problem = problem if group is None else group.broadcast(problem)
+    if problem is not None:
+        raise LowGoodputError(problem)
+
+
+def _goodput_problem(config: TrainConfig, paths: RunPaths, attempts: list[Attempt]) -> str | None:
+    cluster, limit_min = config.cluster, config.hardware.time_limit_min
+    most = most_timeouts(cluster.max_no_progress)
+    found = newest_timeouts(paths, attempts, most, least=most) if cluster.min_goodput else None
+    if found is None or found.share >= cluster.min_goodput:
+        return None
+    longer_min = better_limit_min(limit_min, found.other_s, cluster.signal_lead_s)
+    return (
+        f"{timed_out_words(found, limit_min)}: less than cluster.min_goodput={cluster.min_goodput:g}, so it is stopped "
+        f"for good. An attempt spends {found.other_s:.0f} s on other things than training. To go on: hpc-trainer retry "
+        f"{paths.run_id} hardware.time_limit_min={longer_min}"
+    )

@@ -13,6 +13,7 @@ from hpc_trainer.errors import (
     ExitCode,
     HpcTrainerError,
     IncompatibleResumeError,
+    LowGoodputError,
     PeerLostError,
     StuckError,
 )
@@ -21,6 +22,7 @@ from hpc_trainer.runs.files import to_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import is_storage_error
 from hpc_trainer.runs.shared_folder import claim
+from hpc_trainer.runs.states import LOW_GOODPUT
 from hpc_trainer.state.journal import log_header
 from hpc_trainer.worker.conclude import Stop, conclude_failure
 
@@ -30,6 +32,7 @@ _CAUSES = {
     DivergedError.__name__: "diverged",
     IncompatibleResumeError.__name__: "incompatible_resume",
     ConfigError.__name__: "invalid_config",
+    LowGoodputError.__name__: LOW_GOODPUT,
 }
 _CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
 

@@ -29,7 +29,7 @@ from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.state.journal import Attempt, Journal, newest_chain, successor_jobs
 from hpc_trainer.training.telemetry.life_signs import SupersededError
-from hpc_trainer.worker.begin import begin_attempt
+from hpc_trainer.worker.begin import begin_attempt, check_goodput
 from hpc_trainer.worker.conclude import Stop, conclude_start
 from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, record_of_error
@@ -65,7 +65,9 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     rank = _Rank(config, paths, env, stop, attempt, spans)
     try:
         if env.rank == 0:
-            _check_progress(journal.read(), successor_jobs(paths), config.cluster.max_no_progress)
+            attempts = journal.read()
+            _check_progress(attempts, successor_jobs(paths), config.cluster.max_no_progress)
+            check_goodput(config, paths, attempts)
         with recording(config, paths, env, attempt, stop):
             return rank.run()
     except SupersededError as error:
@@ -113,7 +115,7 @@ class _Rank:
         self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size)
         self._looked, self._has_stopped = 0.0, False
         self._is_cancelled = Watch(paths.marker(CANCEL), _CANCEL_LOOK_S)
-        self._late = LateStop(self.as_stop, lambda: self._step, leave=self.end_program)
+        self._late = LateStop(self.as_stop, lambda: self._step, leave=self._leave)
 
     @property
     def as_stop(self) -> Stop:
@@ -133,10 +135,11 @@ class _Rank:
     def run(self) -> int:
         """Starts the program and follows it to its end; the exit code of this rank."""
         with self._spans.within(Kind.rendezvous):
-            place = meeting_place(self._config, self._paths, self._env, self._must_stop)
+            place = meeting_place(self._config, self._paths, self._env, self._attempt, self._must_stop)
         if place is None or self._must_stop():
             return conclude_start(self.as_stop)
-        make_folder(self._paths.own_checkpoints)
+        for own in (self._paths.output, self._paths.own_checkpoints, self._paths.told):
+            make_folder(own)
         folder = folder_of(self._config, self._paths)
         if is_of_run(self._config.train.command_dir):
             make_folder(Path(folder))
@@ -233,6 +236,12 @@ class _Rank:
         while self._program.is_alive() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self._program.send(signal.SIGKILL)
+
+    def _leave(self) -> None:
+        """End a program that goes on after the stop signal, and take in what it did meanwhile."""
+        self.end_program()
+        if self._story is not None:
+            self._story.look(is_last=True)
 
     def _must_stop(self) -> bool:
         """True once this rank has been asked to stop: by a signal, the cancel marker, or another rank.

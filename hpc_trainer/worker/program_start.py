@@ -14,9 +14,9 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.program import (
@@ -36,12 +36,16 @@ from hpc_trainer.errors import ConfigError, RankEnvError
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import read_json
+from hpc_trainer.runs.shared_folder import look_anew, names_in
 from hpc_trainer.runs.told_metrics import VARIABLE
 from hpc_trainer.runtime.rank_env import TORCHRUN_NAMES, RankEnv
 from hpc_trainer.runtime.start import FROZEN_CODE
 
 _LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_SLOWEST_LOOK_S = 1.0
+
+T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -52,6 +56,8 @@ class Place(NamedTuple):
     """On rank 0's node, free when it was looked for."""
     holding: frozenset[str] = frozenset()
     """Files named by `{run.resume[FILE]:..}` that are not empty (`config/program.py`)."""
+    workers: tuple[str, ...] = ()
+    """ADDRESS:PORT of each rank's program, in the order of the ranks; empty unless `train.command_env=tensorflow`."""
 
 
 def words_of(
@@ -83,7 +89,7 @@ def words_of(
 
 
 def _places(paths: RunPaths) -> dict[str, str]:
-    return {"run.id": paths.run_id, "run.dir": str(paths.folder), "run.checkpoints": str(paths.own_checkpoints)}
+    return {"run.id": paths.run_id, "run.dir": str(paths.output), "run.checkpoints": str(paths.own_checkpoints)}
 
 
 def folder_of(config: TrainConfig, paths: RunPaths) -> str:
@@ -96,7 +102,7 @@ def files_that_hold(config: TrainConfig, paths: RunPaths) -> frozenset[str]:
     value_of = values_of(to_plain(config), _places(paths))
     return frozenset(
         name for name in resume_files(config.train.command or "")
-        if _holds_something(paths.own_checkpoints if name == OWN_CHECKPOINTS else paths.folder / fill(name, value_of))
+        if _holds_something(paths.own_checkpoints if name == OWN_CHECKPOINTS else paths.output / fill(name, value_of))
     )  # fmt: skip
 
 
@@ -156,7 +162,7 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
     address, port = place.address, place.port
     own = {
         "HPC_TRAINER_RUN_ID": paths.run_id,
-        "HPC_TRAINER_RUN_DIR": str(paths.folder),
+        "HPC_TRAINER_RUN_DIR": str(paths.output),
         "HPC_TRAINER_CHECKPOINTS": str(paths.own_checkpoints),
         "HPC_TRAINER_ATTEMPT": str(attempt),
         VARIABLE: str(paths.told_metrics(attempt)),
@@ -172,7 +178,7 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
             "PET_NNODES": str(env.num_nodes),
         }
         own |= {"PET_NPROC_PER_NODE": str(ranks), "PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port)}
-    elif env.world_size == 1 and config.train.command_env is CommandEnv.auto:
+    elif env.world_size == 1 and config.train.command_env is not CommandEnv.torchrun:
         # `"RANK" in os.environ` means to many programs that there are several.
         left_out = {*TORCHRUN_NAMES, "NODE_RANK"} - set(config.cluster.env)
     else:
@@ -181,6 +187,9 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
             "LOCAL_WORLD_SIZE": str(env.local_world_size), "GROUP_RANK": str(env.node_rank),
             "NODE_RANK": str(env.node_rank),
         }  # fmt: skip
+    if config.train.command_env is CommandEnv.tensorflow:
+        task = {"type": "worker", "index": env.rank}
+        own["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(place.workers)}, "task": task})
     inherited = {key: value for key, value in os.environ.items() if key not in {FROZEN_CODE, *left_out}}
     # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or who submitted.
     path = [str(Path(sys.executable).parent), *inherited.get("PATH", os.defpath).split(os.pathsep)]
@@ -196,47 +205,117 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
     }
 
 
-def meeting_place(config: TrainConfig, paths: RunPaths, env: RankEnv, should_stop: Callable[[], bool]) -> Place | None:
-    """Where the programs of all ranks may meet: rank 0 chooses, and tells it by a file. None: a stop came first.
+def meeting_place(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, should_stop: Callable[[], bool]
+) -> Place | None:
+    """Return where the programs of all ranks meet: rank 0 chooses, and writes it to a file. None: a stop came first.
 
-    Whether there is a checkpoint to go on from, rank 0 says too: ranks that start later would see its new one.
+    Rank 0 also decides whether there is a checkpoint to go on from: ranks that start later would see its new one.
 
     Raises:
-        RankEnvError: rank 0 did not say it in `parallel.timeout_s` seconds.
+        RankEnvError: rank 0, or with `train.command_env=tensorflow` any other rank, did not start within
+            `parallel.timeout_s` seconds.
     """
-    if env.rank == 0:
-        address = config.cluster.master_addr or (_LOOPBACK if env.num_nodes == 1 else socket.gethostname())
-        place = Place(address, _reserved_port(), files_that_hold(config, paths))
-        if env.world_size > 1:
-            told = {**place._asdict(), "holding": sorted(place.holding), "incarnation": env.incarnation}
-            write_json(paths.rendezvous, told, sync=False)
-        return place
-    deadline = time.monotonic() + config.parallel.timeout_s
-    while time.monotonic() < deadline:
-        found = read_json(paths.rendezvous) or {}
-        if found.get("incarnation") == env.incarnation:
-            return Place(str(found["address"]), int(found["port"]), frozenset(map(str, found.get("holding") or ())))
+    of_tensorflow = config.train.command_env is CommandEnv.tensorflow
+    address = _LOOPBACK if env.num_nodes == 1 else socket.gethostname()
+    with _free_port() as port:
+        if env.rank == 0:
+            address = config.cluster.master_addr or address
+            others = _other_workers(config, paths, env, attempt, should_stop) if of_tensorflow else ()
+            if others is None:
+                return None
+            workers = (_worker(address, port), *others) if of_tensorflow else ()
+            place = Place(address, port, files_that_hold(config, paths), workers)
+            if env.world_size > 1:
+                told = {**place._asdict(), "holding": sorted(place.holding), "incarnation": env.incarnation}
+                write_json(paths.rendezvous, told, sync=False)
+            return place
+        if of_tensorflow:
+            own = {"worker": _worker(address, port), "incarnation": env.incarnation}
+            write_json(paths.program_worker(attempt, env.rank), own, sync=False)
+        # Rank 0 itself waits for the slowest rank, and is the one that can name it.
+        timeout_s = config.parallel.timeout_s * (2 if of_tensorflow else 1)
+        return _wait_for(lambda: _place_of_rank_0(paths, env), timeout_s, env, should_stop, lambda: "rank 0")
+
+
+def _place_of_rank_0(paths: RunPaths, env: RankEnv) -> Place | None:
+    with contextlib.suppress(OSError):
+        look_anew(paths.rendezvous.parent, parents=0)
+    found = read_json(paths.rendezvous) or {}
+    if found.get("incarnation") != env.incarnation:
+        return None
+    holding, workers = (map(str, found.get(name) or ()) for name in ("holding", "workers"))
+    return Place(str(found["address"]), int(found["port"]), frozenset(holding), tuple(workers))
+
+
+def _other_workers(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, should_stop: Callable[[], bool]
+) -> list[str] | None:
+    """Wait for every other rank to write where its program will listen, and return that by rank; None: a stop came."""
+    workers: dict[int, str] = {}
+
+    def missing() -> list[int]:
+        return [rank for rank in range(1, env.world_size) if rank not in workers]
+
+    def complete() -> list[str] | None:
+        present = set(names_in(paths.logs) or ())
+        for rank in missing():
+            path = paths.program_worker(attempt, rank)
+            told = (read_json(path) or {}) if path.name in present else {}
+            if told.get("incarnation") == env.incarnation:
+                workers[rank] = str(told["worker"])
+        return None if missing() else [workers[rank] for rank in range(1, env.world_size)]
+
+    def named() -> str:
+        return f"{'rank' if len(missing()) == 1 else 'ranks'} {', '.join(map(str, missing()))}"
+
+    return _wait_for(complete, config.parallel.timeout_s, env, should_stop, named)
+
+
+def _wait_for(
+    look: Callable[[], T | None],
+    timeout_s: float,
+    env: RankEnv,
+    should_stop: Callable[[], bool],
+    awaited: Callable[[], str],
+) -> T | None:
+    """Call `look` until it returns something, or a stop comes (None). Raises RankEnvError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.1
+    while (found := look()) is None:
         if should_stop():
             return None
-        time.sleep(0.1)
-    raise RankEnvError(
-        f"rank {env.rank} waited {config.parallel.timeout_s} s for rank 0 in vain (parallel.timeout_s): it did not "
-        "start, or its node does not see the folder of runs."
-    )
+        if time.monotonic() > deadline:
+            raise RankEnvError(
+                f"rank {env.rank} waited {timeout_s} s for {awaited()} in vain (parallel.timeout_s): not started, or "
+                "on a node that does not see the folder of runs."
+            )
+        time.sleep(pause_s)
+        # Hundreds of ranks that wait must not ask the file server thousands of times a second.
+        pause_s = min(1.5 * pause_s, _SLOWEST_LOOK_S)
+    return found
 
 
-def _reserved_port() -> int:
-    """A free port that the kernel gives to nobody else for a minute, until the program listens on it.
+def _worker(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address and not address.startswith("[") else f"{address}:{port}"
+
+
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    """Hold a free port. Afterwards the kernel gives it to nobody else for a minute, until the program listens on it.
 
     A connection is made and left over it: in TIME_WAIT only who names the port may have it, with SO_REUSEADDR, as
     servers do. Two programs that start at once would sometimes get the same one otherwise.
     """
-    with socket.create_server(("", 0)) as server:
+    with socket.socket() as server:
+        server.bind(("", 0))
         port: int = server.getsockname()[1]
+        yield port
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.listen()
         with socket.create_connection((_LOOPBACK, port)) as client:
             server.accept()[0].close()  # the side that closes first is the one that waits
             client.recv(1)
-    return port
 
 
 class Program:

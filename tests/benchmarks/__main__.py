@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from hpc_trainer import __version__
-from tests.benchmarks import command_line, completion, frozen_code, grid, many_runs, redaction, submission
+from tests.benchmarks import command_line, completion, frozen_code, grid, hydra_app, many_runs, redaction, submission
 
 if __name__ == "__main__":
     print(
@@ -23,7 +23,9 @@ if __name__ == "__main__":
     redaction.run()
     grid.run()
     frozen_code.run()
-    submission.run(Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None)
+    rival = Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None
+    submission.run(rival)
+    hydra_app.run(rival)
     # Last, and imported here: a child's peak memory counts that of the process that started it, and torch is large.
     from tests.benchmarks import augment, checkpoint, images, logical, loop, pruned, records, resume, telemetry
 

@@ -7,6 +7,7 @@ last of them to end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.slurm.testbed import bed
@@ -52,7 +53,9 @@ main()
 """
 
 
-class _Bench:
+class Bench:
+    """A test Slurm whose jobs wait, and a note of each sbatch that it accepts."""
+
     def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         self.accepted = folder / "accepted"
@@ -75,7 +78,7 @@ class _Bench:
         subprocess.run(argv, cwd=self.folder, env=env, check=True, capture_output=True)
         end = time.time()
         accepted = max(map(float, self.accepted.read_text().split())) - begin
-        self._end_all()
+        self.end_all()
         # ru_maxrss of all children: the largest so far; ours run before the rival does.
         return accepted, end - begin, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
@@ -83,61 +86,78 @@ class _Bench:
         """Seconds until hydra-submitit-launcher's array is accepted."""
         script = self.folder / "rival.py"
         script.write_text(_RIVAL)
-        argv = [
-            sys.executable, str(script), "-m", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=main",
-            "hydra.launcher.array_parallelism=256", f"hydra.sweep.dir={self.folder}/multirun", *FIXED, *words,
+        argv = [sys.executable, str(script), "-m", *self.rival_words(), *FIXED, *words]
+        return self.until_accepted(argv, self.folder, rival_path)[0]
+
+    def rival_words(self) -> list[str]:
+        """Return the overrides that have hydra-submitit-launcher submit to this Slurm."""
+        return [
+            "hydra/launcher=submitit_slurm", "hydra.launcher.partition=main", "hydra.launcher.array_parallelism=256",
+            f"hydra.sweep.dir={self.folder}/multirun",
         ]  # fmt: skip
+
+    def until_accepted(self, argv: list[str], folder: Path, rival_path: Path) -> tuple[float, float]:
+        """Run a program in a folder until its array is accepted, and kill it: (seconds, seconds of a core)."""
         self.accepted.unlink(missing_ok=True)
         env: Mapping[str, str] = {**self.env, "PYTHONPATH": str(rival_path)}
         begin = time.time()
         with (self.folder / "rival.log").open("wb") as log:
-            process = subprocess.Popen(argv, cwd=self.folder, env=env, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(argv, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
         while not self.accepted.exists():
             if process.poll() is not None:
                 raise RuntimeError((self.folder / "rival.log").read_text()[-3000:])
             time.sleep(0.02)
         taken = max(map(float, self.accepted.read_text().split())) - begin
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        self._end_all()
-        return taken
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = -signal.SIGKILL  # it was waited for here
+        self.end_all()
+        return taken, usage.ru_utime + usage.ru_stime
 
-    def _end_all(self) -> None:
+    def end_all(self) -> None:
+        """Cancel all jobs, and wait until they are gone."""
         self.cluster.run("scancel", "-u", "root")
         self.cluster.wait_for(lambda: not self.cluster.run("squeue", "-h").stdout.strip(), 60, "an empty queue")
 
 
-def run(rival_path: Path | None = None) -> None:
-    """Prints the table; without the rival's folder (`make bench` installs it), or without Slurm, it says so."""
+@contextlib.contextmanager
+def slurm_bench(name: str) -> Iterator[Bench | None]:
+    """Yield a bench on a test Slurm; None, and print why, if there is no Slurm to start."""
     spec = Spec(variant="large")
     try:
         started = bed.up(spec, lambda _: None)
     except BedError as error:
-        print(f"\nsubmission: not measured: {error}")
+        print(f"\n{name}: not measured: {error}")
+        yield None
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
-            bench = _Bench(SlurmCluster.attach(spec), Path(folder))
-            print(f"\n{'submission':<22}", *(f"{name:>10}" for name in COLUMNS))
-            ours = {}
-            for points, (axis, budget) in SIZES.items():
-                results = [bench.ours([*AXES, axis], points * 10 + number) for number in range(REPEATS)]
-                accepted = [each[0] for each in results]
-                ours[points] = statistics.median(accepted)
-                seconds = [ours[points], min(accepted), max(accepted), statistics.median(each[1] for each in results)]
-                print(
-                    f"{points:>6} points         ", *(f"{each:>10.2f}" for each in (*seconds, budget, results[-1][2]))
-                )
-            if rival_path is None:
-                print("hydra-submitit-launcher: not measured (make bench installs it)")
-                return
-            smallest = min(SIZES)
-            taken = bench.rival([*AXES, SIZES[smallest][0]], rival_path)
-            ratio = taken / ours[smallest]
-            print(f"{smallest:>6} points, rival   {taken:>10.1f} = {ratio:.0f} × ours (n=1; budget: ≥ 50 ×)")
+            yield Bench(SlurmCluster.attach(spec), Path(folder))
     finally:
         if started:
             bed.down(spec)
+
+
+def run(rival_path: Path | None = None) -> None:
+    """Prints the table; without the rival's folder (`make bench` installs it), or without Slurm, it says so."""
+    with slurm_bench("submission") as bench:
+        if bench is None:
+            return
+        print(f"\n{'submission':<22}", *(f"{name:>10}" for name in COLUMNS))
+        ours = {}
+        for points, (axis, budget) in SIZES.items():
+            results = [bench.ours([*AXES, axis], points * 10 + number) for number in range(REPEATS)]
+            accepted = [each[0] for each in results]
+            ours[points] = statistics.median(accepted)
+            seconds = [ours[points], min(accepted), max(accepted), statistics.median(each[1] for each in results)]
+            print(f"{points:>6} points         ", *(f"{each:>10.2f}" for each in (*seconds, budget, results[-1][2])))
+        if rival_path is None:
+            print("hydra-submitit-launcher: not measured (make bench installs it)")
+            return
+        smallest = min(SIZES)
+        taken = bench.rival([*AXES, SIZES[smallest][0]], rival_path)
+        ratio = taken / ours[smallest]
+        print(f"{smallest:>6} points, rival   {taken:>10.1f} = {ratio:.0f} × ours (n=1; budget: ≥ 50 ×)")
 
 
 if __name__ == "__main__":

@@ -17,14 +17,21 @@ from typing import Any
 import pytest
 
 from tests import warm
+from tests.journals import JOURNALS, journal_records
 
 
 @dataclass
 class LocalDriver:
-    """`hpc-trainer` as a person types it, with sweeps under `folder`/runs and no Slurm."""
+    """`hpc-trainer` as a person types it, with sweeps under `folder`/runs, or `runs_dir`, and no Slurm."""
 
     folder: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    runs_dir: Path | None = None
+
+    @property
+    def runs(self) -> Path:
+        """The folder of sweeps."""
+        return self.runs_dir or self.folder / "runs"
 
     @property
     def env(self) -> dict[str, str]:
@@ -32,7 +39,7 @@ class LocalDriver:
         return {
             **kept,
             "SLURM_TMPDIR": os.environ["SLURM_TMPDIR"],  # that of the tests: tests/conftest.py
-            "HPC_TRAINER_RUNS": str(self.folder / "runs"),
+            "HPC_TRAINER_RUNS": str(self.runs),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "PYTHONPATH": str(self.folder),
             # Ranks are forked, and each test freezes the code anew: to compile all of it would be 0.5 s of CPU.
@@ -73,12 +80,11 @@ class LocalDriver:
         return self.json("train", *words)
 
     def run_folder(self, sweep: str) -> Path:
-        (folder,) = {path.parent for path in (self.folder / "runs" / sweep).glob("*/attempts.jsonl")}
+        (folder,) = {path.parent for path in (self.runs / sweep).glob(f"*/{JOURNALS}")}
         return folder
 
     def events(self, sweep: str, event: str) -> list[dict[str, Any]]:
-        lines = (self.run_folder(sweep) / "attempts.jsonl").read_text().splitlines()
-        return [record for record in map(json.loads, lines) if record["event"] == event]
+        return journal_records(self.run_folder(sweep), event)
 
     def final_state(self, sweep: str) -> bytes:
         newest = max((self.run_folder(sweep) / "checkpoints").glob("step-*"))
@@ -91,7 +97,7 @@ class LocalDriver:
     def wait_for_step(self, sweep: str, step: int, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            for path in (self.folder / "runs" / sweep).glob("*/heartbeat.json"):
+            for path in (self.runs / sweep).glob("*/heartbeat.json"):
                 if json.loads(path.read_text())["step"] >= step:
                     return
             time.sleep(0.02)

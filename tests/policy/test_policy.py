@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,11 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def anchor(heading: str) -> str:
     """The anchor that GitHub makes of a heading."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
@@ -41,22 +49,24 @@ def _outside_code(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+@functools.cache
+def _anchors(page: Path) -> frozenset[str]:
+    return frozenset(map(anchor, re.findall(r"^#+ (.*)$", _outside_code(page), flags=re.MULTILINE)))
+
+
+def _dead_links(page: Path) -> Iterator[str]:
     text = re.sub(r"`[^`\n]*`", "", _outside_code(page))
-    dead = []
     for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)[^)]*\)", text):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, fragment = target.partition("#")
         goal = (page.parent / path).resolve() if path else page
-        if not goal.exists():
-            dead.append(target)
-        elif fragment and goal.suffix == ".md":
-            headings = re.findall(r"^#+ (.*)$", _outside_code(goal), flags=re.MULTILINE)
-            if fragment not in map(anchor, headings):
-                dead.append(target)
-    assert dead == []
+        if not goal.exists() or (fragment and goal.suffix == ".md" and fragment not in _anchors(goal)):
+            yield f"{_name(page)}: {target}"
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    assert [link for page in PAGES for link in _dead_links(page)] == []
 
 
 def test_there_is_a_package_to_look_at() -> None:
@@ -64,16 +74,18 @@ def test_there_is_a_package_to_look_at() -> None:
     assert PAGES
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=_name)
-def test_every_module_says_what_it_is_and_lists_sorted_names(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    if tree.body:
-        assert ast.get_docstring(tree), "a module begins with a docstring"
+def _of_module(tree: ast.Module) -> Iterator[str]:
+    if tree.body and not ast.get_docstring(tree):
+        yield "a module begins with a docstring"
     for node in tree.body:
-        if isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == ["__all__"]:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
             names = ast.literal_eval(node.value)
-            assert names == sorted(names)
-            assert len(names) == len(set(names))
+            if names != sorted(set(names)):
+                yield "the names in __all__ are not sorted, or one is there twice"
+
+
+def test_every_module_says_what_it_is_and_lists_sorted_names() -> None:
+    assert [f"{_name(path)}: {problem}" for path in PYTHON for problem in _of_module(_tree(path))] == []
 
 
 # Words that only Slurm has; those that our own states share (runs/states.py) are not among them.
@@ -88,7 +100,7 @@ def test_slurms_words_stand_in_slurm_alone() -> None:
         (_name(path), node.value)
         for path in MODULES
         if "slurm" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.Constant) and node.value in SLURMS_WORDS
     }
     assert found == set()
@@ -98,34 +110,43 @@ def test_slurms_words_stand_in_slurm_alone() -> None:
 def test_errors_of_ours_are_told_apart_by_their_class(layer: str) -> None:
     """Our messages are for people: they change, and what depends on their words would change unseen."""
     for path in sorted((PACKAGE / layer).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
                 assert "str(error)" not in ast.unparse(node), f"{_name(path)}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_no_file_loads_what_could_execute_code(path: Path) -> None:
-    """P5: no pickle, no eval, no unsafe YAML, and torch.load only with weights_only.
+_EXECUTES = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"}
+_PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 
-    But for the task of a Hydra app that no command starts: one file, for its owner alone (docs/decisions/0032).
-    """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+
+def _executes(path: Path) -> Iterator[str]:
+    tree = _tree(path)
     imported = {
         alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     }
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     pickles = {"cloudpickle"} if _name(path) == "hpc_trainer/hydra_apps/pickled.py" else set()
-    assert imported & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"} == pickles
+    if imported & _PICKLES != pickles:
+        yield f"imports {sorted(imported & _PICKLES)}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            assert name not in {"eval", "exec", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"}, name
-            if name == "torch.load":
-                options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-                assert options.get("weights_only") == "True"
-            if name == "torch.export.load":  # a person's own files alone (docs/decisions/0045)
-                assert _name(path) == "hpc_trainer/worker/deploy/graphs.py"
-            assert not any(k.arg == "shell" and ast.unparse(k.value) == "True" for k in node.keywords), "shell=True"
+        if not isinstance(node, ast.Call):
+            continue
+        name, options = ast.unparse(node.func), {each.arg: ast.unparse(each.value) for each in node.keywords}
+        if name in _EXECUTES or options.get("shell") == "True":
+            yield f"line {node.lineno} calls {ast.unparse(node)[:80]}"
+        if name == "torch.load" and options.get("weights_only") != "True":
+            yield f"line {node.lineno} calls torch.load without weights_only=True"
+        # A person's own files alone (docs/decisions/0045).
+        if name == "torch.export.load" and _name(path) != "hpc_trainer/worker/deploy/graphs.py":
+            yield f"line {node.lineno} calls torch.export.load"
+
+
+def test_no_file_loads_what_could_execute_code() -> None:
+    """P5: no pickle, no eval, no unsafe YAML, and torch.load only with weights_only.
+
+    But for the task of a Hydra app that no command starts: one file, for its owner alone (docs/decisions/0032).
+    """
+    assert [f"{_name(path)}: {problem}" for path in MODULES for problem in _executes(path)] == []
 
 
 def test_hydra_submitit_and_slurm_commands_stay_where_they_belong() -> None:
@@ -161,6 +182,35 @@ _PROVIDED_BY = {
 }
 
 
+_PLACEHOLDER = re.compile(r"hpc-trainer [a-z-]+ (?:[^ `]+ )*?[^ `]*\b(?:RUN|SWEEP|EXPORT|MORE|LONGER|NAME|FILE)\b")
+
+
+def _messages(tree: ast.Module) -> Iterator[str]:
+    """Texts of a module that are no docstrings and no help; each value in an f-string is an x."""
+    passed = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("typer.", "app.", "key")):
+            passed |= {id(each) for each in ast.walk(node)}
+        if isinstance(node, ast.JoinedStr):
+            passed |= {id(each) for each in node.values}
+            parts = (each.value if isinstance(each, ast.Constant) else "x" for each in node.values)
+            yield "" if id(node) in passed else "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in passed:
+            yield node.value
+
+
+def test_commands_in_messages_are_complete() -> None:
+    found = [
+        f"{_name(path)}: {text}"
+        for path in MODULES
+        for text in _messages(ast.parse(path.read_text(encoding="utf-8")))
+        if _PLACEHOLDER.search(text)
+    ]
+    assert found == [], "name the run, the sweep or the value that is meant"
+
+
 def test_what_is_imported_is_declared() -> None:
     """Not what comes with something else today."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -170,7 +220,7 @@ def test_what_is_imported_is_declared() -> None:
     assert {"torch", "submitit", "torchao"} <= declared
     missing = set()
     for path in MODULES:
-        for name in _imported(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in _imported(_tree(path)):
             is_ours = name in sys.stdlib_module_names or name in _OURS
             if not is_ours and _PROVIDED_BY.get(name, name).lower() not in declared:
                 missing.add(f"{name} ({_name(path)})")
@@ -181,7 +231,7 @@ def test_what_is_imported_is_declared() -> None:
 
 def _neighbours(path: Path) -> set[str]:
     """Files of the same folder that are imported by their bare names."""
-    return _imported(ast.parse(path.read_text(encoding="utf-8"))) & {each.stem for each in path.parent.glob("*.py")}
+    return _imported(_tree(path)) & {each.stem for each in path.parent.glob("*.py")}
 
 
 def test_each_test_file_can_be_collected_alone() -> None:
@@ -212,13 +262,20 @@ def _can_fail(function: ast.AST) -> bool:
 _ANSWERS_BY_ERROR = {"check_place", "check_trusted"}
 
 
+def test_a_package_without_bytecode_fails_no_test_by_its_invalid_escapes() -> None:
+    """Python tells of them when it compiles, that is at the first import in a new environment."""
+    compile(r"'\.'", "package.py", "exec")
+    with pytest.raises(DeprecationWarning):
+        warnings.warn("another matter", DeprecationWarning, stacklevel=1)
+
+
 def test_every_test_can_fail() -> None:
     """By an assertion of its own, or of a function that it calls."""
     functions = [
         (path, node)
         for path in PYTHON
         if path.is_relative_to(ROOT / "tests")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.FunctionDef)
     ]
     checking = set(_ANSWERS_BY_ERROR)

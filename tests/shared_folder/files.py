@@ -78,8 +78,7 @@ class Files:
         folder, name = node.folder, node.name
         asked = time.monotonic()
         if folder is not None and node.silly is None and self.names.is_other(folder, name, node):
-            self.nodes.drop(folder, name)
-            folder.valid = False
+            self.nodes.doubt(node)
             raise OSError(errno.ESTALE, f"{node} is another file now")
         with self.nodes.mutex:
             node.take(self.nodes.present(node), asked)

@@ -34,6 +34,10 @@ LOCK_OUT = struct.Struct("<QQII")
 STATFS_OUT = struct.Struct("<5Q4I6I")
 MODE, UID, GID, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = (1 << bit for bit in (0, 1, 2, 3, 4, 5, 7, 8))
 DIRECT_IO = 1
+# Requests that the kernel makes while it follows a path, or that change names.
+BY_PATH = frozenset(
+    {"LOOKUP", "OPENDIR", "CREATE", "MKDIR", "MKNOD", "SYMLINK", "LINK", "UNLINK", "RMDIR", "RENAME", "RENAME2"}
+)
 SECOND = 1_000_000_000
 KILLED = 1 << 8  # SIGKILL in the masks of /proc/PID/status
 
@@ -61,6 +65,8 @@ class FileSystem:
     def handle(self, request: Request) -> bytes:
         """Answer one request; OSError is its error."""
         self.server.calls[request.operation] += 1
+        if request.operation in BY_PATH:
+            self.server.vanish(request.operation, request.node)
         action = self._actions.get(request.operation)
         if action is None:
             raise OSError(errno.ENOSYS, request.operation)

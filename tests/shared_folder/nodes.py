@@ -175,12 +175,22 @@ class Nodes:
             self.ask(node)
 
     def lost(self, node: Node) -> None:
-        """Forget where a removed node was: its name and its folder are looked at anew (nfs_mark_dir_for_revalidate)."""
+        """Forget where a removed node was."""
+        node.dead = True
+        self.doubt(node)
+
+    def doubt(self, node: Node) -> None:
+        """Look at every step of a node's path anew, as it ended in ESTALE.
+
+        Linux follows the path once more after ESTALE and asks the server about each name in it (fs/namei.c,
+        retry_estale() and LOOKUP_REVAL; fs/nfs/dir.c, nfs_lookup_verify_inode()). FUSE is not told that it does.
+        """
         with self.mutex:
-            node.dead = True
-            if node.folder is not None:
-                self.drop(node.folder, node.name)
-                node.folder.valid = False
+            step: Node | None = node
+            while step is not None and step.folder is not None:
+                self.drop(step.folder, step.name)
+                step.folder.valid = False
+                step = step.folder
 
     def drop(self, folder: Node, name: str) -> None:
         folder.names.pop(name, None)

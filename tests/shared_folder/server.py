@@ -153,9 +153,8 @@ class Server:
         self.requests[operation] += 1
         self.until_it_answers(operation, where)
         now = self.faults.now()
-        if now.get("vanished"):
-            self.event(operation, where, f"vanished: {now['vanished']}")
-            raise OSError(getattr(errno, now["vanished"]), "the folder vanished")
+        if now.get("vanished") == "ESTALE":
+            self.vanish(operation, where)
         if changes and now.get("read_only"):
             self.event(operation, where, "read-only")
             raise OSError(errno.EROFS, "read-only")
@@ -168,6 +167,17 @@ class Server:
             self.event(operation, where, "lost reply")
             raise OSError(REPEATED[operation], "done, but the answer was lost and the repetition failed")
         return result
+
+    def vanish(self, operation: str, where: object) -> None:
+        """Refuse a request while the folder is gone.
+
+        ESTALE: the server exports it no more, and knows no handle (RFC 1813, NFS3ERR_STALE). ENOENT: it was unmounted
+        lazily (umount(8), -l), so no path leads into it, while what is open stays usable: `call` lets handles pass.
+        """
+        code = self.faults.now().get("vanished")
+        if code:
+            self.event(operation, where, f"vanished: {code}")
+            raise OSError(getattr(errno, code), "the folder vanished")
 
     def until_it_answers(self, operation: str, where: object) -> None:
         """Wait while the server is out (nfs(5), hard)."""

@@ -20,7 +20,7 @@ import pytest
 
 from hpc_trainer.runs import files
 from hpc_trainer.runs.checkpoint_folders import committed, discard, quarantine
-from hpc_trainer.runs.files import append_lines, write_atomic, write_json, write_marker
+from hpc_trainer.runs.files import OwnLines, append_lines, write_atomic, write_json, write_marker
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.lock import submit_lock
 from hpc_trainer.runs.reading import Faults, read_json, read_lines
@@ -190,8 +190,8 @@ def test_a_line_that_another_client_overwrote_is_written_again(two: Start, monke
     """A node that Slurm gave up still writes: its data lands on the newer attempt's line before that is read back."""
     login, node = (RunPaths(each / "run") for each in two("nfs3"))
     login.folder.mkdir()
-    append_lines(login.attempts, [{"who": "before"}], sealed=True)
-    late = node.attempts.open("ab", buffering=0)
+    append_lines(login.journal(0), [{"who": "before"}], sealed=True)
+    late = node.journal(0).open("ab", buffering=0)
     late.write(b'{"who": "given up", "text": "' + b"x" * 60 + b'"}\n')  # in the node's memory: it knows the old size
     append = files.append_texts
 
@@ -200,8 +200,8 @@ def test_a_line_that_another_client_overwrote_is_written_again(two: Start, monke
         late.close()  # sent now, over the line that was just appended
 
     monkeypatch.setattr(files, "append_texts", append_and_lose)
-    append_lines(login.attempts, [{"who": "newer"}], sealed=True)
-    assert "newer" in [line.get("who") for line in read_lines(RunPaths(login.folder).attempts, Faults())]
+    append_lines(login.journal(0), [{"who": "newer"}], sealed=True)
+    assert "newer" in [line.get("who") for line in read_lines(RunPaths(login.folder).journal(0), Faults())]
 
 
 @pytest.mark.parametrize("full", ["ENOSPC", "EDQUOT"])
@@ -226,6 +226,49 @@ def test_a_full_quota_that_is_told_at_the_close_is_an_error_of_the_write(
     assert (node / "file").read_text() == "before"
     append_lines(login / "lines.jsonl", [{"a": 3}])
     assert [line["a"] for line in read_lines(node / "lines.jsonl")] == [1, 3]
+
+
+def test_lines_of_a_file_that_stays_open_are_seen_at_once(clients: tuple[Path, Path], shares: list[Share]) -> None:
+    """What another client opens has them, although the file is not closed; and they cost no request but the write."""
+    login, node = (each / "lines.jsonl" for each in clients)
+    node.write_text('{"a": 0}\n{"a"')  # whoever wrote before was killed
+    lines = OwnLines(node)
+    lines.append([{"a": 1}])
+    assert [line["a"] for line in read_lines(login)] == [0, 1]
+    before = shares[-1].clients[1].counts()["requests"]
+    for number in range(2, 12):
+        lines.append([{"a": number}])
+    asked = shares[-1].clients[1].counts()["requests"]
+    assert {name for name, count in asked.items() if count != before.get(name, 0)} == {"WRITE"}
+    assert [line["a"] for line in read_lines(login)] == list(range(12))
+    lines.close()
+    lines.append([{"a": 12}])
+    lines.close()
+    assert [line["a"] for line in read_lines(login)] == list(range(13))
+
+
+def test_a_file_that_stays_open_is_made_anew_where_another_client_removed_it(two: Start) -> None:
+    login, node = two("nfs3")
+    lines = OwnLines(node / "lines.jsonl")
+    lines.append([{"a": 1}])
+    (login / "lines.jsonl").unlink()
+    lines.append([{"a": 2}])
+    lines.close()
+    assert [line["a"] for line in read_lines(node / "lines.jsonl")] == [2]
+
+
+def test_a_full_quota_is_told_by_a_file_that_stays_open(two: Start, shares: list[Share]) -> None:
+    login, node = two("nfs3")
+    lines = OwnLines(node / "lines.jsonl")
+    lines.append([{"a": 1}])
+    shares[-1].faults(full="EDQUOT")
+    with pytest.raises(OSError, match="quota") as refused:
+        lines.append([{"a": 2}])
+    assert refused.value.errno == errno.EDQUOT
+    shares[-1].faults()
+    lines.append([{"a": 3}])
+    lines.close()
+    assert [line["a"] for line in read_lines(login / "lines.jsonl")] == [1, 3]
 
 
 def test_ages_are_of_the_servers_clock(tmp_path: Path) -> None:

@@ -577,12 +577,30 @@ def test_faults_begin_and_end_at_run_time_for_all_or_for_one(two: Start, shares:
     (a / "f").write_text("1")
     share.faults(full="inodes")
     (a / "f").write_text("123")
-    for code in ("ENOENT", "ESTALE"):
-        share.faults(vanished=code)
-        assert code_of(lambda: names_in(a)) == getattr(errno, code)
-        assert code_of((a / "never asked").stat) == getattr(errno, code)
+    with (a / "f").open("rb", buffering=0) as opened:
+        for code in ("ENOENT", "ESTALE"):
+            share.faults(vanished=code)
+            assert code_of(lambda: names_in(a)) == getattr(errno, code)
+            assert code_of((a / "never asked").stat) == code_of((a / "f").stat) == getattr(errno, code)
+            # Unmounted lazily, open files stay usable; one that is exported no more has no handles.
+            assert code_of(lambda: opened.read(1)) == (errno.ESTALE if code == "ESTALE" else 0)
     share.faults()
     assert (a / "f").read_text() == "123"
+
+
+@pytest.mark.parametrize("kind", ["nfs3", "nfs4"])
+def test_a_path_through_a_folder_that_was_made_anew_is_followed_anew(two: Start, kind: str) -> None:
+    """Linux follows a path again after ESTALE, and asks about each name in it."""
+    a, b = two(kind)
+    (a / "t").mkdir()
+    (b / "t" / "f").write_text("1")
+    (a / "t").rename(a / "trash")
+    (a / "trash" / "f").unlink()
+    (a / "trash").rmdir()
+    (a / "t").mkdir()
+    assert (b / "t").exists()
+    (b / "t" / "f").write_text("2")
+    assert (a / "t" / "f").read_text() == "2"
 
 
 # 16: names, links, flags

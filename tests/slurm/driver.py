@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import warm
+from tests.journals import JOURNALS, journal_records
 from tests.slurm.testbed.cluster import SlurmCluster
 
 # A look takes 0.2 s of a core, which the runs need: where nothing has changed, one in so many seconds.
@@ -119,8 +120,10 @@ class Driver:
     def _signs(self, sweep: str) -> str:
         """What changes when a run of the sweep does, as text: the queue, journals and markers."""
         queue = self.slurm.run("squeue", "-h", "-t", "all", "-o", "%i %T", check=False).stdout
-        names = ("attempts.jsonl", "DONE", "CANCEL", "HOLD")
-        files = [path for path in (self.runs / sweep).glob("*/*") if path.name in names]
+        files = [
+            path for path in (self.runs / sweep).glob("*/*")
+            if path.name in ("DONE", "CANCEL", "HOLD") or path.match(JOURNALS)
+        ]  # fmt: skip
         return queue + " ".join(f"{path} {path.stat().st_size}" for path in sorted(files))
 
     def run_folder(self, sweep: str) -> Path:
@@ -157,8 +160,7 @@ class Driver:
         self.slurm.start_now(job_id)
 
     def attempts(self, sweep: str, event: str) -> list[dict[str, Any]]:
-        lines = (self.run_folder(sweep) / "attempts.jsonl").read_text().splitlines()
-        return [record for record in map(json.loads, lines) if record["event"] == event]
+        return journal_records(self.run_folder(sweep), event)
 
     def final_state(self, sweep: str) -> bytes:
         """The bytes of weights, optimizer and scaler at the end."""

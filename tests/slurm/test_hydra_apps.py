@@ -24,7 +24,7 @@ def test_a_preempted_app_goes_on_from_its_output_folder(slurm: SlurmCluster, tmp
     # What stands here now is not what was submitted.
     (driver.folder / "hydra_app_conf" / "config.yaml").write_text("nothing: 1\n")
     (driver.folder / "hydra_app.py").write_text("exit(1)\n")
-    saved = driver.run_folder("app") / "state.json"
+    saved = driver.run_folder("app") / "output" / "state.json"
     slurm.wait_for(lambda: saved.exists() and json.loads(saved.read_text())[0] >= 20, 120, "step 20 of the app")
     preemptor = slurm.preempt()
     driver.wait_for_states("app", "REQUEUED")
@@ -33,10 +33,10 @@ def test_a_preempted_app_goes_on_from_its_output_folder(slurm: SlurmCluster, tmp
     slurm.run("scancel", str(preemptor))
     driver.start_again(job_id)
     driver.wait_for_states("app", "COMPLETED")
-    log = (driver.run_folder("app") / "hydra_app.log").read_text()
+    log = (driver.run_folder("app") / "output" / "hydra_app.log").read_text()
     starts = [int(line.rpartition(" ")[2]) for line in log.splitlines() if "begins after step" in line]
     assert starts[0] == 0
     assert 20 <= starts[1] < STEPS, "it began anew where its own checkpoint stood"
     (row,) = driver.json("results", "app")
     assert 0 < row["return_value"] < 0.1
-    assert (driver.run_folder("app") / ".hydra" / "config.yaml").is_file()
+    assert (driver.run_folder("app") / "output" / ".hydra" / "config.yaml").is_file()

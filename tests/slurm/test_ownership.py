@@ -70,7 +70,7 @@ def _backdate(driver: Driver, sweep: str) -> None:
 def _as_if_it_had_ended_long_ago(driver: Driver, theirs: str) -> None:
     """The run left no word, and its job had the id (a successor's: no array) that is another one's today."""
     folder = driver.run_folder("reused")
-    for name in ("DONE", "result.json", "attempts.jsonl", "heartbeat.json"):
+    for name in ("DONE", "result.json", "attempt-000.jsonl", "heartbeat.json"):
         (folder / name).unlink()
     path = driver.runs / "reused" / "submissions.jsonl"
     lines = list(read_lines(path))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runs.layout import SWEEP_FILES
+from tests.journals import journal_records
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import HOST_RELEASE, NODES
@@ -34,8 +35,8 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
 
 def _starts(driver: Driver, sweep: str) -> Counter[str]:
     """How often each run began: its journals."""
-    files = (driver.runs / sweep).glob("*/attempts.jsonl")
-    return Counter({path.parent.name: path.read_text().count('"event": "start"') for path in files})
+    files = (driver.runs / sweep).glob("*/attempt-000.jsonl")
+    return Counter({path.parent.name: len(journal_records(path.parent, "start")) for path in files})
 
 
 @pytest.mark.timeout(900)

@@ -165,7 +165,7 @@ def _show_measured(found: Measured, step_ms: float | None, enough: int | None) -
         return
     best = min(found.rows, key=lambda row: row.batch_ms)
     print(
-        f"A step of {step_ms:g} ms waits in each case: with {best.num_workers} processes a batch takes "
+        f"A step of {step_ms:g} ms waits in each case: with {best.num_workers} process(es) a batch takes "
         f"{best.batch_ms:.3g} ms. Try more of them, smaller pictures, or data prepare."
     )
 

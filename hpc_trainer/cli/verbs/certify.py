@@ -68,9 +68,11 @@ def _trials(
     here = given.here("certify", without=("sweep_name=",))
     point = only_point(freeze_here(here), "certify takes", "Choose one point.")
     if point.is_program:
+        named = [word.partition("=")[2] for word in given.overrides or () if word.startswith("sweep_name=")]
+        sweep = named[-1] if named else point.config["experiment_name"]
         raise ConfigError(
-            "certify looks at the tensors of a training, and train.command is a program of its own. Interrupt it on "
-            "Slurm by: hpc-trainer drill preempt RUN."
+            "certify looks at the tensors of a training, and train.command is a program of its own. Submit it to "
+            f"Slurm, then interrupt it there: hpc-trainer drill preempt {sweep}"
         )
     num_steps = max(_FEWEST_STEPS, min(steps, point.num_steps))
     every_steps = max(1, num_steps // 8)

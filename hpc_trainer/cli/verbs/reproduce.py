@@ -45,7 +45,8 @@ def run_reproduce_verb(
     if len(names) != 1:
         raise ConfigError(
             f"reproduce takes one run, and KEY=VALUE words of cluster.* and hardware.*; it got "
-            f"{' '.join(names) or 'no run'}. Use: hpc-trainer reproduce RUN"
+            f"{' '.join(names) or 'no run'}. "
+            + (f"Use: hpc-trainer reproduce {names[0]}" if names else "hpc-trainer status lists the runs.")
         )
     tell: Callable[[str], None] = (lambda _: None) if as_json else partial(print, flush=True)
     run = find_run(resolve_runs_dir(runs_dir), names[0], sweep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,24 @@ def _print_one(why: Why) -> None:
             say("\n  ".join([f"\n{title}:", *lines]))
 
 
+def _because(why: Why) -> list[str]:
+    return [] if why.state is RunState.CANCELLED else why.evidence[:1]  # its own steps say nothing of others
+
+
+_WHERE = re.compile(r"^rank \d+ on \S+: ")
+"""Before an error: the same error on another rank or node is the same."""
+
+
 def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
     say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[each].value for each in run_ids))}.")
     alike: dict[tuple[str, ...], list[Why]] = {}
     for each in found:
-        because = [] if each.state is RunState.CANCELLED else each.evidence[:1]  # its own steps say nothing of others
-        alike.setdefault((each.verdict, *_frame(each), *because), []).append(each)
-    for (verdict, *because), group in alike.items():
+        same = (each.verdict, *_frame(each), *(_WHERE.sub("", line) for line in _because(each)))
+        alike.setdefault(same, []).append(each)
+    for group in alike.values():
+        verdict, because = group[0].verdict, [*_frame(group[0]), *_because(group[0])]
+        if len({*map(tuple, map(_because, group))}) > 1:
+            because[-1] = _WHERE.sub("", because[-1])
         names = ", ".join(each.run_id for each in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
         said = [f"its last line: {line}" for line in dict.fromkeys(each.said for each in group) if line is not None]

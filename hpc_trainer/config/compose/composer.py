@@ -21,6 +21,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from hpc_trainer.config.compose.hydra_parts import share_schemas
+from hpc_trainer.config.compose.key_meant import key_meant
 from hpc_trainer.config.compose.own_files import check_config_dir
 from hpc_trainer.config.compose.project import own_defaults
 from hpc_trainer.config.compose.unreadable import unreadable
@@ -43,8 +44,6 @@ _MERGING = re.compile(r"Error merging override (.*)", re.DOTALL)
 
 _IN_FILE = re.compile(r"In '([^']+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S+)")
 _IN_NO_PACKAGE = re.compile(r"In '([^']+)': Could not override '[^'@]+@([^']+)'")
-_MOST_MEANT = 3
-_NEARLY = 0.75  # `sed` is seed (0.86); `steps` is not sweep (0.6)
 _NO_KEY = re.compile(r"Key '.*' not in |Key '.*' is not in struct")
 _ENDLESS = (
     "a configuration file names itself in its `defaults:` list (through others, perhaps), or is nested too deep. "
@@ -251,9 +250,7 @@ class Composer:
         if OmegaConf.get_type(section) is dict:  # free keys, as model.kwargs and cluster.env have
             return None if override.is_add() else f"{key}: a new key of {parent} is added with +{key}=VALUE."
         where = f"in {parent} ({parent}={section.get('name')})" if parent in groups else f"in {parent or 'the root'}"
-        if parent:
-            return f"{key}: no such key {where}. {valid(name, sorted(known))}"
-        return f"{key}: no such key {where}. {_in_a_section(name, known)}Valid: {', '.join(sorted(known))}."
+        return f"{key}: no such key {where}. {key_meant(key, known)}Valid: {', '.join(sorted(known))}."
 
     def choices_of_root(self) -> list[str]:
         """The groups of `conf/`, sorted."""
@@ -275,21 +272,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (dict, list)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _texts(each)
-
-
-def _in_a_section(name: str, known: Iterable[str]) -> str:
-    """`Did you mean optim.lr? `: the key of a section that is called so, or what is most like it."""
-    import difflib  # late, as in errors.py: few make a mistake
-
-    inner: dict[str, list[str]] = {}
-    for key in DECLARED:
-        inner.setdefault(key.rpartition(".")[2], []).append(key)
-    own = difflib.get_close_matches(name, known, n=1, cutoff=_NEARLY)
-    if own and name not in inner:
-        return f"Did you mean {own[0]}? "
-    close = [name] if name in inner else difflib.get_close_matches(name, inner, n=_MOST_MEANT)
-    meant = [key for each in close for key in inner[each]][:_MOST_MEANT]
-    return f"Did you mean {' or '.join(meant)}? " if meant else ""
 
 
 def _of_hydra(error: Exception, parsed: Sequence[Override]) -> str:

@@ -132,8 +132,8 @@ def _axes_of(
     """Axes and conditions of each block of the section `sweep`, without the keys that the command line gives."""
     if sweep.forms:
         raise ConfigError(
-            "sweep.forms lists forms in which one trained run is exported, and is no grid. Use: hpc-trainer export RUN "
-            "sweep=compress. For a grid of runs leave it out, or name another file of sweep/."
+            "sweep.forms lists forms in which one trained run is exported, and is no grid. Give it to hpc-trainer "
+            "export, after the run. For a grid of runs leave it out, or name another file of sweep/."
         )
     shared = _axes_in(composer, sweep, "sweep")
     for index, block in enumerate(sweep.blocks or [SweepBlock()]):

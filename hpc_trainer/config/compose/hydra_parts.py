@@ -9,27 +9,36 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal import defaults_list as hydra_defaults
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault, InputDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.plugins.config_source import ConfigResult
 from hydra.version import VersionBase
-from omegaconf import AnyNode, DictConfig, OmegaConf, ValueNode
+from omegaconf import AnyNode, Container, DictConfig, Node, OmegaConf, ValueNode, flag_override
+
+from hpc_trainer.config.compose.override_lines import parse_common
 
 _HYDRAS_OWN = ("hydra", "_dummy_empty_config_.yaml")
 """What Hydra registers itself: the group of its own configuration, and an empty one."""
+_OMEGACONFS_OWN, _ALWAYS_ALIKE = "oc.", "oc.env"
+"""How the names of OmegaConf's own resolvers begin; the one that hangs on nothing in a configuration."""
 _OF_AN_APP = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 
 
@@ -147,16 +156,234 @@ class _Copies:
     def __init__(self, repo: CachingConfigRepository, entries: Sequence[ResultDefault]) -> None:
         self._repo = repo
         self._adopted = {entry.config_path for entry in entries if not entry.package or entry.primary}
+        self._given: dict[str, ConfigResult] = {}
         self.get_schema_source = repo.get_schema_source
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        loaded = self._repo.load_config(config_path)
-        if loaded is None:
-            return None
-        loaded = copy.copy(loaded)
-        if config_path in self._adopted:
-            loaded.config = copy.deepcopy(loaded.config)
+        loaded = self._given.get(config_path) or self._repo.load_config(config_path)
+        if loaded is not None and config_path not in self._given:
+            loaded = self._given[config_path] = copy.copy(loaded)
+            if config_path in self._adopted:
+                loaded.config = copy.deepcopy(loaded.config)
         return loaded
+
+
+class UncertainError(Exception):
+    """Overrides that may compose to another configuration each time."""
+
+
+class SweepLoader(ConfigLoaderImpl):
+    """Hydra's loader of the points of one sweep: it reads each file once, and merges a choice of groups once.
+
+    `load_sweep_config` is Hydra's own. What it calls for the overrides, the defaults list and the merged files is
+    answered from memory, where only the last choice of groups is kept; Hydra applies the values to a copy. It raises
+    whatever Hydra raises, and `UncertainError` if the same overrides may give another result next time.
+    """
+
+    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
+        """Take the loader of an application, and the configuration that it has composed for the sweep.
+
+        Raises:
+            UncertainError: it is not Hydra's own loader. It raises what Hydra raises, too.
+        """
+        if type(loader) is not ConfigLoaderImpl:
+            raise UncertainError
+        # Not super().__init__, which opens the folders a second time.
+        self.config_search_path, self.repository = loader.config_search_path, loader.repository
+        fixed: Any = OmegaConf.to_container(base.hydra.overrides.hydra, resolve=False)
+        self._config_name = base.hydra.job.config_name
+        _, self._files = loader._parse_overrides_and_create_caching_repo(self._config_name, fixed)
+        self._parser = OverridesParser.create()
+        self._overrides: dict[str, tuple[Override, bool]] = {}
+        self.fixed = tuple(self.read(text)[0] for text in fixed)
+        """The overrides of Hydra's own configuration, which all points have."""
+        self._touched: dict[tuple[object, ...], tuple[tuple[Any, ...], bool]] = {}
+        self._key: tuple[str, ...] | None = None
+        self._defaults: hydra_defaults.DefaultsList | None = None
+        self._composed: DictConfig | None = None
+        self._begun: dict[tuple[object, ...], tuple[DictConfig, _Lookups]] = {}
+        self._lookups = _Lookups()
+
+    def read(self, text: str) -> tuple[Override, bool]:
+        """Return an override by Hydra's grammar, and whether Hydra takes it for the choice of a group.
+
+        Raises what Hydra raises.
+        """
+        if text not in self._overrides:
+            override = parse_common(text) or self._parser.parse_overrides([text])[0]
+            is_value = isinstance(override.value(), dict) or not self._files.group_exists(override.key_or_group)
+            self._overrides[text] = override, not is_value
+        return self._overrides[text]
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Return the configuration of one point."""
+        original = hydra_loader.create_defaults_list
+        hydra_loader.create_defaults_list = self._defaults_list
+        try:
+            return super().load_sweep_config(master_config, sweep_overrides)
+        finally:
+            hydra_loader.create_defaults_list = original
+
+    def apply(self, override: Override, composed: DictConfig) -> None:
+        """Apply the override of a value to a configuration. Raises what Hydra raises."""
+        self._apply_overrides_to_config([override], composed)
+
+    def sources(self, choices: Sequence[str]) -> Mapping[Any, tuple[object, ...]]:
+        """Return the keys of the root that these choices of groups lead to, and the files that make each of them.
+
+        Keys and files stand in the order of the merge. Raises what Hydra raises.
+        """
+        overrides = [*self.fixed, *(self.read(text)[0] for text in choices)]
+        made = self._defaults_list(
+            overrides_list=overrides, repo=self._files, config_name=self._config_name, prepend_hydra=True,
+            skip_missing=False,
+        )  # fmt: skip
+        found: dict[Any, list[object]] = {}
+        of_all: list[object] = []  # what gives the root a type or a flag counts for all keys
+        for entry in made.defaults:
+            identity = _identity(entry)
+            names, is_of_all = self._touched_by(entry)
+            for name in names:
+                found.setdefault(name, [*of_all])
+            for name in found if is_of_all else names:
+                found[name].append(identity)
+            of_all += [identity] if is_of_all else []
+        return {name: tuple(files) for name, files in found.items()}
+
+    def looks_elsewhere(self, name: Any) -> bool:
+        """Return whether the last merge looked for a value outside of a key of the root to make it."""
+        return name in self._lookups.from_keys or None in self._lookups.from_keys
+
+    def _touched_by(self, entry: ResultDefault) -> tuple[tuple[Any, ...], bool]:
+        """Return the keys of the root that a file has, and whether it gives the root a type or a flag."""
+        identity = _identity(entry)
+        if identity not in self._touched:
+            repo: Any = _Copies(self._files, [entry])
+            config = self._load_single_config(entry, repo).config
+            content = config._value()
+            if not isinstance(config, DictConfig) or not isinstance(content, dict):
+                raise UncertainError
+            self._touched[identity] = tuple(content), config._is_typed() or bool(config._metadata.flags)
+        return self._touched[identity]
+
+    def _parse_overrides_and_create_caching_repo(
+        self, config_name: str | None, overrides: list[str]
+    ) -> tuple[list[Override], CachingConfigRepository]:
+        return [self.read(text)[0] for text in overrides], self._files
+
+    def _defaults_list(self, *, overrides_list: list[Override], **others: Any) -> hydra_defaults.DefaultsList:
+        choices: list[Override] = []
+        values: list[Override] = []
+        for override in overrides_list:
+            (choices if self.read(str(override.input_line))[1] else values).append(override)
+        key = tuple(str(override.input_line) for override in choices)
+        if key != self._key:
+            self._key, self._defaults, self._composed = key, None, None
+            lookups = _Lookups()
+            with _quiet(), _cheap_interpolation_map(), lookups.watched():
+                defaults = hydra_defaults.create_defaults_list(overrides_list=choices, **others)
+            self._defaults = None if lookups.resolvers else defaults
+        if self._defaults is None:
+            raise UncertainError
+        return dataclasses.replace(self._defaults, config_overrides=values)
+
+    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: Any) -> DictConfig:
+        if self._composed is None:
+            self._composed = self._merged(defaults)
+        if self._lookups.is_resolver_used:
+            raise UncertainError
+        return copy.deepcopy(self._composed)
+
+    def _merged(self, defaults: list[ResultDefault]) -> DictConfig:
+        """Return the files merged. Those of Hydra's own section, which come first, are merged once for all choices."""
+        first = list(itertools.takewhile(lambda entry: section_of(entry) == "hydra", defaults))
+        key = tuple(map(_identity, first))
+        repo: Any = _Copies(self._files, defaults)
+        if key not in self._begun:
+            begun, lookups = OmegaConf.create(), _Lookups()
+            with flag_override(begun, "no_deepcopy_set_nodes", True), lookups.watched():
+                for entry in first:
+                    begun.merge_with(self._load_single_config(entry, repo).config)
+            self._begun[key] = begun, lookups
+        begun, lookups = self._begun[key]
+        self._beginning = ConfigResult(provider="", path="", config=copy.deepcopy(begun), header={})
+        self._lookups = copy.deepcopy(lookups)
+        with self._lookups.watched():
+            return super()._compose_config_from_defaults_list([_BEGINNING, *defaults[len(first) :]], repo)
+
+    def _load_single_config(self, default: ResultDefault, repo: Any) -> ConfigResult:
+        return self._beginning if default is _BEGINNING else super()._load_single_config(default, repo)
+
+
+_BEGINNING = ResultDefault()
+"""Stands in a list of files for those that were merged before."""
+
+
+class _Lookups:
+    """Watches what OmegaConf looks up while files are merged, and whether the result may hang on it.
+
+    An interpolation that a later file replaces is resolved, and the result is used if it is a section or null. So a
+    text with more around the interpolation does not count.
+    """
+
+    def __init__(self) -> None:
+        self.resolvers: list[str] = []
+        """Resolvers that were called, and that may return another value next time."""
+        self.is_resolver_used = False
+        """True if the result hangs on the value of such a resolver."""
+        self.from_keys: set[Any] = set()
+        """Keys of the root below which a value outside of them was looked up; None if the key is not known."""
+        self._is_counted = False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch for the time of a block."""
+        dereference, look_up, evaluate = (
+            Node._maybe_dereference_node, Container._resolve_node_interpolation, Container._evaluate_custom_resolver,
+        )  # fmt: skip
+
+        def dereferenced(node: Node, /, *args: Any, **kwargs: Any) -> Node | None:
+            num_before, before = len(self.resolvers), self._is_counted
+            text = node._value()
+            is_alone = isinstance(text, str) and text.startswith("${") and text.endswith("}")
+            self._is_counted = before or is_alone
+            try:
+                found = dereference(node, *args, **kwargs)
+            finally:
+                self._is_counted = before
+            is_of_resolver = len(self.resolvers) > num_before
+            if is_of_resolver and found is not None and (isinstance(found, Container) or found._value() is None):
+                self.is_resolver_used = True
+            return found
+
+        def looked_up(node: Container, /, inter_key: str, *args: Any, **kwargs: Any) -> Node:
+            key = _root_key(node)
+            if self._is_counted and inter_key.partition(".")[0] != key:
+                self.from_keys.add(key)
+            return look_up(node, inter_key, *args, **kwargs)
+
+        def evaluated(parent: Container, /, *, inter_type: str, **others: Any) -> Any:
+            if inter_type != _ALWAYS_ALIKE:
+                self.resolvers += [] if inter_type.startswith(_OMEGACONFS_OWN) else [inter_type]
+                self.from_keys.update([_root_key(parent)] if self._is_counted else [])
+            return evaluate(parent, inter_type=inter_type, **others)
+
+        patched: Any = Node, Container
+        patched[0]._maybe_dereference_node = dereferenced
+        patched[1]._resolve_node_interpolation, patched[1]._evaluate_custom_resolver = looked_up, evaluated
+        try:
+            yield
+        finally:
+            patched[0]._maybe_dereference_node = dereference
+            patched[1]._resolve_node_interpolation, patched[1]._evaluate_custom_resolver = look_up, evaluate
+
+
+def _root_key(node: Node) -> Any:
+    """Return the key of the root below which a node stands; None for the root."""
+    key, parent = None, node._get_parent()
+    while parent is not None:
+        key, node, parent = node._key(), parent, parent._get_parent()
+    return key
 
 
 class _SharedStore:

@@ -55,6 +55,11 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
             "train.command_env=torchrun has no effect with train.command_per=node: the program starts its ranks "
             "itself, and tells each its rank. Leave one of the two out."
         )
+    if config.train.command_env is CommandEnv.tensorflow and "TF_CONFIG" in config.cluster.env:
+        yield (
+            "cluster.env.TF_CONFIG is replaced by the one that train.command_env=tensorflow makes of the run's ranks. "
+            "Leave one of the two out."
+        )
     yield from script_words.argument_problem("train.command", command)
     try:
         words, names = split_command(command), list(placeholders(command))

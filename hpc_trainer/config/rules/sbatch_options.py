@@ -25,14 +25,11 @@ _FREE = frozenset({
 _OURS = {
     "account": "cluster.account",
     "array": "the grid itself, and cluster.array_parallelism",
-    "begin": "submit later: a job that waits holds up nothing",
     "chdir": "the folder in which you submit",
     "clusters": "a cluster= for each grid",
-    "comment": "nothing: jobs are known by it",
     "constraint": "hardware.constraint",
     "cpus-per-gpu": "hardware.cpus_per_gpu",
     "cpus-per-task": "hardware.cpus_per_task",
-    "dependency": "nothing: jobs that follow each other set it",
     "error": "hpc-trainer logs",
     "exclude": "hardware.exclude",
     "export": "cluster.env",
@@ -57,11 +54,16 @@ _OURS = {
     "output": "hpc-trainer logs",
     "partition": "hardware.partition",
     "qos": "hardware.qos",
-    "requeue": "nothing: runs come back by themselves",
     "signal": "cluster.signal_lead_s",
     "time": "hardware.time_limit_min",
     "wait": "submit --wait",
     "wrap": "--command",
+}
+_UNNEEDED = {
+    "begin": "a job that waits holds up nothing; submit later",
+    "comment": "hpc-trainer uses the comment to recognise its jobs",
+    "dependency": "hpc-trainer sets it for jobs that follow each other",
+    "requeue": "runs come back by themselves",
 }
 _VALUE = Word(re.compile(r"[A-Za-z0-9_./:+@-][A-Za-z0-9_.,:@%+=/*\[\]-]*"), "END")
 
@@ -71,7 +73,9 @@ def sbatch_problems(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         what = f"cluster.sbatch holds {shown(str(name))}"
         option = str(name).removeprefix("--").replace("_", "-")
-        if option in _OURS:
+        if option in _UNNEEDED:
+            yield f"{what}, which hpc_trainer sets itself. Remove it: {_UNNEEDED[option]}."
+        elif option in _OURS:
             yield f"{what}, which hpc_trainer sets itself. Use {_OURS[option]}."
         elif name not in _FREE:
             nearest = did_you_mean(option, _FREE) or f"It takes {', '.join(sorted(_FREE))}."

@@ -48,3 +48,6 @@ class ClusterConfig:
     """Times that a run comes back after an error of storage or data (exit 74); your own code's errors never do."""
     max_no_progress: int = key(3, ALWAYS, limits="≥ 1")
     """Restarts without a new step after which a run stops for good (exit 76)."""
+    min_goodput: float = key(0.05, ALWAYS, limits="[0, 1)")
+    """Least share of allocated time that training must get in attempts that the time limit ends. A run stops for good
+    (exit 76) if its newest attempts of this kind, three or cluster.max_no_progress, are below; 0: no such bound."""

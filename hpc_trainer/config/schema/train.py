@@ -49,10 +49,11 @@ class CommandPer(str, enum.Enum):
 
 
 class CommandEnv(str, enum.Enum):
-    """When the program finds its rank under torchrun's names."""
+    """Which names tell the program its rank and where the others are."""
 
     auto = "auto"
     torchrun = "torchrun"
+    tensorflow = "tensorflow"
 
 
 class CommandSignal(str, enum.Enum):
@@ -109,7 +110,8 @@ class LoopConfig:
     programs that start their own ranks, as torchrun, accelerate launch and mpirun do."""
     command_env: CommandEnv = key(CommandEnv.auto, only_with("train.command"), APART, SAFE, in_graph=False)
     """When the program finds RANK, WORLD_SIZE, MASTER_ADDR and the other names of torchrun. auto: if the run has
-    several ranks, as many programs take RANK=0 alone for a distributed training. torchrun: with one rank too."""
+    several ranks, as many programs take RANK=0 alone for a distributed training. torchrun: with one rank too.
+    tensorflow: as auto, and TF_CONFIG, in which each start of the program is a worker."""
     command_signal: CommandSignal = key(CommandSignal.TERM, only_with("train.command"), APART, SAFE, in_graph=False)
     """What the program and its children hear when the run must stop: save then, and exit."""
     command_dir: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)

@@ -17,7 +17,8 @@ import enum
 import functools
 import operator
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -146,3 +147,24 @@ def shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def typed_words(words: Iterable[str]) -> str:
+    """Return words of a command as one types them in a shell, with the fewest quotes."""
+    return " ".join(map(_typed_word, words))
+
+
+def _typed_word(word: str) -> str:
+    quoted = _QUOTED.fullmatch(word)
+    if quoted is not None and quoted["value"].lower() not in _OTHER_TYPES:
+        return f"{quoted['key']}{quoted['value']}"
+    if "'" in word and not _SPECIAL.search(word):
+        return f'"{word}"'
+    return shlex.quote(word)
+
+
+_QUOTED = re.compile(r"(?P<key>[+~]*[\w.@/-]+=)'(?P<value>[A-Za-z_][\w./-]*)'")
+"""A text in Hydra's quotes that is the same text without them."""
+_OTHER_TYPES = frozenset({"null", "true", "false", "nan", "inf"})
+_SPECIAL = re.compile(r'["$`\\!\n]')
+"""What means something to a shell within double quotes."""

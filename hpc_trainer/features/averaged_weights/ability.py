@@ -10,7 +10,6 @@ from torch import nn
 
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime.rank_memory import RankMemory
-from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.state import TrainState
 
@@ -39,7 +38,7 @@ class AveragedWeightsAbility(Ability):
 
     def memory(self, held: RankMemory, building: Building) -> None:
         held.average = held.weights // held.num_parts + held.buffers
-        held.checkpoint += num_bytes(held.model.parameters()) + held.buffers
+        held.checkpoint += held.saved + held.buffers
 
 
 ABILITY = AveragedWeightsAbility

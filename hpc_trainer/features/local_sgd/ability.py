@@ -39,7 +39,7 @@ class LocalSgdAbility(Ability):
     def memory(self, held: RankMemory, building: Building) -> None:
         """Each rank saves weights and moments of its own, and rank 0's weights are everybody's besides."""
         parallel, world_size = self.config.parallel, building.mesh.shape.world_size
-        held.checkpoint += held.all_moments * (world_size - 1) + held.weights * world_size
+        held.checkpoint += held.all_moments * (world_size - 1) + held.saved * world_size
         if parallel.sync is Sync.diloco:
             outer = held.trained * (2 if parallel.outer_momentum > 0 else 1)
             held.communication += outer

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._pytree import tree_leaves
 
 from hpc_trainer.config.held_gradients import has_buckets, holds_gradients
@@ -31,16 +33,18 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.features.memory.live_bytes import LiveBytes, PassBytes, as_gathered, measure
 from hpc_trainer.models.blocks import blocks
+from hpc_trainer.runtime.fake_tensors import build_fake, fake_tensors, reads_values
 from hpc_trainer.runtime.own_process import answer_each
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Building
-from hpc_trainer.training.build import build_dataset, build_loss, build_task, make_optimizer
+from hpc_trainer.training.build import build_dataset, build_loss, build_model, build_task, make_optimizer
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered
 from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 
 
@@ -108,10 +112,10 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
     config, mesh = building.config, building.mesh
     micro = config.train.given_micro_batch_size or 2  # batch norm takes no single sample
     real = of_size(building.dataset, building.task, building.samples, micro)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         trial: nn.Module
         batch = without_content(real)
-        loss, decays = build_loss(building)
+        loss, decays = _build_loss(building)
         optimizer = make_optimizer(building, loss.model, decays)
         trial = loss
         for each in building.abilities:
@@ -140,6 +144,10 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
     ), {name: each.nbytes for name, each in loss.model.state_dict().items()}
 
 
+def _build_loss(building: Building) -> tuple[VotingLoss, Collection[bool]]:
+    return build_loss(building, build_fake(partial(build_model, building.config, building.dataset)))
+
+
 def _building(config: TrainConfig, task: Task, dataset: MapDataset, samples: Any, mesh: Mesh) -> Building:
     return Building(
         config=config, device=torch.device("cpu"), task=task, dataset=dataset, samples=samples, mesh=mesh,
@@ -158,6 +166,7 @@ def _held(
     trained = shares.num_bytes(weight for weight in model.parameters() if weight.requires_grad)
     sizes = sorted((shares.num_bytes(block.parameters()) for block in blocks(model)), reverse=True)
     of_all = _bytes_of_moments(model, optimizer, is_guess=guess is not None)
+    saved = _saved_bytes(model)
     whole = sum(sizes[:2]) + weights - sum(sizes) if parallel.reshard_after_forward else weights
     return RankMemory(
         model=model,
@@ -182,9 +191,16 @@ def _held(
         gathered=bytes_gathered(whole, config) if parallel.strategy is Strategy.fsdp else 0,
         made=made // shape.dp_shard,
         is_skipped_by_scaler=config.precision.compute_dtype is Dtype.fp16,
-        checkpoint=num_bytes(model.parameters()) + buffers * (shape.world_size // shape.pp) + sum(of_all.values()),
+        saved=saved,
+        checkpoint=saved + buffers * (shape.world_size // shape.pp) + sum(of_all.values()),
         num_evaluated_parts=shape.num_data_ranks,
     )
+
+
+def _saved_bytes(model: nn.Module) -> int:
+    """Return the bytes of the weights that a state_dict has: adapters leave their base out."""
+    saved = {id(each) for each in model.state_dict(keep_vars=True).values()}
+    return num_bytes(weight for weight in model.parameters() if id(weight) in saved)
 
 
 def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimate:
@@ -200,18 +216,20 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
     samples = dataset.__getitems__(range(1))
     building = _building(config, task, dataset, samples, Mesh(shape=shape, rank=0))
     building.eval_set = dataset
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        loss, _ = build_loss(building)
+    with fake_tensors():
+        loss, _ = _build_loss(building)
     sizes = BatchSizes.of(found.micro_batch_size, config.train.grad_accum_steps or 1)
     for each in building.abilities:
         sizes = each.sizes(sizes, loss, building)
     size = min(sizes.eval_batch_size, -(-len(dataset) // found.num_evaluated_parts))
     real = of_size(dataset, task, samples, size)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         batch, model = without_content(real), loss.model.eval()
         with as_gathered(config, model, batch) as cast:
             known = [*model.parameters(), *model.buffers(), *tensors_of(cast)]
-            with LiveBytes(known, building.shares) as live, torch.no_grad(), autocast(config.precision, "cpu"):
+            live, formats = LiveBytes(known, building.shares), autocast(config.precision, "cpu")
+            # The user's task may read a value after its forward pass, as num_targets does: the peak is known then.
+            with contextlib.suppress(DataDependentOutputException), live, torch.no_grad(), formats:
                 task.sums(model, cast, num_samples=size, dtype=torch.float64, metrics={})
     gone = found.activations + found.update + (0 if has_buckets(config) else found.gradients)
     return dataclasses.replace(found, evaluation=max(0, live.peak + num_bytes(tensors_of(batch)) - gone))
@@ -265,7 +283,12 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     for each in abilities(config):
         each.begin(mesh, None)
     samples = asked.get("samples")
-    found = estimate(config, StandIn.from_plain(samples) if samples else None)
+    try:
+        found = estimate(config, StandIn.from_plain(samples) if samples else None)
+    except Exception as error:
+        if not reads_values(error):
+            raise
+        return {"error": f"the model or the task reads the value of a tensor, and an estimate's have none: {error}"}
     return asdict(with_evaluation(config, found) if asked.get("has_evaluation") else found)
 
 

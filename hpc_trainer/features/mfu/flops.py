@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,14 +20,12 @@ from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.batch_trees import of_size, without_content
 from hpc_trainer.datasets.stand_in import StandIn
+from hpc_trainer.runtime.fake_tensors import build_fake, fake_tensors
 from hpc_trainer.runtime.own_process import answer_each
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.rng import random_state_kept
-
-if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
 # Batch norm refuses a batch of one.
 BATCH = 2
@@ -46,16 +44,12 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
         task: what the model is trained for.
         example: makes a batch of so many samples; only its shapes and formats count.
     """
-    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     real = example(BATCH)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.device("cpu"):
-        try:
-            model = build()
-        except DataDependentOutputException:  # its first weights are drawn until they fit, as trunc_normal_ does
-            model = _emptied(build, fake)
+    with fake_tensors(), torch.device("cpu"):
+        model = build_fake(build)
         own: Any = getattr(model, "flops_per_sample", None)
         if callable(own):
             return float(own())
@@ -65,21 +59,6 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
             loss: Any = task.loss(model, batch)
             loss.backward()
         return float(counter.get_total_flops()) / BATCH
-
-
-def _emptied(build: Callable[[], nn.Module], fake: FakeTensorMode) -> nn.Module:
-    """The model as it is built with numbers, which it then loses: for a moment it takes the memory of its weights."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    with unset_fake_temporarily():
-        model = build()
-    for module in model.modules():
-        for name, weight in list(module.named_parameters(recurse=False)):
-            empty = fake.from_tensor(weight.detach())
-            module.register_parameter(name, nn.Parameter(empty, requires_grad=weight.requires_grad))
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            module.register_buffer(name, fake.from_tensor(buffer))
-    return model
 
 
 def peak_flops(config: TrainConfig, device: torch.device) -> float | None:

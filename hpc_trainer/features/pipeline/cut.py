@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.parts import Part, parts_of
+from hpc_trainer.runtime.fake_tensors import fake_tensors
 from hpc_trainer.training.precision.formats import autocast
 
 
@@ -201,7 +202,7 @@ def measure(
         return value
 
     is_fake = any(isinstance(each, FakeTensor) for _, each in _tensors(model))  # `plan --memory` is in such a mode
-    fake = contextlib.nullcontext() if is_fake else FakeTensorMode(allow_non_fake_inputs=True)
+    fake = contextlib.nullcontext() if is_fake else fake_tensors()
     with fake, torch.no_grad(), autocast(precision, device_type):
         # Where they will run: what autocast makes of them is another thing on another type of device.
         tensors = {name: torch.empty_like(each, device=device_type) for name, each in _tensors(model)}

@@ -18,6 +18,41 @@ _INT4: Any = torch.int4  # type: ignore[attr-defined]  # torch 2.13's stubs leav
 _OF_GROUPS = (QatTo.int4, QatTo.dynamic_int4)
 
 
+class _Rounded(torch.autograd.Function):
+    """The numbers of a torchao quantizer, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, quantizer: nn.Module) -> torch.Tensor:
+        """Round as the export does."""
+        rounded: torch.Tensor = quantizer(values)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        """Return the whole gradient (Bengio et al. 2013, the straight-through estimator)."""
+        return gradient, None
+
+
+class StraightThrough(nn.Module):
+    """A torchao quantizer of weights whose gradient reaches each weight, also the largest one of a row or a group.
+
+    torchao's own gradient is 0 for a number that it clips. The scale of weights is their largest size / 127.5 or 7.5,
+    so the largest positive weight of a row or group is rounded to 128 or 8, clipped to 127 or 7, and never trained.
+    Inputs are rounded by their smallest and their largest number, and none of them is clipped.
+    """
+
+    def __init__(self, quantizer: nn.Module) -> None:
+        super().__init__()
+        self.quantizer, self.enabled = quantizer, True
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Round `values`, or return them as they are while rounding is off."""
+        if not self.enabled:
+            return values
+        rounded: torch.Tensor = _Rounded.apply(values, self.quantizer)  # type: ignore[no-untyped-call]
+        return rounded
+
+
 def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[str]]:
     """(names of the linear layers that are rounded, names of those that stay, as `qat.group_size` does not divide their
     inputs); also those that an export converts by `convert_config`.
@@ -62,6 +97,9 @@ def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
         QATConfig(activation_config=inputs, weight_config=weights, step="prepare"),
         filter_fn=lambda module, name: isinstance(module, nn.Linear) and name in wanted,
     )
+    for name in names:
+        layer: Any = model.get_submodule(name)  # which torchao has replaced
+        layer.weight_fake_quantizer = StraightThrough(layer.weight_fake_quantizer)
 
 
 def turn_rounding(model: nn.Module, *, on: bool) -> None:

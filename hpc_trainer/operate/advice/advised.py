@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.config.table.choice import typed_words
+from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.advice.facts import gather
 from hpc_trainer.operate.advice.rule import Advice
 from hpc_trainer.operate.advice.rules import advice_of
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.slurm.limits import Limits
+from hpc_trainer.slurm.read_limits import read_limits
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
 MOST_RUNS = 200
@@ -40,10 +43,10 @@ def tune(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[Tuned], list
     """The runs among these that have begun, `MOST_RUNS` at the most, and notes about those that were not looked at."""
     begun = [run for run in map(status.run, run_ids[:MOST_RUNS]) if run.attempts]
     notes = [] if len(run_ids) <= MOST_RUNS else [f"the first {MOST_RUNS} of {len(run_ids)} runs were looked at."]
-    found = []
+    found, ask_limits = [], _limits_of(status)
     for run in begun:
         try:
-            facts = gather(status, run)
+            facts = gather(status, run, ask_limits)
             trusted = [word for package in facts.config.trust for word in ("--trust", package)]
             found.append(Tuned(run.run_id, run.state, [*trusted, *run.spec.overrides], advice_of(facts)))
         except ConfigError as error:  # noqa: PERF203  (a run of another version costs no other)
@@ -78,7 +81,7 @@ def next_words(tuned: Tuned, sweep: str) -> str | None:
     """
     advice = next((each for each in tuned.advice if each.set), None)
     if advice is not None and advice.is_same_run and (tuned.state.has_failed or tuned.state is RunState.CANCELLED):
-        return f"retry {shlex.join([tuned.run_id, *advice.set])}"
+        return f"retry {typed_words([tuned.run_id, *advice.set])}"
     if advice is None or not tuned.words:
         return None
     words = [*advice.set]
@@ -86,7 +89,7 @@ def next_words(tuned: Tuned, sweep: str) -> str | None:
         words.append(f"sweep_name={sweep}-tuned")
     changed = {word.partition("=")[0] for word in words}
     kept = [word for word in tuned.words if word.lstrip("+").partition("=")[0] not in changed]
-    return f"plan {shlex.join([*kept, *words])}"
+    return f"plan {typed_words([*kept, *words])}"
 
 
 def next_of_sweep(tuned: Sequence[Tuned], sweep: str) -> str | None:
@@ -102,6 +105,21 @@ def count_of(status: SweepStatus, run: RunStatus) -> int:
     if not run.attempts:
         return 0
     try:
-        return len(advice_of(gather(status, run)))
+        return len(advice_of(gather(status, run, _limits_of(status))))
     except ConfigError:
         return 0
+
+
+def _limits_of(status: SweepStatus) -> Callable[[], Limits]:
+    """Return what asks the cluster for its limits, once; without an answer there are none."""
+
+    @functools.cache
+    def ask() -> Limits:
+        if status.silence is not None:
+            return Limits()
+        try:
+            return read_limits()
+        except SlurmError:
+            return Limits()
+
+    return ask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.pace import nearest_rank
+from hpc_trainer.slurm.limits import Limits
 from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
@@ -95,6 +96,8 @@ class Facts:
     ranks: Sequence[RankUse] = ()
     stragglers: Sequence[Straggler] = ()
     """Ranks that held the others up when it was last looked, the slowest first."""
+    ask_limits: Callable[[], Limits] = Limits
+    """Returns what the cluster allows; asked only for a change that asks Slurm for something else."""
     needs_s: Sequence[float] = ()
     """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts; of more
     than `MOST_LIKE` the first ones."""
@@ -129,8 +132,11 @@ class Facts:
         return self.run.state is RunState.COMPLETED
 
 
-def gather(status: SweepStatus, run: RunStatus) -> Facts:
-    """Reads the files of one run.
+def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits] = Limits) -> Facts:
+    """Read the files of one run.
+
+    Args:
+        ask_limits: as in Facts.
 
     Raises:
         ConfigError: its frozen configuration is of another version.
@@ -147,6 +153,7 @@ def gather(status: SweepStatus, run: RunStatus) -> Facts:
         spent={} if ledger is None else {kind.value: each for kind, each in ledger.seconds.items()},
         ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS, faults=faults)),
         stragglers=slow_at_end(read_stragglers(paths, faults)),
+        ask_limits=ask_limits,
         needs_s=_needs(status, run),
     )
 

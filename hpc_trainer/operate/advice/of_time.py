@@ -11,7 +11,10 @@ from hpc_trainer.operate.advice.facts import Facts, worked_s
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
 from hpc_trainer.runs.monitoring.telemetry import mean_of
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.decide import TIMEOUT
 from hpc_trainer.runtime.pace import best_interval, mean_time_between_interruptions
+from hpc_trainer.slurm.preflight import longest_limit
+from hpc_trainer.state.monitoring.ledger import STARTS
 
 _SAVES, _LEAST_SAVES = 0.1, 10
 _LEFT_OF_SYNCHRONOUS = 0.1
@@ -19,7 +22,6 @@ _EVALUATIONS, _RIGHT_FOR_EVALUATIONS = 0.3, 0.05
 _REDONE = 0.1
 _STARTS, _RIGHT_FOR_STARTS = 0.1, 0.05
 _COMPILE, _SLOWER_WITHOUT = 0.3, 1.5
-_TIMEOUT = "timeout"  # what the journal has of a stop before the time limit
 _LINE_S, _LINE_EVERY_S, _LEAST_CORE = 0.3e-3, 0.05, 0.02
 
 
@@ -143,13 +145,17 @@ def _compile(facts: Facts) -> Iterator[Finding]:
 
 def _starts(facts: Facts) -> Iterator[Finding]:
     """Of a run that its time limit ended again and again."""
-    ended = sum(each.cause == _TIMEOUT or each.state is RunState.TIMEOUT for each in facts.run.attempts)
-    lost_s = facts.spent_on("start_up", "imports", "rendezvous", "compile", "restore")
+    ended = sum(each.cause == TIMEOUT or each.state is RunState.TIMEOUT for each in facts.run.attempts)
+    lost_s = facts.spent_on(*(kind.value for kind in STARTS))
     if ended < 2 or not facts.wall_s or (share := lost_s / facts.wall_s) < _STARTS:
         return
     now = facts.config.hardware.time_limit_min
     start_s = lost_s / len(facts.run.attempts)
     right = max(2 * now, math.ceil(start_s / _RIGHT_FOR_STARTS / 60))
+    bound = longest_limit(facts.run.spec.shape, facts.ask_limits()) if facts.is_on_slurm else None
+    right = right if bound is None else min(right, bound[0])
+    if right <= now:
+        return
     gain = Gain(share=share * (1 - now / right), is_bound=False)
     seen = f"the time limit of {now} min ended {ended} attempts, and starts took {share:.0%} of the time"
     yield Finding(seen, [Change({"hardware.time_limit_min": right}, gain)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,12 @@ from typing import Any
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.choice import shown, typed
+from hpc_trainer.config.table.choice import shown, typed, typed_words
 from hpc_trainer.operate.advice.facts import Facts
+from hpc_trainer.runs.shape import shape_of
+from hpc_trainer.slurm.preflight import find_shape_problems
 
 TIME = "time"
 LEAST_GAIN = 0.05
@@ -94,7 +96,7 @@ class Advice:
     @property
     def line(self) -> str:
         """What was seen, what to change, what that is expected to gain."""
-        return f"{self.rule}: {self.seen}. {shlex.join(self.set) or self.do}: {self.gain}"
+        return f"{self.rule}: {self.seen}. {typed_words(self.set) or self.do}: {self.gain}"
 
 
 def choose(facts: Facts, rule: Rule, finding: Finding) -> Advice | None:
@@ -103,13 +105,22 @@ def choose(facts: Facts, rule: Rule, finding: Finding) -> Advice | None:
         if change.gain.share < LEAST_GAIN:
             continue
         changed = with_values(facts.config, change.values)
-        if changed is None:
+        if changed is None or _is_refused_by_cluster(facts, changed):
             continue
         is_same = config_digest(to_plain(changed)) == facts.run.spec.digest
         return Advice(
             rule=rule.name, seen=finding.seen, set=change.words, do=change.do, gain=change.gain, is_same_run=is_same
         )
     return None
+
+
+def _is_refused_by_cluster(facts: Facts, changed: TrainConfig) -> bool:
+    """Return True if the cluster does not allow what the changed configuration asks of it, as `plan` would find."""
+    before, after = facts.run.spec.shape, shape_of(changed)
+    if after == before or changed.cluster.executor is not Executor.slurm:
+        return False
+    limits, hardware = facts.ask_limits(), changed.hardware.name
+    return bool({*find_shape_problems(after, hardware, limits)} - {*find_shape_problems(before, hardware, limits)})
 
 
 def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig | None:

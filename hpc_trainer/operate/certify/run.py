@@ -22,9 +22,9 @@ from hpc_trainer.operate.end_local import end_local
 from hpc_trainer.operate.one_run import await_end, raise_failure
 from hpc_trainer.runs.interruptions import Interruption
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.journal import Journal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,8 @@ def _certify(
         return certificate
     paths = disturbed.sweep.run(spec.run_id)
     resumed = read_trace(paths, spec.shape.world_size)
-    certificate.resumed_steps = [each["step"] for each in read_lines(paths.attempts) if each["event"] == "resume"][1:]
+    resumed_steps = [attempt.resumed_step for attempt in Journal(paths).read()]
+    certificate.resumed_steps = [step for step in resumed_steps if step is not None][1:]
     if not any(certificate.resumed_steps):
         certificate.failed = (
             "nothing was shown: the interrupted run never went on from a checkpoint. Take more --steps; a loop of your "
@@ -162,5 +163,6 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
         as_killed = run.state.has_failed or run.state is RunState.NODE_FAIL
         if expected is None or not (run.state is RunState.PREEMPTED or (is_killed and as_killed)):
             raise_failure(trial.sweep, run)
-        say(f"  {expected}: {run.state.value} at step {run.step}; started again")
+        at = "" if is_killed else f" at step {run.step}"  # a killed rank told its step some seconds before
+        say(f"  {expected}: {run.state.value}{at}; started again")
         trial.bring_back()

@@ -23,7 +23,8 @@ from hpc_trainer.operate.deploy.fed import fed_to_export, fed_to_run, new_data
 from hpc_trainer.operate.show import NoRunError, find_run
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, check_packages, read_card
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.layout import journals_in
+from hpc_trainer.runs.shared_folder import names_in
 
 PREDICTIONS = (".jsonl", ".npz")
 
@@ -79,7 +80,7 @@ def _with_notes(told: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
 def _asked(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
     """(What the answer says of the target, what the process with torch is told.)"""
     folder = Path(target.name)
-    is_folder = os.sep in target.name and folder.is_dir() and not RunPaths(folder).attempts.exists()
+    is_folder = os.sep in target.name and folder.is_dir() and not journals_in(names_in(folder) or ())
     if is_folder or (folder / CARD).exists():
         return _export(target, folder)
     try:

@@ -37,7 +37,7 @@ def join(flights: Mapping[int, Flight]) -> Joined:
     world = max(flight.world_size for flight in flights.values())
     lines = [_last_words(flight) for flight in list(flights.values())[:_LISTED]]
     if len(flights) > _LISTED:
-        lines.append(f"and {len(flights) - _LISTED} more ranks; hpc-trainer why RUN --html FILE shows all")
+        lines.append(f"and {len(flights) - _LISTED} more ranks")
     says, rank = _verdict(flights, world)
     return Joined(says=says, lines=lines, rank=rank)
 

@@ -36,7 +36,7 @@ def read_exports(folders: Sequence[Path]) -> list[ExportReport]:
     for folder in folders:
         own = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
         if not own:
-            raise RunStateError(f"{folder} holds no export. `hpc-trainer export RUN --all` makes some.")
+            raise RunStateError(f"{folder} holds no export. Name a folder that `hpc-trainer export` has made.")
         for each in own:
             card = read_card(each)
             measured = card["measured"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpc_trainer.runs.files import append_lines, to_json, write_atomic
+from hpc_trainer.runs.files import OwnLines, append_lines, to_json, write_atomic
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import Faults, list_folder, parse_record, read_ends, records
 from hpc_trainer.runs.record_values import as_count, as_time, is_number
@@ -122,10 +122,22 @@ class Sample:
 Part = TypeVar("Part", Device, Host)
 
 
-def append_samples(paths: RunPaths, samples: Sequence[Sample]) -> None:
-    """Adds lines of one rank. Raises OSError: the file system refused; nothing of them is in the file then."""
-    file = paths.telemetry_file(samples[0].attempt, samples[0].rank)
-    append_lines(file, [record_of(each) for each in samples], sync=False)
+def append_samples(paths: RunPaths, samples: Sequence[Sample], file: OwnLines | None = None) -> None:
+    """Add lines of one rank of one attempt.
+
+    Args:
+        paths: the run's.
+        samples: at least one.
+        file: the rank's file, if it is open already.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    lines = [record_of(each) for each in samples]
+    if file is None:
+        append_lines(paths.telemetry_file(samples[0].attempt, samples[0].rank), lines, sync=False)
+    else:
+        file.append(lines)
 
 
 def record_of(sample: Sample) -> dict[str, Any]:

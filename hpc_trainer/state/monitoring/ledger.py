@@ -25,8 +25,9 @@ from hpc_trainer.runs.monitoring.allocations import Allocation, read_allocations
 from hpc_trainer.runs.monitoring.ledger import Spent, read_spent
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.decide import TIMEOUT
 from hpc_trainer.runtime.spans import Kind
-from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.journal import Attempt, newest_chain, successor_jobs
 
 _SILENT_S = 60.0
 # Clocks of nodes and of the controller differ; a start is journaled some seconds after Slurm's.
@@ -34,6 +35,10 @@ _CLOCKS_S = 60.0
 _WORK = (Kind.step, Kind.data_wait, Kind.program)
 TRAINS = (Kind.step, Kind.program)
 """What of a step that lasted trained anything."""
+_ASKED_FOR = (*TRAINS, Kind.data_wait, Kind.evaluation)
+STARTS = (Kind.start_up, Kind.imports, Kind.rendezvous, Kind.compile, Kind.restore)
+"""What an attempt does before its first step."""
+_FEWEST_TIMEOUTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +123,56 @@ def ledger_of(
     used = {each.key for each in matched.values()}
     found += [_untold(each) for key, each in known.items() if key not in used and _is_of_run(each, attempts)]
     return RunLedger(attempts=found, num_gpus=num_gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut:
+    """The newest attempts of a run that its time limit ended, taken together."""
+
+    count: int
+    elapsed_s: float
+    training_s: float
+    """Steps that lasted, their data wait, and evaluations: a longer time limit changes nothing of what each costs."""
+
+    @property
+    def share(self) -> float:
+        """Share of the allocated time that was training, 0 to 1."""
+        return self.training_s / self.elapsed_s
+
+    @property
+    def other_s(self) -> float:
+        """Mean seconds of an attempt that were not training: starts, saves, steps done again."""
+        return (self.elapsed_s - self.training_s) / self.count
+
+
+def most_timeouts(max_no_progress: int) -> int:
+    """Return how many attempts that the time limit ended are judged together (`cluster.min_goodput`)."""
+    return max(_FEWEST_TIMEOUTS, max_no_progress)
+
+
+def newest_timeouts(
+    paths: RunPaths, attempts: list[Attempt], most: int, *, least: int = 1, faults: Faults | None = None
+) -> TimedOut | None:
+    """Sum up the newest `most` attempts that the time limit ended since a user last submitted the run.
+
+    Attempts that ended for another reason, as a preemption, are passed over: with no interruption they might have
+    trained, so they neither count against the run nor for it.
+
+    Returns:
+        None if there are fewer than `least` such attempts, or one of them did not tell what it spent its time on.
+    """
+    if sum(each.cause == TIMEOUT for each in attempts) < least:
+        return None  # nearly always; the files below are not read then
+    chain = newest_chain(attempts, successor_jobs(paths))
+    ended = [each.attempt for each in chain if each.cause == TIMEOUT][-most:]
+    ledger = ledger_of(paths, attempts, num_gpus=0, faults=faults) if len(ended) >= max(1, least) else None
+    known = {} if ledger is None else {each.attempt: each for each in ledger.attempts if not each.unknown_s}
+    told = [known[number] for number in ended if number in known]
+    elapsed_s = math.fsum(each.elapsed_s for each in told)
+    if len(told) < len(ended) or elapsed_s <= 0:
+        return None
+    trained_s = math.fsum(each.seconds.get(kind, 0.0) for each in told for kind in _ASKED_FOR)
+    return TimedOut(count=len(told), elapsed_s=elapsed_s, training_s=trained_s)
 
 
 def match(attempts: Sequence[Attempt], allocations: Sequence[Allocation]) -> dict[int, Allocation]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpc_trainer.runtime.spans import Kind
-from hpc_trainer.state.monitoring.ledger import AttemptLedger, RunLedger
+from hpc_trainer.state.monitoring.ledger import AttemptLedger, RunLedger, TimedOut
 
 WORDS = {
     Kind.step: "steps", Kind.program: "program", Kind.data_wait: "data wait", Kind.redone: "redone steps",
@@ -31,6 +31,15 @@ def ledger_line(ledger: RunLedger) -> str | None:
 
 def _largest(shares: list[tuple[str, float]]) -> list[tuple[str, float]]:
     return sorted(shares, key=lambda each: -each[1])
+
+
+def timed_out_words(found: TimedOut, time_limit_min: int) -> str:
+    """Return a clause: how many attempts the time limit ended, and how much of their time was training."""
+    share = f"{found.share:.1%}".replace("%", " %")
+    return (
+        f"the time limit of {time_limit_min} min ended its last {found.count} attempts, and {share} of their "
+        f"{duration(found.elapsed_s)} was training"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.layout import RunPaths, journals_in
 from hpc_trainer.runs.shared_folder import names_in
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.save_timer import DEADLINE, SaveTimer
 
 _FORCED_S = 1.0
@@ -47,9 +45,7 @@ class LifeSigns:
     _first_step: int = 0
     _start_time: float = field(default_factory=time.time)
     _last_time: float = 0.0
-    _journal_size: int = -1
     _newest: int = 0
-    _num_beats: int = 0
     _speed: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
@@ -80,11 +76,9 @@ class LifeSigns:
         if not is_last and now - self._last_time < self._pause_s(now, force):
             return
         self._last_time = now
-        self._num_beats += 1
-        is_young = now - self._start_time < _YOUNG_S
-        if is_young or self._num_beats % 2:
-            self.give_way()
-        self.ask_to_stop(looks=is_young or self._num_beats % 2 == 0)
+        names = self._look()
+        self._check_superseded()
+        self.ask_to_stop(names)
         done = step - self._first_step
         speed = self._speed or (done / (now - self._start_time) if done > 0 else None)
         beat = {
@@ -107,37 +101,42 @@ class LifeSigns:
     def _pause_s(self, now: float, force: bool) -> float:
         """Return the least seconds between two heartbeats: `every_s` in the first minute, five times that later on.
 
-        A heartbeat is some four requests to the file server, of which the looks for a cancel and for a later attempt
-        take turns after the first minute: a run of a day must not make 170,000 of them.
+        A heartbeat is some four requests to the file server: a run of a day must not make 170,000 of them.
         """
         age_s = now - self._start_time
         if force and age_s < _YOUNG_S:
             return min(self.every_s, _FORCED_S)
         return self.every_s * min(max(1.0, age_s / _YOUNG_S), _MOST_TIMES)
 
-    def ask_to_stop(self, *, looks: bool = True) -> None:
+    def ask_to_stop(self, names: Collection[str]) -> None:
         """Set the stop flag for a reason that comes by no signal.
 
         Args:
-            looks: look for the marker of `cancel`, which costs two requests to the file server.
+            names: the names in the run's folder as the server has them, or none to look for a deadline alone.
         """
-        if looks and CANCEL in (names_in(self.paths.place) or ()):
+        if CANCEL in names:
             # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
             self.stop.request("CANCEL marker")
         if self.saves.must_stop:
             self.stop.request(DEADLINE)
 
     def give_way(self) -> None:
-        """Raises SupersededError when a later attempt of this run has begun: its journal grew without us.
+        """Raise SupersededError if a later attempt of this run has begun: its journal lies in the run's folder.
 
-        From any thread: whichever sees it first, the others raise it too.
+        Any thread may call this: whichever sees it first, the others raise it too.
         """
+        self._look()
+        self._check_superseded()
+
+    def _look(self) -> list[str]:
+        """List the run's folder, as the server has it, and note the newest attempt; nothing if it cannot be listed."""
+        names: list[str] = []
         with contextlib.suppress(OSError):
-            with self.paths.attempts.open("rb") as file:  # an open asks the server; a stat may be a minute old (NFS)
-                size = os.fstat(file.fileno()).st_size
-            if size != self._journal_size:
-                self._newest = max((each.attempt for each in Journal(self.paths).read()), default=self._newest)
-                self._journal_size = size
+            names = names_in(self.paths.place) or []
+        self._newest = max([self._newest, *(attempt for attempt, _ in journals_in(names))])
+        return names
+
+    def _check_superseded(self) -> None:
         if self._newest > self.attempt:
             raise SupersededError(
                 f"attempt {self._newest} of {self.paths.run_id} has begun: attempt {self.attempt} ends"

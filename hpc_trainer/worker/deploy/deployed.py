@@ -60,7 +60,7 @@ def deployed_model(config: TrainConfig, shape: HasShape, weights: Mapping[str, t
         raise CheckpointError(
             f"the checkpoint's weights do not fit {type(model).__name__} as {config.model._target_} builds it now: "
             f"{' '.join(lines[:_MOST_LINES])}{more} Has its code changed since? Take back that of the run "
-            "(hpc-trainer show RUN names its frozen code)."
+            "(hpc-trainer show names its frozen code)."
         ) from error
     for make in overridden(active, "deployed"):
         model = make(model)

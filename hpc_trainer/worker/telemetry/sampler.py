@@ -17,6 +17,7 @@ from typing import Protocol
 from hpc_trainer.config.program import is_one_a_node
 from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runs.files import OwnLines
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.monitoring.telemetry import MAX_LINES, Device, Host, Sample, append_samples, thin_out
@@ -29,7 +30,7 @@ from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
 
 # The file server sees at most so many lines a second of a run.
 _MOST_A_SECOND = 20
-# After the first minute samples wait for each other: each write opens a file on the shared folder.
+# After the first minute samples wait for each other: each write is one for the file server too.
 _YOUNG_S, _WRITE_EVERY_S = 60.0, 10.0
 # The end of a run does not wait longer for a driver that does not answer.
 _LAST_S = 2.0
@@ -90,6 +91,10 @@ class Sampler:
     _first: float = field(default_factory=time.monotonic)
     _newest_time: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
+    _file: OwnLines = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._file = OwnLines(self.paths.telemetry_file(self.attempt, self.env.rank))
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
@@ -121,6 +126,7 @@ class Sampler:
                 self.sample(host, devices)
             self.sample(host, devices)
         finally:
+            self._file.close()
             for each in (devices, *self.watchers):
                 if each is not None:
                     with contextlib.suppress(Exception):
@@ -162,9 +168,10 @@ class Sampler:
     def _write(self, now: float) -> None:
         """Append the samples that wait. Raises OSError: the file system refused, and they are lost."""
         samples, self._held, self._written = self._held, [], now
-        append_samples(self.paths, samples)
+        append_samples(self.paths, samples, self._file)
         self._lines += len(samples)
         if self._lines >= MAX_LINES:
+            self._file.close()  # another one takes its place
             self._lines = thin_out(self.paths.telemetry_file(self.attempt, self.env.rank))
 
     def _show(self, watcher: Watcher, samples: Sequence[Sample]) -> None:

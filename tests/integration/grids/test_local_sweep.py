@@ -18,6 +18,7 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.state.status import read_status
 from tests import warm
 from tests.benchmarks.gpu import EXPERIMENTS
+from tests.journals import journal_records
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -73,10 +74,9 @@ def test_submit_is_detached_and_ctrl_c_stops_with_a_checkpoint(local: LocalDrive
     local.json(*words)  # returns at once; the queue works on by itself
     _wait_until(local, "long", "COMPLETED", timeout_s=200)
     resumed = [
-        json.loads(line)["step"]
-        for path in (local.folder / "runs/long").glob("*/attempts.jsonl")
-        for line in path.read_text().splitlines()
-        if json.loads(line)["event"] == "resume"
+        record["step"]
+        for path in (local.folder / "runs/long").glob("*/attempt-000.jsonl")
+        for record in journal_records(path.parent, "resume")
     ]
     assert len(resumed) == 3
     assert max(resumed) >= 20
@@ -224,6 +224,8 @@ def test_the_demo_reaches_its_accuracy_and_says_that_all_is_done(local: LocalDri
     print(f"best accuracy {best}")
     assert best >= 0.97
     assert "Best eval_accuracy" in first.stdout
+    assert first.stdout.splitlines()[-1].endswith(" report demo"), "the next step"
+    assert first.stdout.count("Next: ") == 1
     again = local.run(*words)
     assert "all is done (4 COMPLETED)" in again.stdout
     assert len(local.json("results", "demo", "--sort", "eval_loss")) == 4

@@ -50,7 +50,7 @@ def test_a_grid_of_an_app_as_it_is(app: LocalDriver) -> None:
     rows = _runs(app, "train")
     assert [row["params.model"] for row in rows] == ["line", "cubic"]
     assert all(row["state"] == "COMPLETED" and 0 < row["return_value"] < 0.1 for row in rows)
-    folder = app.folder / "runs" / "train" / rows[0]["run_id"]
+    folder = app.folder / "runs" / "train" / rows[0]["run_id"] / "output"
     assert yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text()) == ["model=line", "lr=0.5", *QUICK]
     assert yaml.safe_load((folder / ".hydra" / "config.yaml").read_text())["model"] == {"name": "line", "degree": 1}
     assert "line begins after step 0" in (folder / "train.log").read_text(), "logged as the app configured it"
@@ -128,7 +128,7 @@ def test_the_launcher_returns_at_once_and_skips_what_is_done(app: LocalDriver) -
     assert "2 submitted, 0 before" in done.stdout
     rows = app.run("status", "train", "--watch") and _runs(app, "train")
     assert [(row["state"], row["params.model"]) for row in rows] == [("COMPLETED", "line"), ("COMPLETED", "cubic")]
-    folder = app.folder / "runs" / "train" / rows[1]["run_id"]
+    folder = app.folder / "runs" / "train" / rows[1]["run_id"] / "output"
     assert (folder / ".hydra" / "hydra.yaml").is_file()
     assert (folder / "train.log").is_file()
     assert not (app.folder / "runs" / "train" / "pickles").exists(), "an app that a command starts is not pickled"
@@ -194,7 +194,13 @@ def test_a_task_that_no_command_starts_is_pickled_for_its_owner_alone(app: Local
     # A file that others may write is not read.
     pickle.chmod(0o622)
     run = app.folder / "runs" / "book" / rows[0]["run_id"]
-    env = {**app.env, "HPC_TRAINER_RUN_DIR": str(run), PICKLE: pickle.name, NUMBER: "0"}
+    env = {
+        **app.env,
+        "HPC_TRAINER_RUN_DIR": str(run / "output"),
+        "HPC_TRAINER_RUN_ID": run.name,
+        PICKLE: pickle.name,
+        NUMBER: "0",
+    }
     argv = [sys.executable, "-m", "hpc_trainer.hydra_apps.pickled", "train"]
     done = subprocess.run(argv, cwd=app.folder, env=env, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1

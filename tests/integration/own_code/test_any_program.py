@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.starting_points import PROGRAMS, STARTING_POINTS, changed_lines, take
+from tests.starting_points import OF_KERAS, PROGRAMS, STARTING_POINTS, changed_lines, take
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -131,6 +131,27 @@ def test_ranks_know_their_place_and_torchrun_starts_its_own(local: LocalDriver) 
     assert {f"rank {rank} of 2" in logs for rank in (0, 1)} == {True}
 
 
+_RANKS_OF_JAX = """\
+import os
+import jax
+env = os.environ
+jax.distributed.initialize(f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}", int(env["WORLD_SIZE"]), int(env["RANK"]))
+from jax.experimental import multihost_utils
+print("processes", multihost_utils.process_allgather(jax.numpy.int32(jax.process_index())).tolist())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.dist
+def test_ranks_of_jax_meet_where_torchruns_would(local: LocalDriver) -> None:
+    """docs/any_program.md says these words of `jax.distributed`."""
+    (local.folder / "ranks.py").write_text(_RANKS_OF_JAX)
+    done = local.train("--command", "python ranks.py", "sweep_name=ranks", "hardware=cpu_x2", *FAST)
+    assert done["state"] == "COMPLETED"
+    logs = [path.read_text() for path in (local.run_folder("ranks") / "logs").glob("*.log")]
+    assert [text.count("processes [0, 1]") for text in logs] == [1, 1]
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=() if each == "plain" else pytest.mark.long) for each in STARTING_POINTS]
 )
@@ -138,12 +159,12 @@ def test_a_program_runs_as_it_is(local: LocalDriver, kind: str) -> None:
     words = [word for word in take(kind, "before.py", local.folder, 20) if not word.startswith("hardware=")]
     done = local.train(*words, "hardware=cpu_x2" if kind == "argparse_ddp" else "hardware=cpu_x1", *FAST)
     assert done["state"] == "COMPLETED"
-    assert any((local.run_folder(kind) / "own_checkpoints").iterdir()), "it saved nothing"
+    assert any((local.run_folder(kind) / "output" / "checkpoints").iterdir()), "it saved nothing"
 
 
 def test_the_page_says_how_many_lines_change() -> None:
     page = " ".join((PROGRAMS.parents[1] / "docs" / "any_program.md").read_text().split())
-    for name, point in STARTING_POINTS.items():
+    for name, point in (STARTING_POINTS | OF_KERAS).items():
         assert re.search(rf"{point.title}: {changed_lines(name)}\b", page)
 
 

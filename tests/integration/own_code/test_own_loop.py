@@ -107,12 +107,12 @@ def test_another_framework_with_checkpoints_of_its_own(local: LocalDriver) -> No
     assert undisturbed["metrics"]["eval_accuracy"] > 0.8
     models = []
     for sweep in ("stopped", "undisturbed"):
-        folder = local.run_folder(sweep) / "own_checkpoints"
+        folder = local.run_folder(sweep) / "output" / "checkpoints"
         assert folder.stat().st_mode & 0o777 == 0o700
         with np.load(folder / "model-000200.npz") as arrays:
             models.append({name: arrays[name].tobytes() for name in arrays})
     assert models[0] == models[1]
-    assert (local.run_folder("stopped") / "own_checkpoints" / f"model-{end['saved_step']:06d}.npz").exists()
+    assert (local.run_folder("stopped") / "output" / "checkpoints" / f"model-{end['saved_step']:06d}.npz").exists()
     assert local.metrics("stopped", "train_accuracy") == local.metrics("undisturbed", "train_accuracy")
 
 

@@ -40,6 +40,7 @@ def test_train_needs_no_options_and_a_frozen_run_does_not_read_the_file_again(lo
     done = local.run(*words)
     assert f"Note: the project file {project} adds --config-dir {local.folder}/conf --trust my_data." in done.stderr
     assert "COMPLETED at step 4/4" in done.stdout
+    assert "the project file" not in local.run(*words).stderr, "once is enough"
     project.unlink()
     assert local.json("status", "mine")["counts"] == {"COMPLETED": 1}
     assert "no such choice" in local.run(*words, check=False).stderr

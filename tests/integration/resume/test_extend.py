@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.journals import journal_records
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -28,8 +29,7 @@ def _same_as_straight(local: LocalDriver, short: int, begins: int, longer: int, 
     folder = local.folder / "runs/mine" / extended["run_id"]
     newest = f"checkpoints/step-{longer:08d}/state.safetensors"
     assert (folder / newest).read_bytes() == (local.run_folder("straight") / newest).read_bytes()
-    events = map(json.loads, (folder / "attempts.jsonl").read_text().splitlines())
-    assert [each["step"] for each in events if each["event"] == "resume"] == [begins]
+    assert [record["step"] for record in journal_records(folder, "resume")] == [begins]
 
 
 def test_a_constant_rate_from_its_end(local: LocalDriver) -> None:

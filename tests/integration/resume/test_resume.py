@@ -116,4 +116,4 @@ def test_train_again_says_that_all_is_done(local: LocalDriver) -> None:
     assert len(local.events("again", "start")) == 1
     anew = local.train(*words, "--fresh")
     assert anew["metrics"] == first["metrics"]
-    assert len(list((local.folder / "runs" / "again").glob("*/attempts.jsonl"))) == 2
+    assert len(list((local.folder / "runs" / "again").glob("*/attempt-000.jsonl"))) == 2

@@ -5,7 +5,6 @@ In one process and on one rank; two ranks through five interruptions are the cel
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, overrides
+from tests.journals import journal_records
 
 _ENV = read_rank_env(
     {"TORCHELASTIC_RUN_ID": "t", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -132,8 +132,7 @@ def test_the_data_moves_on_and_the_metrics_go_back(undisturbed: tuple[Path, Trac
     first = [next(n for n, line in enumerate(lines) if line["step"] == each["step"]) for each in told[:1]]
     assert lines[first[0]]["leaves"]["inputs"] not in inputs.values()
     assert lines[first[0] + 1]["leaves"]["inputs"] in [line["leaves"]["inputs"] for line in lines[first[0] + 2 :]]
-    attempts = (folder / "attempts.jsonl").read_text()
-    assert "times the usual. Back from step" in attempts
+    assert any("times the usual. Back from step" in str(record) for record in journal_records(folder, "guard"))
 
 
 # The first spike is in step 11, and is seen at 14: 14 steps, then 11, 12, .. once more.
@@ -169,5 +168,4 @@ def test_too_many_rollbacks_end_the_run(group: RankGroup, tmp_path: Path) -> Non
         _play(_config("train.guard.max_rollbacks=1"), group, tmp_path / "run", [])
     kept = [step for step, _ in committed(tmp_path / "run" / "checkpoints")]
     assert kept == [10], "the good one stays"
-    lines = (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()
-    assert sum(json.loads(line)["event"] == "guard" for line in lines) == 1
+    assert len(journal_records(tmp_path / "run", "guard")) == 1

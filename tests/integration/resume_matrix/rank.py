@@ -78,7 +78,7 @@ def play(
 ) -> None:
     """Trains to the end; attempt number n ends at step ends[n], with `kills` every second one without a save."""
     if group.is_rank_zero:
-        paths.checkpoints.mkdir(parents=True)
+        paths.checkpoints.mkdir(parents=True, exist_ok=True)  # a reply may be lost on the way
         paths.folder.chmod(0o700)
         paths.checkpoints.chmod(0o700)
     group.barrier()

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,22 @@ _LIMIT_S = 280
 _LONG_LIMIT_S = 900
 
 
-def _holds(name: str, folder: Path) -> None:
+def holds(name: str, folder: Path, of_ranks: Sequence[Path] = (), seen: Path | None = None) -> None:
+    """Play a cell and compare its runs with the undisturbed one.
+
+    Args:
+        name: the cell's.
+        folder: for logs, and for the runs where `of_ranks` does not say.
+        of_ranks: the folder of runs as each rank sees it, in turn.
+        seen: the same as this process sees it.
+    """
     cell = CELLS[name]
     world_size = int(cell["ranks"])
     seed = chosen_seed()  # of the four interruptions besides the cell's own
     ranks = []
     for rank in range(world_size):
-        words = [name, str(rank), str(folder), str(seed)]
+        place = of_ranks[rank % len(of_ranks)] if of_ranks else folder
+        words = [name, str(rank), str(place), str(seed)]
         command = [sys.executable, "-m", "tests.integration.resume_matrix.rank", *words]
         with (folder / f"rank-{rank}.log").open("w") as log:
             ranks.append(warm.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
@@ -55,6 +65,7 @@ def _holds(name: str, folder: Path) -> None:
             each.wait()
     logs = "\n".join(f"{path.name}\n{path.read_text()[-2000:]}" for path in sorted(folder.glob("rank-*.log")))
     assert codes == [0] * world_size, logs
+    folder = seen or folder
     undisturbed = read_trace(RunPaths(folder / "undisturbed"), world_size)
     for rank in range(world_size):
         assert list(undisturbed.steps(rank)) == list(range(1, NUM_STEPS + 1))
@@ -78,7 +89,7 @@ def _holds(name: str, folder: Path) -> None:
 @pytest.mark.dist
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_cell_of_the_sample(name: str, tmp_path: Path) -> None:
-    _holds(name, tmp_path)
+    holds(name, tmp_path)
 
 
 @pytest.mark.long
@@ -86,7 +97,7 @@ def test_a_cell_of_the_sample(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("name", [name for name in CELLS if name not in SAMPLE])
 def test_every_other_cell(name: str, tmp_path: Path) -> None:
-    _holds(name, tmp_path)
+    holds(name, tmp_path)
 
 
 def test_the_table_has_every_pair_of_values() -> None:

@@ -6,15 +6,19 @@ import os
 import shlex
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.shared_machine.shared_folder import COLLEAGUE
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
+ROOT = Path(__file__).parents[3]
 TINY = ("experiment=digits", "model=mlp", "train.num_steps=20", "checkpoint.every_steps=5", "schedule.warmup_steps=0")
 
 
@@ -49,7 +53,7 @@ def test_whatever_a_run_writes_is_the_persons_alone(
     assert modes(runs_dir) == {"folders": {folder}, "files": {file, file.replace("6", "4")}}, "frozen code is read-only"
     written = {path.name for path in runs_dir.rglob("*")}
     assert {
-        "specs.jsonl", "submissions.jsonl", "sweep.json", "local", "queue.log", "attempts.jsonl", "metrics.jsonl",
+        "specs.jsonl", "submissions.jsonl", "sweep.json", "local", "queue.log", "attempt-000.jsonl", "metrics.jsonl",
         "heartbeat.json", "result.json", "DONE", "checkpoints", "manifest.json", "state.safetensors", "logs",
         "attempt-000.rank-0.log",
     } <= written  # fmt: skip
@@ -105,3 +109,21 @@ def test_a_worker_refuses_specs_of_another_user(local: LocalDriver) -> None:
     done = local.run("train", *TINY, "seed=1", "sweep_name=mine", check=False)
     assert done.returncode == 1
     assert "belongs to user 12345" in done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_the_runs_of_a_colleague_in_a_shared_checkout_are_told_with_a_folder_to_use(tmp_path: Path) -> None:
+    """Without its power over all files root is a user like any other."""
+    (tmp_path / "runs").mkdir(mode=0o700)
+    os.chown(tmp_path / "runs", COLLEAGUE, -1)
+    power = "-dac_override,-dac_read_search"
+    for words in (("submit", "experiment=digits", "cluster=local"), ("status",)):
+        done = subprocess.run(
+            ["setpriv", f"--bounding-set={power}", f"--inh-caps={power}", sys.executable, "-m", "hpc_trainer", *words],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.splitlines()[-1] == (
+            f"{tmp_path}/runs belongs to {COLLEAGUE} and has mode 700. Keep your runs in a folder of your own, once: "
+            "export HPC_TRAINER_RUNS=$HOME/runs"
+        )

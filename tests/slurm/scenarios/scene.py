@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.runs.metrics_log import SPEED
+from tests.journals import JOURNALS, journal_records
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import NODES
@@ -27,7 +29,7 @@ RANKS = {"testbed_x1": 1, "testbed_x4": 4}
 PACE_S = 0.02
 # Importing torch in four ranks takes two busy cores 15 s; the rest is margin, waited out on failure only.
 PATIENCE_S = 180.0
-_WORKLOAD = Path(__file__).with_name("gated.py")
+_WORKLOADS = tuple(Path(__file__).with_name(name) for name in ("gated.py", "counter.py"))
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,7 @@ class Run:
 
     def records(self, event: str) -> list[dict[str, Any]]:
         """The journal's records of one kind, in order."""
-        path = self.folder / "attempts.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [record for record in map(json.loads, lines) if record["event"] == event]
+        return journal_records(self.folder, event)
 
     @property
     def heartbeat(self) -> dict[str, Any]:
@@ -59,7 +59,10 @@ class Run:
 
     @property
     def final_state(self) -> bytes:
-        """The bytes of weights, optimizer and scaler in the newest checkpoint."""
+        """The bytes of weights, optimizer and scaler in the newest checkpoint; of a program what it saved itself."""
+        own = self.folder / "output" / "checkpoints" / "state.json"
+        if own.exists():
+            return own.read_bytes()
         newest = max(path for path in (self.folder / "checkpoints").glob("step-*") if path.name[5:].isdecimal())
         return (newest / "state.safetensors").read_bytes()
 
@@ -80,12 +83,15 @@ class Scene:
     seen: dict[int, int] = field(default_factory=dict)
     """Attempt of the first run -> the step that it had reached when something was done to it."""
     words: tuple[str, ...] = ()
+    is_program: bool = False
+    """True if the runs are of a program (counter.py) and not of the shared loop."""
     echoes: int = 0
     """Starts of a job whose run was complete already."""
 
     def __post_init__(self) -> None:
         self.gates.mkdir()
-        shutil.copy(_WORKLOAD, self.folder)
+        for workload in _WORKLOADS:
+            shutil.copy(workload, self.folder)
 
     @property
     def driver(self) -> Driver:
@@ -107,6 +113,11 @@ class Scene:
         """Ranks of each run."""
         return RANKS[self.hardware]
 
+    @property
+    def _program_words(self) -> tuple[str, ...]:
+        command = f"{sys.executable} counter.py {self.gates} {{seed}} {NUM_STEPS} {SAVED_EVERY}"
+        return ("--command", command, "monitor.heartbeat_every_s=0.05", "snapshot=off")
+
     # Given
 
     def block(self) -> int:
@@ -119,7 +130,8 @@ class Scene:
         """Submits one run a seed, as one array."""
         (self.gates / "pace_s").write_text(str(pace_s))
         axes = f"seed={','.join(map(str, seeds))}"
-        self.words = (*WORDS, f"hardware={self.hardware}", axes, f"hardware.partition={partition}", *words)
+        what = self._program_words if self.is_program else WORDS
+        self.words = (*what, f"hardware={self.hardware}", axes, f"hardware.partition={partition}", *words)
         answer = self.driver.submit(*self.words, "sweep_name=scene")
         (array,) = answer["arrays"]
         assert (answer["submitted"], array["runs"]) == (len(seeds), len(seeds)), answer
@@ -294,8 +306,8 @@ class Scene:
         """Journals, what Slurm says, and the ends of the logs."""
         parts = [f"at {time.strftime('%H:%M:%S')}"]
         for run in self.runs:
-            journal = run.folder / "attempts.jsonl"
-            parts.append(f"--- {run.job_id} {run.folder.name}\n{journal.read_text() if journal.exists() else ''}")
+            journals = "".join(path.read_text() for path in sorted(run.folder.glob(JOURNALS)))
+            parts.append(f"--- {run.job_id} {run.folder.name}\n{journals}")
             shown = self.slurm.run("scontrol", "show", "job", "-o", run.job_id, check=False)
             parts.append(shown.stdout[:1500] + shown.stderr)
         left = [f"{pid} {_command_of(pid)}" for pid in self.slurm.job_processes()]

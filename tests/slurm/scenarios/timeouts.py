@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.slurm.scenarios.checks import References, check_completed
+import time
+from typing import Any
+
+from tests.slurm.scenarios.checks import References, check_completed, check_stays
 from tests.slurm.scenarios.scene import SAVED_EVERY, Scene
 from tests.slurm.scenarios.table import ONE, scenario
 
@@ -29,6 +32,40 @@ def timed_out_after_a_minute(scene: Scene, references: References) -> None:
 def timed_out_after_ten_minutes(scene: Scene, references: References) -> None:
     """The same with a limit of ten minutes, and the full lead of 120 s."""
     _play(scene, references, 10)
+
+
+@scenario(ONE)
+def timed_out_again_and_again(scene: Scene, references: References) -> None:
+    """A step or two an attempt, three times: the next start says how little that is, and stops for good.
+
+    With these keys Slurm sends its warning after 60 s at the earliest, and one that comes after 30 s is taken for it.
+    """
+    scene.close("build-train")
+    scene.submit("hardware.time_limit_min=2", "cluster.signal_lead_s=30", "cluster.min_goodput=0.5")
+    for attempt in range(3):
+        scene.wait_at("build-train")
+        time.sleep(max(0.0, scene.run.records("start")[attempt]["time"] + 33 - time.time()))
+        scene.close("train")
+        scene.open("build-train")
+        scene.wait_at("train")
+        scene.signal("USR2")
+        scene.wait_for_signal("train")
+        scene.open("train")
+        end = scene.wait_for_end(attempt)
+        assert (end["cause"], end["action"]) == ("timeout", "requeue")
+        assert end["saved_step"] > attempt, "each attempt does a step: max_no_progress sees nothing"
+        scene.close("build-train")
+        if attempt == 1:
+            assert any("ended its last 2 attempts" in line for line in _why(scene)["evidence"])
+        scene.start_now()
+    scene.wait_for_end(3)
+    check_stays(scene, "FAILED", "low_goodput")
+    assert f"hpc-trainer retry {scene.run.folder.name} hardware.time_limit_min=" in _why(scene)["advice"][0]
+
+
+def _why(scene: Scene) -> dict[str, Any]:
+    found: dict[str, Any] = scene.driver.json("why", scene.run.folder.name)
+    return found
 
 
 @scenario()

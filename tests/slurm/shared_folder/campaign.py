@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ _FAULTS = {"outage": "outage", "all": "outage", "quota": "quota"}
 _FAULT_S, _FAULT_RATE = 30.0, 0.1
 _KILLS = ("preempt", "kill a rank", "requeue by hand", "warn", "node down", "power cut")
 _COLUMNS = (
-    "kind", "seed", "minutes", "runs", "kills", "commands", "killed commands", "cancelled", "lost", "doubled",
-    "other bits", "false states", "late states", "errors", "slow cancels",
+    "kind", "seed", "minutes", "runs", "blows", "interrupted attempts", "commands", "killed commands", "cancelled",
+    "lost", "doubled", "other bits", "false states", "late states", "errors", "slow cancels",
 )  # fmt: skip
 
 
@@ -58,11 +59,14 @@ class Campaign(Soak):
     plain: SlurmCluster | None = None
     """A cluster without a shared folder, for the undisturbed runs."""
     max_kills: int = 1_000_000
+    num_trained: int = 2
+    """How many runs of the shared loop there are on one rank, and as many on four; all others are of a program."""
     commands: Counter[str] = field(default_factory=Counter)
     num_killed: int = 0
     errors: list[str] = field(default_factory=list)
     cancel_times: dict[Path, float] = field(default_factory=dict)
     slow_cancels: list[str] = field(default_factory=list)
+    pause_s: float = 4.0
     _fault_until: float = 0.0
     _under_way: list[Command] = field(default_factory=list)
 
@@ -71,18 +75,26 @@ class Campaign(Soak):
         """How often something was killed or interrupted."""
         return sum(self.blows[name] for name in _KILLS) + self.num_killed
 
-    def _seeds(self, hardware: str) -> tuple[int, ...]:
-        return tuple(range(2 if hardware == "testbed_x4" else self.num_runs - 2))
+    def _scenes(self, slurm: SlurmCluster, prefix: str = "") -> Iterator[tuple[Scene, tuple[int, ...]]]:
+        """Yield each array to be submitted, with its seeds: a program, and the shared loop on one and four ranks."""
+        for name, hardware, num_runs in (
+            ("program", "testbed_x1", self.num_runs - 2 * self.num_trained),
+            ("x1", "testbed_x1", self.num_trained),
+            ("x4", "testbed_x4", self.num_trained),
+        ):
+            if num_runs > 0:
+                scene = Scene(slurm, self._folder(f"{prefix}{name}"), hardware, is_program=name == "program")
+                yield scene, tuple(range(num_runs))
 
     def submit(self) -> None:
-        """One array of runs with one rank, and two runs on two nodes with two ranks each."""
-        pace_s = self.seconds / (2 * NUM_STEPS) * 6 / self.num_runs
-        for hardware in ("testbed_x1", "testbed_x4"):
-            scene = Scene(self.slurm, self._folder(hardware), hardware)
-            words = ("cluster.array_parallelism=6",) if hardware == "testbed_x1" else ()
-            scene.submit(*words, partition="preempt", pace_s=pace_s, seeds=self._seeds(hardware))
+        """So slow that each array lasts for as long as the blows do; a training takes two batches a step."""
+        for scene, seeds in self._scenes(self.slurm):
+            at_once = min(len(seeds), 8)
+            pace_s = self.seconds / NUM_STEPS * at_once / len(seeds) / (1 if scene.is_program else 2) / 2
+            words = (f"cluster.array_parallelism={at_once}",)
+            scene.submit(*words, partition="preempt", pace_s=pace_s, seeds=seeds)
             self.scenes.append(scene)
-        self.say(f"{len(self.runs())} runs, {pace_s:.3f} s a batch")
+            self.say(f"{len(seeds)} run(s) of {scene.folder.name}, {pace_s:.3f} s a batch")
 
     def _folder(self, name: str) -> Path:
         folder = self.folder / f"{self.seed}-{name}"
@@ -92,12 +104,15 @@ class Campaign(Soak):
     def references(self) -> dict[tuple[str, int], Reference]:
         """The undisturbed runs, on this machine's own disk."""
         kept = {}
-        for hardware in ("testbed_x1", "testbed_x4"):
-            scene = Scene(self.plain or self.slurm, self._folder(f"undisturbed-{hardware}"), hardware)
-            scene.submit("cluster.array_parallelism=2", pace_s=0, seeds=self._seeds(hardware))
+        for scene, seeds in self._scenes(self.plain or self.slurm, "undisturbed-"):
+            scene.submit("cluster.array_parallelism=2", pace_s=0, seeds=seeds)
             scene.wait_until_done(timeout_s=900)
-            kept |= {(hardware, run.seed): Reference.of(run) for run in scene.runs}
+            name = scene.folder.name.removeprefix(f"{self.seed}-undisturbed-")
+            kept |= {(name, run.seed): Reference.of(run) for run in scene.runs}
         return kept
+
+    def _kept_of(self, kept: dict[tuple[str, int], Reference], scene: Scene, run: Run) -> Reference:
+        return kept[scene.folder.name.removeprefix(f"{self.seed}-"), run.seed]
 
     # When
 
@@ -212,7 +227,7 @@ class Campaign(Soak):
                     del marks[: len(self.cancelled) - before]
                 self.blow()
                 for _ in range(4):
-                    time.sleep(1)
+                    time.sleep(self.pause_s / 4)
                     self.tend()
             self.say(f"no more blows: {dict(self.blows)}; {len(self.left())} runs left")
             try:
@@ -250,11 +265,7 @@ class Campaign(Soak):
     ) -> None:
         lost = [run for _, run in self.runs() if shown[run.folder] != self._wanted(run.folder)]
         different = [
-            run
-            for scene, run in self.runs()
-            if run.is_done
-            and (run.metrics, run.final_state)
-            != (kept[scene.hardware, run.seed].metrics, kept[scene.hardware, run.seed].final_state)
+            run for scene, run in self.runs() if run.is_done and Reference.of(run) != self._kept_of(kept, scene, run)
         ]
         doubled = [str(mark) for scene in self.scenes for mark in scene.gates.glob("two_at_once")]
         doubled += [run.folder.name for _, run in self.runs() if _is_doubled(run)]
@@ -273,9 +284,12 @@ class Campaign(Soak):
         ):
             for each in found:
                 self.say(f"{what} {each}")
+        # A node that goes takes all runs on it: what was interrupted is more than what was done.
+        interrupted = sum(len(run.records("start")) - run.is_done for _, run in self.runs())
         share = self.slurm.spec.share
         values = (
             share.kind if share else "own disk", self.seed, f"{seconds / 60:.1f}", len(self.runs()), self.kills,
+            interrupted,
             sum(self.commands.values()), self.num_killed, len(self.cancelled), len(lost), len(doubled), len(different),
             len(wrong) - len(late), len(late), len(self.errors), len(self.slow_cancels),
         )  # fmt: skip
@@ -300,6 +314,8 @@ def _main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="how long the blows last at most")
     parser.add_argument("--kills", type=int, default=1_000_000, help="after so many the blows end")
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--trained", type=int, default=2, help="how many train on one rank, and on four")
+    parser.add_argument("--pause", type=float, default=4.0, help="seconds between two blows")
     parser.add_argument("--cancelled", type=int, default=3, help="how many runs are cancelled")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="replace a field of the kind")
     parser.add_argument("--same-clock", action="store_true", help="the clocks of nodes are not apart")
@@ -318,7 +334,7 @@ def _main() -> int:
         with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
             campaign = Campaign(
                 shared, Path(folder), options.runs, options.minutes * 60, options.seed, options.cancelled,
-                plain=plain, max_kills=options.kills,
+                plain=plain, max_kills=options.kills, num_trained=options.trained, pause_s=options.pause,
             )  # fmt: skip
             campaign.play()
     finally:

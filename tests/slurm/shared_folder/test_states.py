@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.journals import journal_records
 from tests.slurm.driver import Driver
 from tests.slurm.shared_folder.watch import Watcher, falsehoods
 from tests.slurm.test_submission import TINY
@@ -63,5 +64,5 @@ def test_a_second_submit_right_after_the_end_submits_nothing(on: On, kind: str, 
     driver.slurm.wait_for(lambda: driver.slurm.job_processes() == [], 60, "the end of all jobs")
     for _ in range(3):
         assert driver.json("submit", "cluster=testbed", *words, "--retry-failed")["submitted"] == 0
-    starts = [path.read_text().count('"start"') for path in (driver.runs / "again").glob("*/attempts.jsonl")]
+    starts = [len(journal_records(done.parent, "start")) for done in (driver.runs / "again").glob("*/DONE")]
     assert starts == [1, 1]

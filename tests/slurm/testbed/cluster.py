@@ -83,7 +83,9 @@ class SlurmCluster:
 
     def run_on(self, client: str, *argv: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a program where it sees the shared folder as a node (or `login`) does."""
-        return self.run(*mounts.enter(self.spec, client, *map(str, argv)), **options)
+        # The nodes of a chroot have their mounts in it.
+        inside = ["chroot", str(self.spec.root)] if self.spec.chrooted and client != mounts.LOGIN else []
+        return self.run(*mounts.enter(self.spec, client, *inside, *map(str, argv)), **options)
 
     @property
     def cache_age_s(self) -> float:

@@ -25,6 +25,7 @@ from hpc_trainer.runs.reading import parse_record, seal
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.submissions import write_confirmation, write_intent, write_waiting
+from tests.journals import JOURNALS
 from tests.unit.runs.lookalike import start_lookalike
 from tests.unit.slurm.fake_slurm import accounting_rows, queue_rows
 from tests.unit.state.sweeps import SweepOnDisk
@@ -59,9 +60,9 @@ def may_show(index: int, state: RunState, file: str, kind: str, executor: str) -
     """True if a run may be shown so after damage of this kind to `file`."""
     if file.startswith("submissions") and not kind.endswith(("value", "type")) and state is _S.UNKNOWN:
         return False  # what a submission was stands twice
-    if kind in SHORTER and file.endswith("/attempts.jsonl") and executor == "local" and state is _S.RUNNING:
+    if kind in SHORTER and _is_journal(file) and executor == "local" and state is _S.RUNNING:
         return True  # the queue lives that would have told of its end; in truth it does so within 0.1 s
-    is_other_value = kind.endswith(("value", "type")) and file.endswith("/attempts.jsonl")
+    is_other_value = kind.endswith(("value", "type")) and _is_journal(file)
     if is_other_value and executor == "local" and state in (_S.PENDING, _S.RUNNING):
         return True  # a start at another time, in a line without a checksum: who can tell, while the queue lives
     if index == DONE and file.endswith("/DONE"):
@@ -69,6 +70,10 @@ def may_show(index: int, state: RunState, file: str, kind: str, executor: str) -
     if index == CANCELLED and file.endswith("/CANCEL"):
         return True  # the marker is what says so
     return state is _S.UNKNOWN or state in _MAY_BE[index]
+
+
+def _is_journal(file: str) -> bool:
+    return Path(file).match(JOURNALS)
 
 
 class PlayedSlurm:

@@ -152,3 +152,8 @@ def test_a_plan_is_shown_though_slurm_does_not_answer_and_a_submit_is_not(
     with pytest.raises(SlurmError, match="Unable to contact"):
         hpc_trainer.submit(*GRID)
     assert not runs_dir.exists()
+
+
+def test_the_public_names_are_listed_for_completion() -> None:
+    assert dir(hpc_trainer) == sorted(hpc_trainer.__all__)
+    assert {"plan", "submit", "sync", "log_metrics", "RunContext"} <= {*dir(hpc_trainer)}

@@ -106,14 +106,17 @@ def test_a_commit_a_move_and_another_choice_of_files_are_no_change(
     assert [each.files for each in _plan("snapshot=off").changed] == [("project/my_lab/net.py",)]
 
 
-@pytest.mark.usefixtures("project")
-def test_what_nobody_can_know_is_said(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+def test_what_nobody_can_know_is_said(project: Path, sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     _submit("snapshot=off")
     _finish(sweep, fake_slurm)
     (note,) = _submit().plan.notes
     assert note == "Nobody knows whether the code of 2 run(s) has changed since: snapshot=off froze nothing."
     _submit("seed=2,3")
     _finish(sweep, fake_slurm)
+    write_files(project, {"my_lab/net.py": "class Net: changed = True\n"})
+    plan = _plan("seed=0,1,2,3")
+    assert [each.num_runs for each in plan.changed] == [2], "what is known of the others is told all the same"
+    assert plan.notes == (note,)
     (archive,) = sweep.code.glob("*.zip")
     archive.unlink()
     (note,) = _plan("seed=2,3").notes

@@ -305,6 +305,27 @@ def test_a_local_queue_of_which_no_line_is_left_keeps_its_runs(tmp_path: Path) -
     assert read_status(sweep.paths).runs[0].state is RunState.NEW
 
 
+def test_a_local_queue_whose_own_line_is_lost_keeps_its_runs(tmp_path: Path) -> None:
+    """The line of an earlier submission stands, and the file shows no damage."""
+    specs = make_specs(1, "cluster=local", "snapshot.mode=off")
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", specs)
+    sweep.paths.local_logs.mkdir()
+    sweep.submit(process_name().rsplit(":", 1)[0] + ":1.00", "local")
+    before = sweep.paths.submissions.read_bytes()
+    intent = write_intent(sweep.paths, executor="local", hardware="cpu_x1", run_ids=[specs[0].run_id])
+    words = ["--sweep-dir", str(sweep.paths.folder), "--intent", intent.uuid, specs[0].run_id]
+    queue = start_lookalike(*words)
+    try:
+        shutil.rmtree(sweep.paths.intents)
+        sweep.paths.submissions.write_bytes(before)
+        (run,) = read_status(sweep.paths).runs
+        assert f"the queue of process {queue.pid} has it" in str(run.cause)
+        assert submit(make_grid(sweep.paths.folder, specs, Executor.local)) == []
+    finally:
+        queue.kill()
+        queue.communicate()
+
+
 # --- a run's folder ---
 
 
@@ -319,14 +340,14 @@ def test_a_failed_run_whose_journal_is_damaged_is_unknown_and_can_be_brought_bac
     sweep.beat(0, step=3)
     sweep.end(0, state=RunState.FAILED, cause="exception")
     if loss == "flipped":
-        _flip_a_bit(sweep.run(0).attempts, 1)
+        _flip_a_bit(sweep.run(0).journal(0), 1)
     else:
-        sweep.run(0).attempts.unlink()
+        sweep.run(0).journal(0).unlink()
     status = read_status(sweep.paths)
     (run,) = status.runs
     assert run.state is RunState.UNKNOWN
-    assert "attempts.jsonl" in str(run.cause)
-    assert status.faults[0].startswith(f"{run.run_id}: attempts.jsonl")
+    assert "attempt-000.jsonl" in str(run.cause)
+    assert status.faults[0].startswith(f"{run.run_id}: attempt-000.jsonl")
     why = explain(status, run)
     assert why.verdict == "A file of it is damaged, and what is lost may tell how it stands."
     assert why.advice[0].startswith(f"hpc-trainer cancel {run.run_id}, then hpc-trainer retry {run.run_id}")
@@ -346,13 +367,15 @@ def test_an_attempts_number_is_never_one_in_use(tmp_path: Path) -> None:
         run.log(attempt, 0).write_text(log_header(attempt, "7", attempt) + "\n")
         write_json(run.failure(attempt), {"exit_code": 74, "start": log_header(attempt, "7", attempt)})
     assert journal.attempt_number("8", 0) == 2
-    _flip_a_bit(run.attempts, 0)
+    _flip_a_bit(run.journal(0), 0)
+    _flip_a_bit(run.journal(1), 0)
     assert journal.attempt_number("8", 0) == 2
     for loss in (b"", None):
-        if loss is None:
-            run.attempts.unlink()
-        else:
-            run.attempts.write_bytes(loss)
+        for path in (run.journal(0), run.journal(1)):
+            if loss is None:
+                path.unlink()
+            else:
+                path.write_bytes(loss)
         assert journal.attempt_number("8", 0) == 2
     run.log(1, 0).unlink()
     assert journal.attempt_number("8", 0) == 2, "the failure file tells of it too"
@@ -376,7 +399,7 @@ def test_all_ranks_of_a_start_find_one_number_however_late_they_come(tmp_path: P
 def test_a_pipe_in_a_run_folder_hangs_no_command(tmp_path: Path, no_slurm: None) -> None:
     sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1))
     sweep.start(0, executor="local")
-    for name in ("heartbeat.json", "attempts.jsonl", "metrics.jsonl", "submissions.jsonl", "memory.json"):
+    for name in ("heartbeat.json", "attempt-000.jsonl", "metrics.jsonl", "submissions.jsonl", "memory.json"):
         path = sweep.run(0).folder / name
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
@@ -384,7 +407,7 @@ def test_a_pipe_in_a_run_folder_hangs_no_command(tmp_path: Path, no_slurm: None)
         argv = [sys.executable, "-m", "hpc_trainer", *verb, "--runs-dir", str(tmp_path / "runs")]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
-        assert "attempts.jsonl cannot be read: it is a pipe, not a file" in done.stdout + done.stderr
+        assert "attempt-000.jsonl cannot be read: it is a pipe, not a file" in done.stdout + done.stderr
 
 
 # --- submit.lock ---

@@ -85,9 +85,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the folder of each run is read."""
     count: Counter[str] = Counter()
 
-    def counted(paths: RunPaths, *rest: object) -> RunFolder:
+    def counted(paths: RunPaths, *rest: object, **more: object) -> RunFolder:
         count[paths.run_id] += 1
-        return read_folder(paths, *rest)  # type: ignore[arg-type]
+        return read_folder(paths, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(status_module, "read_folder", counted)
     return count

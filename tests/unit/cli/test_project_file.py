@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.cli.main import main
+from hpc_trainer.runs.spec import append_specs
 from tests.unit.runs.builders import make_specs
 from tests.unit.state.sweeps import SweepOnDisk
 
@@ -54,6 +56,17 @@ def test_plan_needs_no_options_and_says_what_the_file_adds(project: Path, cli: C
     assert f"Note: {note}" in out
     assert f"Sweep rings in {project}/here/rings" in out
     assert note in json.loads(cli(*words, "--json")[1])["notes"]
+
+
+def test_what_the_file_adds_is_said_again_only_if_it_trusts_more_than_before(project: Path, cli: Cli) -> None:
+    words = ("plan", "experiment=rings", "cluster=local")
+    (spec,) = make_specs(1)
+    sweep = SweepOnDisk(project / "here" / "rings", [spec])
+    assert "Note: the project file" in cli(*words)[1], "its run was submitted without"
+    config = {**spec.config, "trust": ["my_lab"]}
+    append_specs(sweep.paths, [dataclasses.replace(spec, config=config)])
+    assert "Note: the project file" not in cli(*words)[1]
+    assert "Note: the project file" in cli(*words, "sweep_name=another")[1]
 
 
 def test_verbs_that_read_look_into_its_folder_of_runs(project: Path, cli: Cli) -> None:

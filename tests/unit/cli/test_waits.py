@@ -13,6 +13,7 @@ import pytest
 
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.main import main
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.states import RunState
@@ -77,7 +78,7 @@ def _interrupted(sweep: SweepOnDisk) -> None:
 def _damaged(sweep: SweepOnDisk) -> None:
     sweep.submit()
     sweep.start()
-    append_lines(sweep.run().attempts, [{"event": "end", "attempt": 0, "state": "?"}])
+    append_lines(sweep.run().journal(0), [{"event": "end", "attempt": 0, "state": "?"}])
 
 
 def _on_another_host(sweep: SweepOnDisk) -> None:
@@ -112,6 +113,30 @@ def test_a_silent_scheduler_goes_on_being_asked(
     said = capsys.readouterr().err
     assert said.count("Note: squeue did not answer") == 1
     assert said.rstrip().endswith("Note: Slurm answers again.")
+
+
+def test_a_folder_that_goes_away_and_comes_back_is_waited_for(
+    sweep: SweepOnDisk, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mount that is gone for a while: the run is at work all the time, and nothing is known of it."""
+    _on_another_host(sweep)
+    sweep.start(executor="local", job_id="elsewhere:1:2.0")
+    folder, away = sweep.paths.folder, sweep.paths.folder.with_name("away")
+    clock.later(2 * POLL_S, lambda: folder.rename(away))
+    clock.later(5 * POLL_S, lambda: (away.rename(folder), sweep.done()))
+    assert _watch(sweep).counts == {"COMPLETED": 1}
+    assert clock.now == 5 * POLL_S
+    said = capsys.readouterr().err
+    assert said.count(f"Note: {folder} was there before and cannot be read now. It is asked again.\n") == 1
+    assert said.endswith("Note: the folder can be read again.\n")
+
+
+def test_a_folder_that_stays_away_is_not_waited_for_for_ever(sweep: SweepOnDisk, clock: Clock) -> None:
+    _on_another_host(sweep)
+    clock.later(2 * POLL_S, lambda: sweep.paths.folder.rename(sweep.paths.folder.with_name("away")))
+    with pytest.raises(RunStateError, match=r"cannot be read now\. No longer waiting"):
+        _watch(sweep)
+    assert clock.now == 2 * POLL_S + PATIENCE_S - POLL_S
 
 
 def test_a_run_that_gives_signs_of_life_is_waited_for(sweep: SweepOnDisk, clock: Clock) -> None:

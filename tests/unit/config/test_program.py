@@ -194,6 +194,12 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
             ["train.command_per=node", "train.command_env=torchrun"],
             "train.command_env=torchrun has no effect with train.command_per=node",
         ),
+        (
+            "python train.py",
+            ["train.command_env=tensorflow", "+cluster.env.TF_CONFIG='{}'"],
+            "cluster.env.TF_CONFIG is replaced by the one that train.command_env=tensorflow makes",
+        ),
+        ("python train.py", ["train.command_env=tensorflo"], "tensorflow"),
         ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such must be a folder"),
     ],
 )

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from hpc_trainer.config import script_words as words
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.launch.batch_job import BatchJob, megabytes, worker_command
+from hpc_trainer.launch.batch_job import BatchJob, worker_command
 from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.submitit_bridge import render_script
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
+from hpc_trainer.slurm.sbatch import megabytes
 from hpc_trainer.state.submissions import read_ledger
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script

@@ -15,12 +15,13 @@ from hpc_trainer.config.rules import validate as validate_module
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch import freeze as freeze_module
-from hpc_trainer.launch.freeze import freeze, freeze_grid
+from hpc_trainer.launch.freeze import by_known_names, freeze, freeze_grid
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs
 from tests.composed import expand
 from tests.unit.config.compose.random_overrides import write_files
+from tests.unit.runs.builders import make_spec
 
 
 @pytest.mark.usefixtures("no_slurm")
@@ -108,7 +109,7 @@ def test_all_problems_of_all_points_are_told_once() -> None:
     [
         (
             ["experiment=digits,gpt_bytes"],
-            r"belong to one sweep, and these name digits, gpt_bytes\. Add sweep_name=NAME",
+            r"belong to one sweep, and these name digits, gpt_bytes\. Add sweep_name=digits",
         ),
         (["cluster=slurm,local"], "cluster is one for a whole grid"),
     ],
@@ -323,3 +324,17 @@ def test_values_that_a_key_is_taken_from_are_read(tmp_path: Path) -> None:
     own = ["cluster=local", "experiment=wide", "params.width=3,4"]
     grid = freeze_grid(own, config_dirs=[tmp_path])
     assert [spec.num_steps for spec in grid.specs] == [3, 4]
+
+
+def test_a_run_keeps_the_name_that_its_sweep_has_for_it(tmp_path: Path) -> None:
+    """A secret once stood in names; those of an app's points hang on what else is in the grid."""
+    sweep = SweepPaths(tmp_path)
+    plain = make_spec("cluster=local")
+    secret = make_spec("cluster=local", train__command="sleep 5", params={"token": "hf_" + "AbCd1234" * 4})
+    named = {each.run_id: each for each in (plain, secret)}
+    assert by_known_names(sweep, named) == named, "a new sweep has no names yet"
+    append_specs(sweep, [dataclasses.replace(plain, run_id="plain"), dataclasses.replace(secret, run_id="secret")])
+    assert list(by_known_names(sweep, {plain.run_id: plain})) == [plain.run_id], "no version named it otherwise"
+    assert list(by_known_names(sweep, {plain.run_id: plain}, hangs_on_grid=True)) == ["plain"]
+    assert list(by_known_names(sweep, named)) == ["plain", "secret"]
+    assert by_known_names(sweep, named)["secret"].digest == secret.digest

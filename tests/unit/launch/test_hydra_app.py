@@ -17,8 +17,10 @@ from hpc_trainer.launch.hydra_app import (
     HydraApp,
     _explained,
     freeze_app,
+    read_points,
     split_flags,
     start_of,
+    told_points,
 )
 from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.worker.program_start import words_of
@@ -49,6 +51,20 @@ def test_options_are_apart_from_overrides() -> None:
     assert split_flags(words) == (["--config-name", "other", "-cn=third", "--config-dir"], ["a=1", "b=2"])
     assert start_of("my/train.py") == ("python", "my/train.py")
     assert start_of("my.train") == ("python", "-m", "my.train")
+
+
+def test_a_section_that_points_share_is_told_once() -> None:
+    shared = {"width": 64, "names": ["a", None, 1.5]}
+    points = tuple(
+        AppPoint(words=(f"lr={lr}",), axes={"lr": lr}, config={"lr": float(lr), "model": shared}, number=number)
+        for number, lr in enumerate(("0.1", "0.2"))
+    )
+    text = told_points("train", ["hydra.job.chdir=True"], points)
+    assert text.count("width") == 1
+    app = read_points(text, ("python", "train.py"))
+    assert app == HydraApp(name="train", start=("python", "train.py"), more=("hydra.job.chdir=True",), points=points)
+    assert [list(point.config) for point in app.points] == [["lr", "model"]] * 2
+    assert app.points[0].config["model"] is app.points[1].config["model"]
 
 
 def test_the_words_of_a_run_are_the_apps_letter_by_letter(frozen: Any) -> None:

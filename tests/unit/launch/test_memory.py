@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hpc_trainer.launch import memory
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.memory import Need, find_needs
 from tests import warm
@@ -89,8 +91,10 @@ class Net(nn.Linear):
             raise KeyError(how)
         if how == "exits":
             raise SystemExit(3)
+        self.how = how
     def forward(self, inputs):
-        return super().forward(inputs.flatten(1))
+        logits = super().forward(inputs.flatten(1))
+        return logits / logits.max().item() if self.how == "reads" else logits
 
 class Data:
     input_shape, num_classes = (64,), 10
@@ -144,6 +148,40 @@ def test_the_verb(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "ACTIVATIONS" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_estimate_is_a_problem_with_exit_code_1(tmp_path: Path) -> None:
+    """Not an empty table and exit code 0; what could be estimated is shown all the same."""
+    (tmp_path / "own_nets.py").write_text(_OWN)
+    words = ["experiment=digits", "cluster=local", f"paths.runs_dir={tmp_path}", "sweep_name=x", "snapshot=off"]
+    own = ["model=custom", "model._target_=own_nets.Net", "data=custom", "data._target_=own_nets.build"]
+    plan = [sys.executable, "-m", "hpc_trainer", "plan", "--memory", "--trust", "own_nets", *words, *own]
+
+    def played(*more: str) -> tuple[int, str]:
+        done = warm.run([*plan, *more], text=True, timeout=200, cwd=tmp_path)
+        return done.returncode, done.stdout
+
+    code, output = played("+model.kwargs.how=raises,well")
+    assert code == 1
+    assert "ACTIVATIONS" in output
+    assert output.count("Problem: the memory of ") == 1
+    assert "could not be estimated: KeyError: 'raises'" in output
+    code, output = played("+model.kwargs.how=reads")
+    assert code == 1
+    assert "ACTIVATIONS" not in output
+    assert "reads the value of a tensor" in output
+    code, output = played("+model.kwargs.how=raises", "--json")
+    assert code == 1
+    assert json.loads(output)["memory"][0]["problem"] == "KeyError: 'raises'"
+
+
+def test_kinds_beyond_the_most_common_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_MOST", 1)
+    words = ["experiment=digits", "cluster=local", "model=mlp,cnn", "seed=1,2", "sweep_name=x"]
+    first, second = find_needs(freeze_grid([*words, f"paths.runs_dir={tmp_path}"]).specs)
+    assert (first.note, second.problem, second.parts) == (None, None, {})
+    assert second.note is not None
+    assert "the 1 most common kinds" in second.note
 
 
 def test_logits_and_their_gradients_count_and_plan_warns_of_them() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, clear_exit_codes, specs_to_write
+from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, clear_exit_codes, specs_to_write, timeless
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.slurm.limits import Limits, Partition
 from tests.unit.launch.grids import make_grid, make_plan
@@ -148,3 +148,38 @@ def test_exit_codes_that_the_site_has_taken_are_left_to_it() -> None:
     assert [ours for ours, _ in every] == [74, 75, 76, 78]
     assert all(119 < instead < 126 for _, instead in every)
     assert len({instead for _, instead in every}) == 4
+
+
+def _limit_notes(*words: str, start_s: float | None = None, longest_min: int | None = None) -> list[str]:
+    (spec,) = make_specs(1, *words)
+    partitions = {"spare": Partition(name="spare", is_default=True, max_time_min=longest_min)}
+    known = Known() if start_s is None else Known(start_s={timeless(spec.shape): start_s})
+    plan = build_plan(make_grid(Path("/runs/sweep"), [spec]), known, limits=Limits(partitions=partitions))
+    return [note for note in plan.notes if "time_limit_min" in note]
+
+
+def test_a_time_limit_that_leaves_nothing_for_training_is_noted_with_a_longer_one() -> None:
+    (note,) = _limit_notes("cluster=slurm", "hardware.time_limit_min=1", "cluster.signal_lead_s=30")
+    assert note == (
+        "cpu_x1: hardware.time_limit_min=1 leaves 0 s for training. A start takes 30 s (assumed, as no run of this "
+        "sweep has told it); Slurm sends its warning 30 s before the limit (cluster.signal_lead_s) and may send it "
+        "60 s earlier. A run that is not done by then may do one step an attempt. Use hardware.time_limit_min=3 or "
+        "more."
+    )
+    assert _limit_notes("cluster=slurm", "hardware.time_limit_min=3", "cluster.signal_lead_s=30") == []
+    assert _limit_notes("cluster=local", "hardware.time_limit_min=1") == [], "nobody ends a run there"
+
+
+def test_the_start_that_earlier_runs_had_decides_which_time_limit_is_too_short() -> None:
+    words = ("cluster=slurm", "hardware.time_limit_min=5")
+    assert _limit_notes(*words) == _limit_notes(*words, start_s=100.0) == []
+    (note,) = _limit_notes(*words, start_s=160.0)
+    assert "leaves 5 s for training. A start takes 160 s (the median of this sweep's runs)" in note
+    assert note.endswith("Use hardware.time_limit_min=6 or more.")
+    assert _limit_notes("cluster=slurm", "hardware.time_limit_min=6", start_s=160.0) == []
+    assert _limit_notes(*words, "cluster.min_goodput=0", start_s=160.0) == [], "5 s are enough for those who say so"
+
+
+def test_a_partition_that_ends_before_a_run_can_train_is_named() -> None:
+    (note,) = _limit_notes("cluster=slurm", "hardware.time_limit_min=5", start_s=900.0, longest_min=10)
+    assert note.endswith("It needs hardware.time_limit_min=19, and the MaxTime of partition spare is 10.")

@@ -82,7 +82,7 @@ def test_a_slurm_that_does_not_say_is_no_evidence() -> None:
 
 
 def test_what_this_machine_exports_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = {"/proc/self/mountinfo": _MOUNTS, "/etc/exports": "# all\n/tmp/shared *(rw)\n"}
+    read = {"/proc/self/mountinfo": _MOUNTS, "/etc/exports": "# all\n\n#/tmp/other *(rw)\n  \n/tmp/shared *(rw)\n"}
     monkeypatch.setattr("hpc_trainer.runs.shared_folder.Path.read_text", lambda path, **options: read[str(path)])
     assert find_private_folder(Path("/tmp/shared/runs"), ask=lambda: _OTHERS) is None
     assert find_private_folder(Path("/tmp/other"), ask=lambda: _OTHERS) is not None

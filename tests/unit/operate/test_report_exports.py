@@ -47,7 +47,7 @@ def test_the_page_has_accuracy_by_size_and_latency(tmp_path: Path) -> None:
 
 
 def test_folders_without_figures_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunStateError, match=r"holds no export\. `hpc-trainer export RUN --all` makes some"):
+    with pytest.raises(RunStateError, match=r"holds no export\. Name a folder that `hpc-trainer export` has made"):
         read_exports([tmp_path])
     _export(tmp_path / "one", None, is_measured=False)
     with pytest.raises(RunStateError, match="one was not measured"):

@@ -13,6 +13,7 @@ from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.monitoring.environment import write_environment
+from hpc_trainer.runs.monitoring.ledger import append_spent, spent_so_far
 from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal
@@ -49,7 +50,7 @@ def test_every_state_has_a_verdict_and_something_to_do() -> None:
         assert verdict.says.endswith(".")
         assert verdict.advice
         for advice in verdict.advice:
-            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "sweep", "job", "flag", "logs", "idle"}
+            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "sweep", "job", "flag", "logs", "idle", "longer"}
 
 
 def test_an_exception_is_shown_with_its_place(sweep: SweepOnDisk) -> None:
@@ -146,7 +147,7 @@ def test_the_hosts_memory_is_slurms_word_and_another_matter(sweep: SweepOnDisk, 
     fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7\n")
     why = _why(sweep)
     assert why.verdict == BY_STATE[RunState.OUT_OF_MEMORY].says
-    assert why.advice[0].startswith(f"hpc-trainer retry {why.run_id} hardware.mem_gb_per_node=MORE")
+    assert why.advice[0].startswith(f"hpc-trainer retry {why.run_id} hardware.mem_gb_per_node=")
     assert "--retry-failed" in why.advice[1], "submit alone leaves a failed run where it is"
 
 
@@ -164,6 +165,43 @@ def test_a_failure_is_explained_by_its_cause(sweep: SweepOnDisk, cause: str) -> 
     sweep.start(resumed=0)
     sweep.end(state=RunState.FAILED, cause=cause)
     assert _why(sweep).verdict == BY_CAUSE[cause].says
+
+
+def _timed_out(sweep: SweepOnDisk, *, attempts: int, training_s: float) -> None:
+    for attempt in range(attempts):
+        sweep.start(attempt=attempt, resumed=attempt)
+        seconds = {"start_up": 60.0 - training_s, "step": training_s}
+        append_spent(sweep.run(), attempt, attempt + 1, spent_so_far(seconds.items(), steps_done=1))
+        sweep.end(attempt=attempt, state=RunState.REQUEUED, cause="timeout", saved_step=attempt + 1)
+
+
+def test_a_run_that_hardly_trains_is_told_before_it_is_stopped(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", "500_0|PENDING||BeginTime\n")
+    _timed_out(sweep, attempts=1, training_s=1.0)
+    assert not any("time limit of" in line for line in _why(sweep).evidence), "once says little"
+    _timed_out(sweep, attempts=2, training_s=1.0)
+    run_id, why = sweep.specs[0].run_id, _why(sweep)
+    said = "the time limit of 60 min ended its last 2 attempts, and 1.7 % of their 2 min 0 s was training"
+    assert f"{said}; it is stopped for good if that stays so" in why.evidence
+    assert why.advice[0].startswith(
+        f"hpc-trainer cancel {run_id} && hpc-trainer retry {run_id} hardware.time_limit_min=120: "
+    )
+    assert (read_status(sweep.paths).runs[0].warning or "").startswith(said)
+
+
+def test_a_run_that_trains_in_its_short_attempts_is_left_alone(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", "500_0|PENDING||BeginTime\n")
+    _timed_out(sweep, attempts=4, training_s=6.0)
+    assert read_status(sweep.paths).runs[0].warning is None
+    assert not any("time limit of" in line for line in _why(sweep).evidence)
+
+
+def test_a_run_that_was_stopped_for_it_is_told_a_longer_limit(sweep: SweepOnDisk) -> None:
+    _timed_out(sweep, attempts=3, training_s=1.0)
+    sweep.start(attempt=3)
+    sweep.end(attempt=3, state=RunState.FAILED, cause="low_goodput")
+    run_id = sweep.specs[0].run_id
+    assert f"hpc-trainer retry {run_id} hardware.time_limit_min=120: the same run goes on" in _why(sweep).advice[0]
 
 
 def test_the_story_has_every_attempt(sweep: SweepOnDisk) -> None:

@@ -167,7 +167,7 @@ def test_values_of_another_type(tmp_path: Path, value: object) -> None:
     for record in (start, guard, end):
         for key in record:
             lines = [{**each, key: value} if each is record else each for each in (start, guard, end)]
-            paths.attempts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            paths.journal(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
             for attempt in journal.read([]):
                 assert attempt.state is None or isinstance(attempt.state, RunState)
                 assert isinstance(attempt.error, dict)

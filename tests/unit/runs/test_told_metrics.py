@@ -17,7 +17,8 @@ from hpc_trainer.runs.told_metrics import MAX_LINE_BYTES, VARIABLE, NewLines, To
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "told.jsonl"))
-    monkeypatch.delenv("RANK", raising=False)
+    for name in ("RANK", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path / "told.jsonl"
 
 
@@ -41,6 +42,9 @@ def test_what_is_told_is_read_once(path: Path) -> None:
 
 def test_only_the_first_rank_tells_and_nobody_outside_of_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
+    assert not hpc_trainer.log_metrics(1, loss=1.0)
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("NODE_RANK", "1")  # of a program that is started once a node
     assert not hpc_trainer.log_metrics(1, loss=1.0)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv(VARIABLE)

@@ -12,7 +12,6 @@ import pytest
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.decide import (
-    SIGNAL_SLACK_S,
     Action,
     Answer,
     Decision,
@@ -22,6 +21,7 @@ from hpc_trainer.runtime.decide import (
     decide_stop,
     decide_successor,
 )
+from hpc_trainer.runtime.pace import SIGNAL_SLACK_S
 from hpc_trainer.slurm.states import AT_WORK
 
 # Slurm's job states (slurm.schedmd.com/job_state_codes.html), and one that no release has.

@@ -72,6 +72,15 @@ def test_interruptions_that_were_seen_shorten_the_interval() -> None:
     assert steps_between_saves(_pace([1e6], [1.0]), 600.0, 100) == 1
 
 
+def test_a_save_beside_training_costs_its_stall_and_must_be_written_before_the_next() -> None:
+    pace = _pace([0.5] * 10, [40.0])
+    assert steps_between_saves(pace, 600.0, 100) == round(best_interval(40.0, 600.0) / 0.5), "training waits for it"
+    pace.add_stall(2.0)
+    assert steps_between_saves(pace, 600.0, 100) == round(best_interval(2.0, 600.0) / 0.5), "the stall alone counts"
+    pace.add_save(90.0)
+    assert steps_between_saves(pace, 600.0, 100) == 180, "writing it takes longer than the best interval"
+
+
 @pytest.mark.parametrize(("save_s", "between_s"), [(5.0, 3600.0), (60.0, 3600.0), (1.0, 300.0)])
 def test_no_other_interval_loses_less_time(save_s: float, between_s: float) -> None:
     """Simulated, with interruptions at random: a third and three times the interval lose more."""

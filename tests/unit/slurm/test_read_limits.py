@@ -72,6 +72,12 @@ def test_array_sizes() -> None:
     assert parse_limits("").max_elements is None
 
 
+def test_exit_codes_that_the_site_requeues_are_read_with_both_ends_of_each_range() -> None:
+    told = "RequeueExit             = 75,80-82\nRequeueExitHold         = 90\n"
+    assert parse_limits(CONFIG + told).requeue_exit == {75, 80, 81, 82, 90}
+    assert parse_limits(CONFIG + "RequeueExit             = (null)\n").requeue_exit == frozenset()
+
+
 def test_partitions() -> None:
     limits = _limits()
     main, gpu = limits.partitions.values()
@@ -88,6 +94,13 @@ def test_partitions() -> None:
     assert limits.partition_of(None) is main
     assert limits.partition_of("gpu") is gpu
     assert limits.partition_of("nope") is None
+
+
+def test_accounts_that_a_partition_denies() -> None:
+    assert [each.deny_accounts for each in _limits().partitions.values()] == [(), ()]
+    told = "PartitionName=open AllowAccounts=ALL DenyAccounts=guests,students State=UP\n"
+    (denying,) = parse_limits(told).partitions.values()
+    assert (denying.allow_accounts, denying.deny_accounts) == (None, ("guests", "students"))
 
 
 def test_nodes() -> None:

@@ -66,7 +66,7 @@ class SweepOnDisk:
             executor=executor,
             world_size=1,
         )
-        self._backdate(index, age_s)
+        self._backdate(index, attempt, age_s)
         if resumed is not None:
             journal.resume(attempt, resumed)
 
@@ -75,10 +75,10 @@ class SweepOnDisk:
     ) -> None:
         """The attempt told how it ended."""
         Journal(self.run(index)).end(attempt, state=state, cause=cause, **more)
-        self._backdate(index, age_s)
+        self._backdate(index, attempt, age_s)
 
-    def _backdate(self, index: int, age_s: float) -> None:
-        path = self.run(index).attempts
+    def _backdate(self, index: int, attempt: int, age_s: float) -> None:
+        path = self.run(index).journal(attempt)
         lines = path.read_text().splitlines()
         last = parse_record(lines[-1].encode())
         last["time"] -= age_s

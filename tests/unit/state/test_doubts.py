@@ -55,7 +55,7 @@ def test_each_kind_has_a_meaning_and_advice(kind: DoubtKind) -> None:
 
 
 def test_what_is_lost_of_a_run_that_has_a_job_is_told_as_taken() -> None:
-    assert of_unknown("attempts.jsonl has lost attempt 1", "7_0") is TAKEN
+    assert of_unknown("attempt-001.jsonl has lost attempt 1", "7_0") is TAKEN
     assert kind_of_doubt(None) is DoubtKind.damaged
 
 

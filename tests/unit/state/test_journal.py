@@ -1,4 +1,4 @@
-"""attempts.jsonl: the story of a run; the number of an attempt; restarts that led nowhere."""
+"""The journals of attempts; the number of an attempt; restarts that led nowhere."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import read_lines
+from hpc_trainer.runs.reading import Faults, read_lines
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state import journal as journal_module
 from hpc_trainer.state.journal import Attempt, Journal, failures_of_storage, restarts_without_progress, successor_jobs
 from hpc_trainer.state.submissions import SUCCESSOR, write_confirmation, write_dropped, write_intent
 
@@ -63,7 +64,7 @@ def test_the_number_is_the_same_before_and_after_rank_0_wrote(journal: Journal) 
 
 def test_a_torn_line_hides_itself_only(tmp_path: Path, journal: Journal) -> None:
     _start(journal, 0)
-    with RunPaths(tmp_path).attempts.open("a") as file:
+    with RunPaths(tmp_path).journal(0).open("a") as file:
         file.write('{"event": "end", "attempt": 0, "ti')
     assert not journal.read()[0].has_ended
     journal.resume(0, 5)
@@ -73,11 +74,49 @@ def test_a_torn_line_hides_itself_only(tmp_path: Path, journal: Journal) -> None
 def test_a_start_that_stands_there_twice_takes_no_end_back(tmp_path: Path, journal: Journal) -> None:
     _start(journal, 0)
     journal.end(0, state=RunState.FAILED, cause="exception")
-    path = RunPaths(tmp_path).attempts
+    path = RunPaths(tmp_path).journal(0)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines, lines[0]]))
     (attempt,) = journal.read()
     assert attempt.state is RunState.FAILED
+
+
+def test_what_an_earlier_attempt_still_writes_is_in_no_way_of_the_newer_one(tmp_path: Path, journal: Journal) -> None:
+    """A node that Slurm has given up may live on: its file is another one, whatever it does to it."""
+    _start(journal, 0)
+    _start(journal, 1, restart_count=1)
+    journal.resume(1, 30)
+    newer = RunPaths(tmp_path).journal(1).read_bytes()
+    journal.end(0, state=RunState.FAILED, cause="exception")
+    RunPaths(tmp_path).journal(0).write_bytes(b"\0" * 4096 + b"\n")
+    faults = Faults()
+    story = journal.read_story(faults)
+    assert [(each.attempt, each.resumed_step) for each in story.attempts] == [(1, 30)]
+    assert story.is_whole
+    assert str(faults[0]).startswith("attempt-000.jsonl line 1 cannot be read")
+    assert RunPaths(tmp_path).journal(1).read_bytes() == newer
+
+
+@pytest.mark.parametrize("is_listable", [True, False])
+def test_the_journal_of_an_earlier_release_is_read_and_goes_on(
+    is_listable: bool, tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions wrote one file, attempts.jsonl. A run that one of them began is retried by this one."""
+    _start(journal, 0)
+    journal.end(0, state=RunState.REQUEUED, cause="preempted", action="requeue")
+    _start(journal, 1, restart_count=1)
+    journal.end(1, state=RunState.FAILED, cause="exception")
+    parts = [RunPaths(tmp_path).journal(number) for number in (0, 1)]
+    (tmp_path / "attempts.jsonl").write_bytes(b"".join(path.read_bytes() for path in parts))
+    for path in parts:
+        path.unlink()
+    assert journal.attempt_number("7_0", 1) == 1
+    assert journal.attempt_number("9_0", 0) == 2
+    _start(journal, 2, "9_0")
+    if not is_listable:  # a folder of mode 0300; root may list it all the same
+        monkeypatch.setattr(journal_module, "list_folder", lambda path, faults: None)
+    states = [(each.attempt, each.job_id, each.state) for each in journal.read()]
+    assert states == [(0, "7_0", RunState.REQUEUED), (1, "7_0", RunState.FAILED), (2, "9_0", None)]
 
 
 def test_an_end_without_a_start_is_passed_over(journal: Journal) -> None:
@@ -198,7 +237,7 @@ def test_the_end_tells_what_is_saved_and_when_it_was(tmp_path: Path, journal: Jo
     before = time.time()
     _start(journal, 0)
     journal.end(0, state=RunState.PREEMPTED, cause="preempted", step=37, saved_step=30)
-    path = RunPaths(tmp_path).attempts
+    path = RunPaths(tmp_path).journal(0)
     lines = list(read_lines(path))
     for line in lines:
         line["time"] -= 5000.0

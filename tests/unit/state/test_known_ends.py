@@ -64,6 +64,20 @@ def test_a_start_that_crashed_before_python_says_what_it_printed(
     assert "cluster.setup" in again, "retry alone would start the same lines again"
 
 
+def test_a_job_without_an_output_file_may_not_see_the_folder(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """Slurm's daemon makes the file on the node: none is there where the node mounts the folder at another path."""
+    sweep.submit()
+    sweep.paths.scripts.mkdir()
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|0:53|n7\n")
+    assert _one(sweep).reason == (
+        "Slurm: FAILED (0:53): the job ended before the worker began, and its node has made no "
+        f"{sweep.paths.scripts / '500_0.out'}: does the node see this folder at the same path, and may it write there?"
+    )
+    (sweep.paths.scripts / "500_0.out").touch()
+    assert _one(sweep).reason == "Slurm: FAILED (0:53): the job ended before the worker began."
+
+
 @pytest.mark.parametrize("said", ["ImportError: libcudart.so.12: cannot open shared object file", None])
 def test_a_start_that_crashed_in_its_own_log_says_what_it_printed_there(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, said: str | None

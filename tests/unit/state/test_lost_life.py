@@ -127,8 +127,8 @@ def test_a_journal_that_cannot_be_opened_says_nothing_of_the_end(
         sweep.submit(name, "local", age_s=100)
     else:
         sweep.submit()
-    sweep.run().attempts.mkdir()
+    sweep.run().journal(0).mkdir()
     run = _one(sweep)
     assert run.state is S.UNKNOWN
     assert not run.state.needs_submit
-    assert "attempts.jsonl cannot be read: it is a folder" in str(run.cause)
+    assert "attempt-000.jsonl cannot be read: it is a folder" in str(run.cause)

@@ -130,5 +130,5 @@ def test_fresh_sets_aside_nothing_that_works(sweep: SweepOnDisk, fake_slurm: Fak
     fake_slurm.answer("squeue", "500_0|RUNNING|n1|None|x\n")
     with pytest.raises(RunStateError, match="is RUNNING"):
         submit_grid(grid, fresh=True)
-    assert list(read_lines(sweep.run().attempts))
+    assert list(read_lines(sweep.run().journal(0)))
     assert [each.name for each in sweep.paths.folder.glob("*.old-*")] == []

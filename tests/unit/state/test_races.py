@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.cli import grid_verbs
 from hpc_trainer.cli.live import watch
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.results import result_rows
@@ -56,6 +58,23 @@ def _only(sweep: SweepOnDisk) -> RunStatus:
     return run
 
 
+@pytest.mark.parametrize("is_whole_sweep", [True, False], ids=["sweep", "run"])
+def test_a_folder_that_goes_away_while_slurm_is_asked_tells_nothing(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, is_whole_sweep: bool
+) -> None:
+    """A mount that is gone for a moment: what Slurm calls COMPLETED has not failed to begin."""
+    gone = sweep.paths.folder if is_whole_sweep else sweep.run().folder
+    _meanwhile(fake_slurm, f'mv "{gone}" "{gone}.away"')
+    if is_whole_sweep:
+        with pytest.raises(RunStateError, match="was there a moment ago and is not now"):
+            read_status(sweep.paths)
+        return
+    run = _only(sweep)
+    assert run.state is RunState.UNKNOWN, run.cause
+    assert "its folder was there a moment ago" in str(run.cause)
+    assert not sweep.paths.ends.exists()
+
+
 def test_a_run_that_ends_while_slurm_is_asked_is_complete(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     run = _only(sweep)
     assert (run.state, run.step, run.metrics) == (RunState.COMPLETED, 200, {"eval_accuracy": 0.9})
@@ -94,7 +113,7 @@ def test_a_run_that_fails_while_slurm_is_asked_says_why(sweep: SweepOnDisk, fake
         "event": "end", "attempt": 0, "time": time.time(), "state": "FAILED", "cause": "exception",
         "error": {"type": "ValueError", "message": "no such label"},
     }  # fmt: skip
-    _meanwhile(fake_slurm, f"echo '{json.dumps(end)}' >> '{sweep.run().attempts}'; exec cat {_header(fake_slurm)}")
+    _meanwhile(fake_slurm, f"echo '{json.dumps(end)}' >> '{sweep.run().journal(0)}'; exec cat {_header(fake_slurm)}")
     run = _only(sweep)
     assert (run.state, run.reason) == (RunState.FAILED, "ValueError: no such label")
 
@@ -173,11 +192,11 @@ def test_a_run_that_is_done_after_its_folder_was_listed(
     fake_slurm.answer("sacct", "")
     read = Journal.read_story
 
-    def read_late(journal: Journal, faults: Faults | None = None) -> Story:
+    def read_late(journal: Journal, faults: Faults | None = None, names: Collection[str] | None = None) -> Story:
         if not sweep.run().marker("DONE").exists():
             sweep.done()
             sweep.end(state=RunState.COMPLETED, cause="done", step=200, saved_step=200)
-        return read(journal, faults)
+        return read(journal, faults, names)
 
     monkeypatch.setattr(Journal, "read_story", read_late)
     (run,) = read_status(sweep.paths).runs

@@ -70,6 +70,23 @@ def test_what_was_saved_and_could_not_be_requeued_comes_back(sweep: SweepOnDisk,
     assert (run.state, run.cause) == (S.PREEMPTED, "preempted")
 
 
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        ("74:0", S.PREEMPTED), ("79:0", S.PREEMPTED), ("125:0", S.PREEMPTED), ("137:0", S.PREEMPTED),
+        ("9:0", S.PREEMPTED), ("143:0", S.PREEMPTED), ("0:9", S.PREEMPTED), ("1:0", S.FAILED), ("8:0", S.FAILED),
+        ("73:0", S.FAILED), ("76:0", S.FAILED), ("126:0", S.FAILED),
+    ],
+)  # fmt: skip
+def test_a_code_that_no_worker_leaves_with_after_a_save_is_a_failure(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, code: str, state: RunState
+) -> None:
+    sweep.start(resumed=0)
+    sweep.end(state=S.REQUEUED, cause="preempted", step=7, saved_step=7)
+    fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7\n")
+    assert _one(sweep).state is state
+
+
 @pytest.mark.parametrize("code", ["0:15", "143:0", "15:0", "0:12", "140:0", "12:0"])
 def test_a_signal_before_python_had_its_handlers_is_no_failure(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, code: str
@@ -85,6 +102,22 @@ def test_the_same_codes_of_a_run_that_had_begun_are_its_failure(
     """With its handlers a worker leaves otherwise: something else in it died so, and --retry-failed decides."""
     sweep.start(resumed=0)
     fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7\n")
+    assert _one(sweep).state is S.FAILED
+
+
+@pytest.mark.parametrize("row", ["500_[0-4%2]|CANCELLED|0:0|", "500|CANCELLED|0:0|", "500_1|COMPLETED|0:0|n7"])
+def test_an_element_without_a_row_was_cancelled_before_it_began(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, row: str
+) -> None:
+    """One that begins gets a row of its own; the array may have one for all that did not."""
+    fake_slurm.answer("sacct", f"{row}\n")
+    run = _one(sweep)
+    assert (run.state, run.cause) == (S.CANCELLED, "cancelled before it began")
+
+
+def test_an_element_that_has_begun_was_not_cancelled_before(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0, age_s=300)
+    fake_slurm.answer("sacct", "500_1|COMPLETED|0:0|n7\n")
     assert _one(sweep).state is S.FAILED
 
 

@@ -5,13 +5,15 @@ The file system itself is played in tests/shared_folder; here it is told that na
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from hpc_trainer.launch.grids import submit_grid
+from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.verdicts import of_unknown
+from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.doubts import DoubtKind, kind_of_doubt
 from hpc_trainer.state.run_state import CLOCKS_APART_S
@@ -48,7 +50,7 @@ def _one(sweep: SweepOnDisk) -> RunStatus:
 @pytest.mark.parametrize(
     ("state", "later"),
     [
-        ("COMPLETED", RunState.FAILED), ("FAILED", RunState.FAILED), ("TIMEOUT", RunState.TIMEOUT),
+        ("COMPLETED", RunState.GONE), ("FAILED", RunState.FAILED), ("TIMEOUT", RunState.TIMEOUT),
         ("NODE_FAIL", RunState.NODE_FAIL), ("PREEMPTED", RunState.PREEMPTED), ("CANCELLED", RunState.CANCELLED),
     ],
 )  # fmt: skip
@@ -108,7 +110,7 @@ def test_on_a_disk_of_this_machine_nobody_waits(
 ) -> None:
     monkeypatch.setenv("HPC_TRAINER_CACHE_AGE_S", "0")
     _ended(fake_slurm, "COMPLETED", 1)
-    assert _one(sweep).state is RunState.FAILED
+    assert _one(sweep).state is RunState.GONE
 
 
 def test_a_sign_of_life_may_be_as_old_as_the_cache(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
@@ -126,7 +128,7 @@ def test_a_journal_that_is_listed_and_cannot_be_opened_yet(
     """A file system that keeps missing names although their folder was opened: the listing is the newer answer."""
     _ended(fake_slurm, "COMPLETED", 10_000)
     sweep.start(age_s=10_000)
-    hidden = str(sweep.run().attempts)
+    hidden = str(sweep.run().journal(0))
 
     def hide(call: object) -> object:
         def wrapped(path: object, *rest: object, **options: object) -> object:
@@ -182,3 +184,31 @@ def test_finished_runs_are_known_without_a_look_at_each(
     sweep.run(0).marker("DONE").unlink()
     fake_slurm.answer("squeue", "501_0|RUNNING|n7|None|x\n")
     assert read_status(sweep.paths, is_look=True).counts == {"COMPLETED": 59, "RUNNING": 1}, "begun anew"
+
+
+def test_a_completed_run_whose_folder_was_deleted_is_gone_and_says_so(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    """Slurm's COMPLETED without any file was called FAILED: "the job ended before the worker began"."""
+    sweep.start(age_s=3_000)
+    sweep.done(eval_loss=0.5)
+    _ended(fake_slurm, "COMPLETED", 2 * _LATE_S)
+    assert _one(sweep).state is RunState.COMPLETED
+    shutil.rmtree(sweep.run().folder)
+    status = read_status(sweep.paths)
+    (run,) = status.runs
+    assert (run.state, run.cause) == (RunState.GONE, "its folder was deleted after it had ended")
+    why = explain(status, run)
+    assert "its folder has been deleted" in why.verdict
+    assert why.advice == [f"hpc-trainer retry {run.run_id}: it is trained again from the beginning"]
+    grid = make_grid(sweep.paths.folder, sweep.specs)
+    assert submit_grid(grid, retry_failed=True).arrays == (), "only by its name"
+    fake_slurm.answer("sacct", "")  # it forgets
+    assert _one(sweep).state is RunState.GONE
+    assert len(retry(sweep.paths, [run.run_id]).arrays) == 1
+
+
+def test_a_job_that_left_files_and_no_end_has_failed_all_the_same(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(age_s=3_000)
+    _ended(fake_slurm, "COMPLETED", 2 * _LATE_S)
+    assert _one(sweep).state is RunState.FAILED

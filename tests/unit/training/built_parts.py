@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import nn
 
+from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
@@ -15,13 +19,29 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import features
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.build import make_optimizer
+from hpc_trainer.training.build import build_dataset, build_model, build_task, make_optimizer
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.optim.build import Recipe
 from hpc_trainer.training.parallel.mesh import Mesh
+from tests.composed import composed
 
 ALONE = Mesh(shape=MeshShape(), rank=0)
+
+
+def with_first_weights(path: Path, words: Sequence[str]) -> list[str]:
+    """Return `words` with a file of the model's own weights as `init_from.path`, if they name one."""
+    others = [word for word in words if not word.startswith("init_from.path=")]
+    if others == [*words]:
+        return others
+    config = composed([*others, "cluster=local"])
+    torch.manual_seed(14)
+    model = build_model(config, build_dataset(config, "train", build_task(config)))
+    safetensors.torch.save_file(model.state_dict(), path)
+    # Of a file nobody knows what it was trained on: the data themselves stand for the old ones.
+    values = [f"{key}: {json.dumps(value)}" for key, value in plain_value(config.data).items() if value is not None]
+    replayed = [f"replay.data=[{{{', '.join(values)}}}]"] if config.replay.share is not None else []
+    return [*others, f"init_from.path={path}", *replayed]
 
 
 def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Building:

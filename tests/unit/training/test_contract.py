@@ -16,7 +16,6 @@ import torch
 from hpc_trainer.datasets.text_bytes import TextBytes
 from hpc_trainer.errors import CheckpointError, ConfigError, IncompatibleResumeError, LoopError, UntrustedFileError
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runtime.code_digests import code_digests
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -25,6 +24,7 @@ from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.contract import ResumeContract, fingerprint
+from tests.journals import journal_records
 from tests.unit.runs.builders import make_config
 
 Start = Callable[..., RunContext]
@@ -95,7 +95,7 @@ def _saved(run: RunContext, step: int = 5) -> None:
 
 
 def _changes(run: RunContext) -> list[Any]:
-    return [record.get("changes", []) for record in read_lines(run.paths.attempts) if record["event"] == "resume"]
+    return [record.get("changes", []) for record in journal_records(run.paths.folder, "resume")]
 
 
 def test_the_manifest_says_what_it_was_made_with(start: Start) -> None:

@@ -7,22 +7,17 @@ acceptance are looked at in tests/unit/config/table/test_declarations.py.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
-import torch
 
-from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.rules.metric_rules import of_steps
 from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.training.build import build_dataset, build_model, build_task
-from tests.composed import composed
 from tests.unit.config.table import pairs
+from tests.unit.training.built_parts import with_first_weights
 from tests.unit.training.ranks import play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(3600)]
@@ -42,26 +37,11 @@ def _trainable(ranks: int) -> dict[str, list[str]]:
     return found
 
 
-def _begun(path: Path, words: list[str]) -> list[str]:
-    """With a file of the model's own weights, where they say one."""
-    others = [word for word in words if not word.startswith("init_from.path=")]
-    if others == words:
-        return words
-    config = composed([*others, "cluster=local"])
-    torch.manual_seed(SEED)
-    model = build_model(config, build_dataset(config, "train", build_task(config)))
-    safetensors.torch.save_file(model.state_dict(), path)
-    # Of a file nobody knows what it was trained on: the data themselves stand for the old ones.
-    values = [f"{key}: {json.dumps(value)}" for key, value in plain_value(config.data).items() if value is not None]
-    replayed = [f"replay.data=[{{{', '.join(values)}}}]"] if config.replay.share is not None else []
-    return [*others, f"init_from.path={path}", *replayed]
-
-
 def _train(folder: Path, ranks: int, chosen: dict[str, list[str]]) -> None:
     jobs: list[dict[str, Any]] = [
         {
             "name": name,
-            "words": [*_begun(folder / f"{name}.safetensors", words), "monitor.log_every_steps=1"],
+            "words": [*with_first_weights(folder / f"{name}.safetensors", words), "monitor.log_every_steps=1"],
             "attempt": 0,
             "stop_at": None,
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.training.data.order import BatchOrder
+from tests.journals import journal_records
 from tests.unit.training.ranks import play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
@@ -101,9 +101,8 @@ def test_without_them_losses_agree_to_a_millionth(played: Path, how: str) -> Non
 
 def _consumed(folder: Path) -> dict[int, list[int]]:
     """Samples of each step, from what each rank of each attempt wrote; a later attempt's steps replace an earlier's."""
-    events = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
-    starts = [event["world_size"] for event in events if event["event"] == "start"]
-    resumed = [event["step"] for event in events if event["event"] == "resume"]
+    starts = [record["world_size"] for record in journal_records(folder, "start")]
+    resumed = [record["step"] for record in journal_records(folder, "resume")]
     found: dict[int, list[int]] = {}
     for attempt, (world_size, first) in enumerate(zip(starts, resumed, strict=True)):
         found = {step: samples for step, samples in found.items() if step < first}

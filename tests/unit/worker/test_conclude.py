@@ -26,6 +26,7 @@ from hpc_trainer.state.journal import Journal, failures_untold
 from hpc_trainer.state.status import read_status
 from hpc_trainer.state.submissions import read_ledger
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
+from tests.journals import journal_records
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -411,7 +412,7 @@ def test_a_requeued_job_leaves_the_node_of_a_hot_gpu(sweep: SweepPaths, fake_slu
     calls = [call for call in fake_slurm.calls("scontrol") if "show" not in call]
     assert calls == ["scontrol requeue Incomplete 101_0", "scontrol update JobId=101_0 ExcNodeList=n[1-2],n7"]
     assert _ends(stop.paths) == [("REQUEUED", "overheated", "requeue")]
-    assert list(read_lines(stop.paths.attempts))[-1]["signal"] == "DEVICE"
+    assert list(journal_records(stop.paths.folder))[-1]["signal"] == "DEVICE"
 
 
 def test_where_the_requeue_is_refused_the_successor_leaves_it(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:

@@ -23,6 +23,7 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.worker import rank
 from hpc_trainer.worker.rank import failed_before
+from tests.journals import journal_records
 from tests.unit.runs.builders import make_specs
 from tests.unit.state.sweeps import SweepOnDisk
 
@@ -62,7 +63,7 @@ def test_a_run_that_is_over_leaves_at_once(sweep: SweepOnDisk, marker: str, inde
     assert done.returncode == 0, done.stderr
     run_id = sweep.specs[index].run_id
     assert done.stdout.splitlines() == [f"{run_id}: {marker} stands; nothing to do.", "light"]
-    assert not sweep.run(index).attempts.exists()
+    assert journal_records(sweep.run(index).folder) == []
 
 
 @pytest.mark.parametrize("index", ["2", "", "x", "-1"])
@@ -102,7 +103,7 @@ def test_a_job_that_comes_back_late_leaves_the_run_to_the_newer_one(sweep: Sweep
     done = _worker(sweep, "--run", run_id, **old)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{run_id}: job 600_1 has this run now; nothing to do for job 500_1.", "light"]
-    assert not sweep.run(1).attempts.exists()
+    assert journal_records(sweep.run(1).folder) == []
     successor = write_intent(sweep.run(1), executor="slurm", hardware="cpu_x1", run_ids=[run_id], kind="successor")
     write_confirmation(sweep.run(1), successor, "700")
     done = _worker(sweep, "--run", run_id, **{**old, "SLURM_ARRAY_JOB_ID": "600"})
@@ -149,7 +150,7 @@ def test_a_disk_that_is_full_before_the_attempt_is_recorded_like_any_error(
     environ = {f"SUBMITIT_LOCAL_{word}": "0" for word in words} | {"SUBMITIT_LOCAL_NTASKS": "1"}
     code = rank.run_rank(sweep.paths, sweep.specs[0].run_id, read_rank_env(environ), StopFlag(), Spans())
     assert code == ExitCode.STORAGE
-    (end,) = [line for line in read_lines(sweep.run().attempts) if line["event"] == "end"]
+    (end,) = journal_records(sweep.run().folder, "end")
     error = end["error"]
     assert (end["cause"], error["type"], error["rank"], error["exit_code"]) == ("storage", "OSError", 0, 74)
     assert "No space left on device" in error["message"]

@@ -8,15 +8,19 @@ import json
 import os
 import socket
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.config.schema.train import CommandEnv, CommandPer, TrainConfig
-from hpc_trainer.errors import ConfigError, NoProgressError
+from hpc_trainer.errors import ConfigError, NoProgressError, RankEnvError
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.told_metrics import VARIABLE
 from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.spans import Spans
+from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.worker import program
 from hpc_trainer.worker.program import ASKED
@@ -55,7 +59,7 @@ def test_scripts_are_the_frozen_ones_and_other_files_are_not(tmp_path: Path, pat
         {"HPC_TRAINER_FROZEN_CODE": json.dumps({str(tmp_path / "app"): str(copy)})},
     )  # fmt: skip
     assert words == [
-        "python", f"{copy}/my/fit.py", "--data", "data.csv", "--out", f"{paths.folder}/x", "--name", "a b", "other.py",
+        "python", f"{copy}/my/fit.py", "--data", "data.csv", "--out", f"{paths.output}/x", "--name", "a b", "other.py",
     ]  # fmt: skip
 
 
@@ -72,7 +76,7 @@ def test_scripts_in_the_text_of_a_shell_are_the_frozen_ones(tmp_path: Path, path
     )  # fmt: skip
     safe = " -P" if sys.version_info >= (3, 11) else ""
     assert text == (
-        f"python3{safe} -m lab.x && python '{copy}/fit.py' --data data.csv --out {paths.folder}/x; echo fit.py; "
+        f"python3{safe} -m lab.x && python '{copy}/fit.py' --data data.csv --out {paths.output}/x; echo fit.py; "
         "python other.py"
     )
 
@@ -82,25 +86,25 @@ def test_the_first_rank_decides_whether_there_is_a_checkpoint(tmp_path: Path, pa
     config = _config("x {run.resume:--resume} {run.resume[log/a]:--log {run.dir}}", tmp_path)
     first = dataclasses.replace(_env(rank=0), num_nodes=1)
     paths.logs.mkdir(parents=True)
-    place = meeting_place(config, paths, first, lambda: False)
+    place = meeting_place(config, paths, first, 0, lambda: False)
     assert place is not None
     assert words_of(config, paths, {}, place.holding) == ["x"]
-    paths.own_checkpoints.mkdir()
+    paths.own_checkpoints.mkdir(parents=True)
     (paths.own_checkpoints / "step-1.pt").touch()
-    other = meeting_place(config, paths, _env(rank=1), lambda: False)
+    other = meeting_place(config, paths, _env(rank=1), 0, lambda: False)
     assert other is not None
     assert other.holding == frozenset()
 
-    (paths.folder / "log").mkdir()
-    (paths.folder / "log" / "a").touch()  # empty
-    place = meeting_place(config, paths, first, lambda: False)
+    (paths.output / "log").mkdir()
+    (paths.output / "log" / "a").touch()  # empty
+    place = meeting_place(config, paths, first, 0, lambda: False)
     assert place is not None
     assert words_of(config, paths, {}, place.holding) == ["x", "--resume"]
-    (paths.folder / "log" / "a").write_text("1")
-    place = meeting_place(config, paths, first, lambda: False)
+    (paths.output / "log" / "a").write_text("1")
+    place = meeting_place(config, paths, first, 0, lambda: False)
     assert place is not None
-    assert place == meeting_place(config, paths, _env(1), lambda: False)
-    assert words_of(config, paths, {}, place.holding) == ["x", "--resume", "--log", str(paths.folder)]
+    assert place == meeting_place(config, paths, _env(1), 0, lambda: False)
+    assert words_of(config, paths, {}, place.holding) == ["x", "--resume", "--log", str(paths.output)]
 
 
 def test_a_program_in_the_runs_own_folder_finds_its_code(
@@ -111,7 +115,7 @@ def test_a_program_in_the_runs_own_folder_finds_its_code(
     (tmp_path / "fit.py").touch()
     config = _config("python fit.py data.csv", tmp_path)
     config.train.command_dir, config.train.command_from = "{run.dir}", str(tmp_path)
-    assert folder_of(config, paths) == str(paths.folder)
+    assert folder_of(config, paths) == str(paths.output)
     assert words_of(config, paths, {}) == ["python", str(tmp_path / "fit.py"), "data.csv"]
     assert environment_of(config, paths, _env(), 0, PLACE)["PYTHONPATH"] == f"{tmp_path}:/mine"
 
@@ -130,7 +134,7 @@ def test_a_rank_finds_its_place(tmp_path: Path, paths: RunPaths, monkeypatch: py
     named = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
     assert [found[name] for name in named] == ["3", "1", "4", "2", "1", "node1", "4321"]
     assert found["HPC_TRAINER_ATTEMPT"] == "2"
-    assert found[VARIABLE] == str(paths.folder / "logs" / "attempt-002.metrics.jsonl")
+    assert found[VARIABLE] == str(paths.folder / "told" / "attempt-002.jsonl")
     assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
     assert "PET_NNODES" not in found
 
@@ -156,10 +160,58 @@ def test_a_program_on_one_rank_finds_none_of_torchruns_names(
     assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_PORT"]) == ("0", "1", "4321")
 
 
+def test_tensorflow_finds_the_workers_of_all_ranks(tmp_path: Path, paths: RunPaths) -> None:
+    """Each rank chooses its own port, and all ranks are told the same list, in the order of the ranks."""
+    paths.logs.mkdir(parents=True)
+    config = _config("x", tmp_path)
+    config.train.command_env, config.cluster.master_addr = CommandEnv.tensorflow, "10.0.0.1"
+    # What an earlier start of this attempt has left is not read.
+    paths.program_worker(2, 3).write_text(json.dumps({"incarnation": "6_0.0.0", "worker": "gone:1"}))
+    with ThreadPoolExecutor(4) as pool:
+        places = list(pool.map(lambda rank: meeting_place(config, paths, _env(rank), 2, lambda: False), (3, 1, 0, 2)))
+    assert len(set(places)) == 1
+    place = places[0]
+    assert place is not None
+    assert [worker.rpartition(":")[0] for worker in place.workers] == ["10.0.0.1", *[socket.gethostname()] * 3]
+    assert len({worker.rpartition(":")[2] for worker in place.workers}) == 4
+    assert place.workers[0] == f"{place.address}:{place.port}"
+    found = [json.loads(environment_of(config, paths, _env(rank), 2, place)["TF_CONFIG"]) for rank in range(4)]
+    assert found == [
+        {"cluster": {"worker": list(place.workers)}, "task": {"type": "worker", "index": rank}} for rank in range(4)
+    ]
+    assert "TF_CONFIG" not in environment_of(_config("x", tmp_path), paths, _env(), 2, place)
+
+
+def test_tensorflow_on_one_rank_is_one_worker(tmp_path: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    config, env = _config("x", tmp_path), dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    config.train.command_env = CommandEnv.tensorflow
+    place = meeting_place(config, paths, env, 0, lambda: False)
+    assert place is not None
+    found = environment_of(config, paths, env, 0, place)
+    assert json.loads(found["TF_CONFIG"])["cluster"] == {"worker": [f"127.0.0.1:{place.port}"]}
+    assert "RANK" not in found, "torchrun's names are another choice"
+
+    config.cluster.master_addr = "fe80::1"
+    place = meeting_place(config, paths, env, 0, lambda: False)
+    assert place is not None
+    assert place.workers == (f"[fe80::1]:{place.port}",)
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path, paths: RunPaths) -> None:
+    paths.logs.mkdir(parents=True)
+    config = _config("x", tmp_path)
+    config.train.command_env, config.parallel.timeout_s = CommandEnv.tensorflow, 1
+    paths.program_worker(0, 1).write_text(json.dumps({"incarnation": _env(0).incarnation, "worker": "n1:1"}))
+    with pytest.raises(RankEnvError, match=r"rank 0 waited 1 s for ranks 2, 3 in vain \(parallel.timeout_s\)"):
+        meeting_place(config, paths, _env(0), 0, lambda: False)
+    assert meeting_place(config, paths, _env(0), 0, lambda: True) is None
+
+
 def test_the_port_of_rank_0_is_given_to_nobody_else_before_it_listens(tmp_path: Path, paths: RunPaths) -> None:
     """Of a kernel's free ports two programs that start at once could have got the same one."""
     env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
-    place = meeting_place(_config("x", tmp_path), paths, env, lambda: False)
+    place = meeting_place(_config("x", tmp_path), paths, env, 0, lambda: False)
     assert place is not None
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", place.port))
@@ -192,6 +244,23 @@ def test_a_program_of_a_node_is_told_what_torchrun_asks_for(
         "PET_MASTER_PORT": "4321",
     }  # fmt: skip
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & found.keys()
+
+
+def test_steps_after_a_stop_that_the_program_does_not_hear_are_known(tmp_path: Path, paths: RunPaths) -> None:
+    """TensorFlow catches SIGTERM, and trains and saves until it is killed: the next attempt goes on from there."""
+    paths.logs.mkdir(parents=True)
+    env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    rank = program._Rank(_config("x", tmp_path), paths, env, StopFlag(), 0, Spans())
+    told = paths.told_metrics(0)
+    script = f"""trap 'echo "{{\\"step\\": 2, \\"loss\\": 0.5}}" >> {told}' TERM; echo '{{"step": 1}}' >> {told}
+    while true; do sleep 0.05; done"""
+    rank._program = Program(["sh", "-c", script], dict(os.environ), str(tmp_path))
+    while not told.exists():
+        time.sleep(0.05)
+    rank._leave()
+    assert not rank._program.is_alive()
+    assert rank._step == 2
+    assert [json.loads(line)["step"] for line in paths.metrics.read_text().splitlines()] == [2]
 
 
 def _attempts(*ends: tuple[int | None, str | None]) -> list[Attempt]:

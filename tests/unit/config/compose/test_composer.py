@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_trainer.config.compose.composer import Composer, default_overrides, override_value
+from hpc_trainer.config.compose.key_meant import keys_named
 from hpc_trainer.config.compose.words import conf_dir
+from hpc_trainer.config.keys import DECLARED
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError
@@ -92,7 +94,14 @@ MISTAKES = [
     (["sed=1"], ["sed: no such key", "Did you mean seed?"]),
     (["modl=cnn"], ["modl: no such key", "Did you mean model?"]),
     (["lr=0.1"], ["lr: no such key in the root. Did you mean optim.lr?", "Valid: augment, "]),
-    (["steps=100"], ["steps: no such key in the root. Did you mean ", "or train.num_steps? Valid"]),
+    (["steps=100"], ["steps: no such key in the root. Did you mean train.num_steps (a run is counted in", "? Valid"]),
+    (["epochs=3"], ["Did you mean train.num_steps (a run is counted in optimizer steps)?"]),
+    (["optim.learning_rate=1"], ["no such key in optim (optim=adamw). Did you mean optim.lr? Valid"]),
+    (["train.batch_size=1"], ["Did you mean train.micro_batch_size (of a rank, in a pass) or train.global_batch_size"]),
+    (["train.lr=1"], ["Did you mean optim.lr?"]),
+    (["train.patience=1"], ["Did you mean train.early_stop.patience?"]),
+    (["resume=true"], ["A run goes on from its newest checkpoint by itself: give the same command again."]),
+    (["train.resume=true"], ["A run goes on from its newest checkpoint by itself: give the same command again."]),
     (["cluster=my_site"], ["Valid: local, slurm, testbed. Your own stand in conf/ of a --config-dir."]),
     (
         ["optim.lrr=1"],
@@ -202,3 +211,9 @@ def test_slurm_is_the_cluster_where_sbatch_is() -> None:
 @pytest.mark.usefixtures("no_slurm")
 def test_this_machine_is_the_cluster_where_sbatch_is_not() -> None:
     assert list(default_overrides(["optim.lr=1"])) == ["cluster=local"]
+
+
+def test_keys_that_are_named_for_the_words_of_others_are_there() -> None:
+    named = keys_named()
+    assert len(named) > 20
+    assert [key for key in named if key not in DECLARED] == []

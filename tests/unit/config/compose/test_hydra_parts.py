@@ -15,7 +15,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
-from omegaconf import OmegaConf
+from omegaconf import Container, Node, OmegaConf
 from packaging.version import Version
 
 from hpc_trainer.config.compose.composer import ROOT, Composer
@@ -34,6 +34,14 @@ def composer() -> Iterator[Composer]:
         (ConfigLoaderImpl._parse_overrides_and_create_caching_repo, ["self", "config_name", "overrides"]),
         (ConfigLoaderImpl._compose_config_from_defaults_list, ["self", "defaults", "repo"]),
         (ConfigLoaderImpl._apply_overrides_to_config, ["overrides", "cfg"]),
+        (ConfigLoaderImpl._load_single_config, ["self", "default", "repo"]),
+        (ConfigLoaderImpl.load_sweep_config, ["self", "master_config", "sweep_overrides"]),
+        (Node._maybe_dereference_node, ["self", "throw_on_resolution_failure", "memo"]),
+        (Container._resolve_node_interpolation, ["self", "inter_key", "memo"]),
+        (
+            Container._evaluate_custom_resolver,
+            ["self", "key", "node", "inter_type", "inter_args", "inter_args_str"],
+        ),
         (CachingConfigRepository.load_config, ["self", "config_path"]),
         (CachingConfigRepository.group_exists, ["self", "config_path"]),
         (CachingConfigRepository.get_schema_source, ["self"]),
@@ -56,6 +64,16 @@ def test_the_merge_asks_the_repository_for_two_things_only() -> None:
         ConfigLoaderImpl._load_single_config
     )
     assert source.count("repo.") == source.count("repo.load_config") + source.count("repo.get_schema_source") == 2
+
+
+def test_a_point_is_composed_by_what_a_sweep_remembers() -> None:
+    # `SweepLoader` answers for these, and for no other look at the files.
+    source = inspect.getsource(ConfigLoaderImpl._load_configuration_impl)
+    used = {name: source.count(name) for name in ("create_defaults_list(", "_parse_overrides_and_create_caching_repo(")}
+    assert used == dict.fromkeys(used, 1)
+    assert source.count("caching_repo.") == source.count("caching_repo.get_sources()") == 1
+    assert source.count("self._compose_config_from_defaults_list(") == source.count("skip_missing=") == 1
+    assert "config_overrides" in source
 
 
 def test_what_is_merged_leaves_the_files_as_they_were_read(composer: Composer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.rules.sbatch_options import _FREE, _OURS, sbatch_flags, sbatch_problems
+from hpc_trainer.config.rules.sbatch_options import _FREE, _OURS, _UNNEEDED, sbatch_flags, sbatch_problems
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,12 @@ def test_a_value_is_one_plain_word(value: Any) -> None:
 
 
 def test_no_option_is_both() -> None:
-    assert not _FREE & _OURS.keys()
+    assert not _FREE & (_OURS.keys() | _UNNEEDED.keys())
+    assert not _OURS.keys() & _UNNEEDED.keys()
+
+
+def test_an_option_that_is_not_needed_is_to_be_removed_and_why() -> None:
+    assert [*sbatch_problems({"comment": "x"})] == [
+        "cluster.sbatch holds 'comment', which hpc_trainer sets itself. Remove it: hpc-trainer uses the comment to "
+        "recognise its jobs."
+    ]

@@ -11,6 +11,7 @@ import torch
 from hpc_trainer.features.memory import search as fit_batch
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
+from tests.journals import journal_records
 from tests.unit.training.rank_end import leave
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
@@ -59,10 +60,7 @@ def main(rank: int, folder: Path) -> None:
         for strategy in strategies:
             config = config_of(*WORDS, f"parallel={strategy}", "train.micro_batch_size=auto")
             found[strategy] = train_here(config, folder / strategy, group=group)
-            (sizes,) = [
-                each for each in map(json.loads, found[strategy].paths.attempts.read_text().splitlines())
-                if each["event"] == "fit"
-            ]  # fmt: skip
+            (sizes,) = journal_records(found[strategy].paths.folder, "fit")
             names = [field.name for field in dataclasses.fields(fit_batch.BatchSizes)]
             said[strategy] = {name: sizes["found"][name] for name in names}
         given = train_here(

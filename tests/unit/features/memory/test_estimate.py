@@ -23,6 +23,7 @@ from hpc_trainer.training.precision.formats import autocast
 from tests import warm
 from tests.composed import composed
 from tests.unit.training.built_parts import optimizer_of
+from tests.unit.training.train_here import train_here
 
 _GPT = ["data=text_bytes", "data.seq_len=64", "model=gpt", "train.global_batch_size=8", "precision=bf16"]
 _RESNET = ["data=synthetic_images", "model=resnet18", "model.width=8", "train.global_batch_size=16"]
@@ -69,6 +70,24 @@ def test_it_is_what_the_step_holds(words: list[str]) -> None:
     found, real = dataclasses.asdict(estimate(config)), _really(config)
     for name in ("weights", "gradients", "optimizer"):
         assert found[name] == real[name], name
+
+
+def test_adapters_are_estimated_as_they_are_trained(tmp_path: Path) -> None:
+    """The checkpoint has the adapters alone; measured of a run."""
+    pytest.importorskip("peft")
+    words = [*_GPT, "data.eval_fraction=0.01", "train.lora.rank=8", "train.num_steps=1", "schedule.warmup_steps=0"]
+    config = _config(words)
+    found, run = estimate(config), train_here(config, tmp_path)
+    saved = sum(path.stat().st_size for path in run.paths.checkpoints.rglob("*.safetensors"))
+    assert found.checkpoint == pytest.approx(saved, rel=0.1), "their headers"
+    base = sum(each.nbytes for each in _built(config).parameters())
+    assert found.weights == base + found.gradients
+    assert found.optimizer == pytest.approx(2 * found.gradients, rel=0.01)
+    assert found.checkpoint == found.gradients + found.optimizer < base / 2
+
+
+def _built(config: TrainConfig) -> torch.nn.Module:
+    return build_model(config, build_dataset(config, "train", build_task(config)))
 
 
 def test_recomputing_needs_less() -> None:

@@ -26,6 +26,7 @@ from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.context import RunContext
 from tests import warm
+from tests.journals import JOURNALS
 from tests.unit.training.ranks import two_ranks_say
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 from tests.unit.training.world_child import compose
@@ -172,8 +173,9 @@ def test_another_device_is_searched_anew_and_memory_that_ended_means_less(room: 
         "changes-the-schedule: fit.grad_accum_steps: 3 -> 4", "changes-the-schedule: fit.micro_batch_size: 8 -> 6",
     ]  # fmt: skip
     room.tried = []
-    lines = [json.dumps(record).replace('["cpu"]', '["NVIDIA H200"]') for record in read_lines(run.paths.attempts)]
-    run.paths.attempts.write_text("".join(f"{line}\n" for line in lines))
+    for path in run.paths.folder.glob(JOURNALS):
+        lines = [json.dumps(record).replace('["cpu"]', '["NVIDIA H200"]') for record in read_lines(path)]
+        path.write_text("".join(f"{line}\n" for line in lines))
     train_here(config, tmp_path, attempt=2)
     assert room.tried[-1] == 24
 
@@ -237,7 +239,7 @@ def test_a_limit_of_the_operating_system_is_heard(tmp_path: Path) -> None:
         timeout=250, check=False, env={**os.environ, **heap},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    journal = next(iter(tmp_path.rglob("attempts.jsonl")))
+    journal = next(iter(tmp_path.rglob(JOURNALS)))
     (found,) = [each["found"] for each in read_lines(journal) if each["event"] == "fit"]
     assert 2 <= found["micro_batch_size"] < 512, found
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.journals import journal_records
 from tests.unit.training.ranks import RankEnd, play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
@@ -178,8 +179,7 @@ def test_an_overflow_in_one_stage_skips_the_step_in_all(played: Path) -> None:
 
 def test_one_rank_then_two_stages_then_a_stop_of_the_last_stage(played: Path) -> None:
     same_training(played / "chain" / "resnet", played / "1" / "resnet")
-    events = [json.loads(line) for line in (played / "chain" / "resnet" / "attempts.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "resume"] == [0, 3, 5]
+    assert [record["step"] for record in journal_records(played / "chain" / "resnet", "resume")] == [0, 3, 5]
 
 
 def test_each_stage_writes_what_it_holds_and_nothing_twice(played: Path) -> None:

@@ -15,10 +15,18 @@ from torch import nn
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import begin_rounding, convert_config, layers_to_round, turn_rounding
+from hpc_trainer.features.qat.rounding import (
+    begin_rounding,
+    convert_config,
+    import_torchao,
+    layers_to_round,
+    turn_rounding,
+)
 from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from tests.unit.runs.builders import make_config
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
+from tests.unit.training.world_child import compose
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="torchao is not installed (the extra `quantize`)"
@@ -37,6 +45,7 @@ def _model() -> nn.Sequential:
 @pytest.mark.parametrize("to", [each for each in QatTo if each is not QatTo.none])
 def test_an_export_computes_what_training_rounded_to(to: QatTo) -> None:
     """Layers whose inputs a group does not divide stay as they are in both."""
+    import_torchao()
     from torchao.quantization import quantize_
 
     qat, model, inputs = QatConfig(to=to), _model(), torch.randn(16, 64)
@@ -54,8 +63,82 @@ def test_an_export_computes_what_training_rounded_to(to: QatTo) -> None:
     quantize_(converted, convert_config(qat), filter_fn=lambda module, name: name in names)
     with torch.no_grad():
         assert torch.allclose(converted(inputs), rounded, atol=1e-5)
+        if to in (QatTo.int8, QatTo.int4):
+            layer, exported = model.get_submodule("0"), converted.get_submodule("0")
+            assert torch.equal(layer.weight_fake_quantizer(layer.weight), exported.weight.dequantize())
     turn_rounding(model, on=False)
     assert torch.equal(model(inputs), unrounded)
+
+
+def _rounded(weight: torch.Tensor, bits: int, group_size: int) -> torch.Tensor:
+    """Round as the export does, by its formula alone: the largest size of a group is half the range of numbers."""
+    groups = weight.detach().reshape(len(weight), -1, group_size)
+    scale = groups.abs().amax(-1, keepdim=True) / (2**bits - 1) * 2
+    whole = (groups * (1 / scale)).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return (whole * scale).reshape(weight.shape)
+
+
+def _with_rounded_weights(model: nn.Module, names: list[str], bits: int, group_size: int | None) -> nn.Module:
+    """Return a copy in which these layers have rounded weights of their own."""
+    other = copy.deepcopy(model)
+    for name in names:
+        layer = other.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        layer.weight = nn.Parameter(_rounded(layer.weight, bits, group_size or layer.in_features))
+    return other
+
+
+_IN_USE = {
+    "mlp": ["experiment=digits", "model=mlp", "model.hidden_dim=32", "model.dropout=0"],
+    "cnn": ["experiment=digits", "model=cnn", "model.dropout=0"],
+    "gpt": ["experiment=gpt_bytes", "model.num_layers=2", "model.embed_dim=32", "model.num_heads=2", "data.seq_len=16",
+            "model.dropout=0"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("to", "bits"), [("int8", 8), ("int4", 4)])
+@pytest.mark.parametrize("name", _IN_USE)
+def test_weights_learn_what_the_rounded_ones_would(name: str, to: str, bits: int) -> None:
+    """The straight-through gradient in full: that of a plain model whose weights are the rounded numbers, by hand.
+
+    torchao's own gradient was 0 for the largest positive weight of each row or group: its mapping rounds that to one
+    more than the largest number, which it clips.
+    """
+    config = compose([*_IN_USE[name], f"qat.to={to}"], 1)
+    task = build_task(config)
+    dataset = build_dataset(config, "train", task)
+    torch.manual_seed(3)
+    model = build_model(config, dataset)
+    plain = copy.deepcopy(model)
+    names, _ = layers_to_round(model, config.qat)
+    begin_rounding(model, config.qat, names)
+    group_size = config.qat.group_size if to == "int4" else None
+    ours, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain))
+    for step in range(15):
+        batch = dataset.__getitems__(range(8 * step, 8 * step + 8))
+        ours.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        rounded = _with_rounded_weights(plain, names, bits, group_size)
+        rounded.zero_grad()
+        wanted = task.loss(rounded, batch)
+        wanted.backward()
+        assert torch.allclose(loss, wanted, rtol=1e-5), step
+        found = dict(model.named_parameters())
+        for key, weight in plain.named_parameters():
+            # A tied weight is rounded in the layer alone, and has a gradient of both places.
+            places = [path for path, each in plain.named_parameters(remove_duplicate=False) if each is weight]
+            of_places = {id(each): each.grad for path in places for each in [rounded.get_parameter(path)]}
+            weight.grad = sum(each for each in of_places.values() if each is not None)
+            assert torch.allclose(found[key].grad, weight.grad, rtol=1e-4, atol=1e-6), (step, key)
+        ours.step()
+        theirs.step()
+    layer = model.get_submodule(names[0])
+    assert isinstance(layer, nn.Linear)
+    groups = layer.weight.detach().reshape(-1, group_size or layer.in_features)
+    assert layer.weight.grad is not None
+    at_largest = layer.weight.grad.reshape(groups.shape).gather(1, groups.argmax(1, keepdim=True))
+    assert (at_largest != 0).float().mean() > 0.5
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,15 @@ def test_data_that_one_model_cannot_take_are_refused(
     assert told in _refusal(_run(tmp_path / "first", *old), *new)
 
 
+def test_what_the_new_data_do_not_tell_is_no_difference(tmp_path: Path) -> None:
+    """The digits have ten classes; how many an array file has, only its samples tell."""
+    run = _run(tmp_path / "first")
+    config = _continued(run, "data=arrays", _arrays(tmp_path / "a.npz"))
+    assert [each["name"] for each in config.replay.data] == ["digits"]
+    told = _refusal(run, "data=arrays", _arrays(tmp_path / "b.npz", shape=(1, 9, 9)))
+    assert "inputs of the shape [1, 8, 8], and the new data [1, 9, 9]" in told
+
+
 def test_a_run_with_another_task_is_refused(tmp_path: Path) -> None:
     run = _run(tmp_path / "first", "task=regression", "data=arrays", _arrays(tmp_path / "a.npz"))
     assert "has task=regression, and this is task=classification" in _refusal(run)

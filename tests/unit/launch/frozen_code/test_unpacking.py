@@ -136,6 +136,9 @@ class _Room:
     ("changes", "extra", "is_used"),
     [
         ({"f_bavail": 10}, {}, False),
+        # Bytecode takes twice as much as its source: room for the files alone is not enough, three times that is.
+        ({"f_bavail": 2_900_000, "f_frsize": 1}, {"code/table.txt": ("644", b"x" * 1_000_000)}, False),
+        ({"f_bavail": 4_200_000, "f_frsize": 1}, {"code/table.txt": ("644", b"x" * 1_000_000)}, True),
         ({"f_files": 1000, "f_favail": 10}, {}, False),
         ({"f_files": 0, "f_favail": 0}, {}, True),  # btrfs counts none
         ({"f_flag": os.ST_NOEXEC}, {}, True),

@@ -75,6 +75,8 @@ def test_what_makes_another_run_has_to_be_allowed(sweep: SweepPaths) -> None:
     assert copy.typed().hardware.cpus_per_task == 3
     with pytest.raises(ConfigError, match="must be one of local, slurm"):
         copy_of(spec, place_of(sweep, spec.run_id), ("cluster.executor=none",))
+    with pytest.raises(ConfigError, match="must be one of local, slurm"):  # the last word counts
+        copy_of(spec, place_of(sweep, spec.run_id), ("cluster.executor=slurm", "cluster.executor=none"))
 
 
 def test_the_archive_of_then_is_taken_whole(sweep: SweepPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

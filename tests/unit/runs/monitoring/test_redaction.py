@@ -94,6 +94,12 @@ def test_the_value_of_a_secret_variable_is_found_wherever_it_stands() -> None:
     )
 
 
+def test_a_secret_variable_is_looked_for_from_eight_letters_on() -> None:
+    redaction = Redaction.of_process({"A_TOKEN": "12ab567x", "B_TOKEN": "12ab56y", "HOSTNAME": "computer-7"})
+
+    assert redaction.text("12ab567x, 12ab56y on computer-7") == f"{REDACTED}, 12ab56y on computer-7"
+
+
 def test_a_tree_of_json() -> None:
     tree = {"url": "https://t0ken@host", "list": ["a", {"password": "swordfish"}], "n": 3}
 

@@ -17,7 +17,7 @@ from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.state.journal import Attempt
-from hpc_trainer.state.monitoring.ledger import RunLedger, ledger_of, match
+from hpc_trainer.state.monitoring.ledger import RunLedger, TimedOut, ledger_of, match, newest_timeouts
 from hpc_trainer.state.monitoring.ledger_words import duration, ledger_json, ledger_line
 
 SPENT = {"start_up": 5.0, "imports": 3.0, "step": 80.0, "data_wait": 20.0}
@@ -177,6 +177,7 @@ def test_a_job_that_came_back_within_a_minute_is_told_apart(paths: RunPaths) -> 
     told = [allocation(1000.0, 25.0), allocation(1030.0, 28.0), allocation(1060.0, 40.0)]
     assert match(attempts, told) == dict(enumerate(told))
     assert match(attempts[1:], told[1:]) == {1: told[1], 2: told[2]}
+    assert match(attempts[1:2], told) == {1: told[1]}, "of two that began before it the newest, not the first"
     behind = [attempt(each.attempt, start_time=each.start_time - 5) for each in attempts]  # by the clock of its node
     assert match(behind, told) == dict(enumerate(told))
 
@@ -245,3 +246,47 @@ def test_words_and_json(paths: RunPaths) -> None:
          "seconds": {"step": 80.0, "data_wait": 20.0, "start_up": 5.0, "imports": 3.0}}
     ]  # fmt: skip
     assert [duration(each) for each in (11_520, 200.4, 12.0)] == ["3 h 12 min", "3 min 20 s", "12 s"]
+
+
+def _timed_out(paths: RunPaths, number: int, *, step_s: float, elapsed_s: float = 20.0, **told: Any) -> Attempt:
+    """Add the line of an attempt that the time limit ended, and return the attempt."""
+    start = 1000.0 * (number + 1)
+    seconds = {"start_up": elapsed_s - step_s, "step": step_s}
+    spent(paths, number, time=start + elapsed_s, step=number + 1, steps_done=1, seconds=seconds)
+    ends = {"state": RunState.REQUEUED, "cause": "timeout", "saved_step": number + 1, "resumed_step": number}
+    return attempt(number, start_time=start + 1, end_time=start + elapsed_s, **{**ends, **told})
+
+
+def test_attempts_that_the_time_limit_ended_are_summed_up(paths: RunPaths) -> None:
+    attempts = [_timed_out(paths, 0, step_s=20.0), *(_timed_out(paths, each, step_s=0.5) for each in (1, 2, 3))]
+    attempts.append(attempt(4, start_time=9000.0))
+    found = newest_timeouts(paths, attempts, 3)
+    assert found == TimedOut(count=3, elapsed_s=pytest.approx(60.0), training_s=pytest.approx(1.5))
+    assert (found.share, found.other_s) == (pytest.approx(0.025), pytest.approx(19.5))
+    assert newest_timeouts(paths, attempts, 4).share == pytest.approx(21.5 / 80)  # type: ignore[union-attr]
+    assert newest_timeouts(paths, attempts, 5, least=5) is None
+
+
+def test_a_preemption_counts_neither_against_a_run_nor_for_it(paths: RunPaths) -> None:
+    attempts = [
+        _timed_out(paths, 0, step_s=0.5), _timed_out(paths, 1, step_s=0.0, cause="preempted"),
+        _timed_out(paths, 2, step_s=19.0, cause="preempted"), _timed_out(paths, 3, step_s=0.5),
+    ]  # fmt: skip
+    found = newest_timeouts(paths, attempts, 3)
+    assert found == TimedOut(count=2, elapsed_s=pytest.approx(40.0), training_s=pytest.approx(1.0))
+
+
+def test_data_and_evaluations_are_training_and_saves_are_not(paths: RunPaths) -> None:
+    told = _timed_out(paths, 0, step_s=1.0)
+    seconds = {"step": 1.0, "data_wait": 4.0, "evaluation": 5.0, "save_stall": 10.0}
+    spent(paths, time=1020.0, step=1, steps_done=1, seconds=seconds)
+    found = newest_timeouts(paths, [told], 3)
+    assert found is not None
+    assert found.share == pytest.approx(0.5)
+
+
+def test_attempts_of_an_earlier_submit_or_without_a_line_are_not_judged(paths: RunPaths) -> None:
+    attempts = [_timed_out(paths, each, step_s=0.5) for each in range(3)]
+    assert newest_timeouts(paths, [*attempts, attempt(3, job_id="8_0", start_time=9000.0)], 3) is None
+    untold = attempt(3, start_time=9000.0, end_time=9020.0, state=RunState.REQUEUED, cause="timeout", resumed_step=3)
+    assert newest_timeouts(paths, [*attempts, untold], 3) is None

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.launch.preflight import find_shape_problems
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition
+from hpc_trainer.slurm.preflight import find_shape_problems, longest_limit
 
 SHAPE = Shape(
     num_nodes=1, tasks_per_node=4, gpus_per_node=4, cpus_per_task=8, mem_gb_per_node=None, mem_gb_per_gpu=None,
@@ -133,3 +133,13 @@ def test_a_guessed_qos_refuses_nothing() -> None:
     assert _problems(guess) == []
     one = dataclasses.replace(guess, associations=(dataclasses.replace(two, default_qos="fast"),))
     assert "MaxWall of QOS fast" in _problems(one)[0]
+
+
+def test_the_longest_time_limit_is_that_of_the_partition_or_the_qos() -> None:
+    def longest(**changes: Any) -> tuple[int, str] | None:
+        return longest_limit(dataclasses.replace(SHAPE, **changes), LIMITS)
+
+    assert longest() == (1440, "MaxTime of partition gpu")
+    assert longest(qos="fast") == (30, "MaxWall of QOS fast")
+    assert longest(partition="long") is longest(partition="gpu,long") is None, "Slurm takes the one that can"
+    assert longest_limit(SHAPE, Limits()) is None

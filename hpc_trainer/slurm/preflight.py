@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hpc_trainer.errors import did_you_mean
-from hpc_trainer.launch.batch_job import megabytes
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
+from hpc_trainer.slurm.sbatch import megabytes
 
 
 def find_shape_problems(shape: Shape, hardware: str, limits: Limits) -> list[str]:
@@ -108,16 +108,9 @@ def _qos(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[
 
 
 def _time(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[str]:
-    bounds = []
-    qos = limits.qos_of(shape.qos, shape.account, shape.partition)
-    lifts = "PartitionTimeLimit" in limits.qos_flags.get(qos or "", ())  # that QOS may pass the partition's
-    if partition is not None and partition.max_time_min is not None and not lifts:
-        bounds.append((partition.max_time_min, f"MaxTime of partition {partition.name}"))
-    qos_limit = limits.qos_max_time_min.get(qos or "")
-    if qos_limit is not None:
-        bounds.append((qos_limit, f"MaxWall of QOS {qos}"))
-    if bounds and shape.time_limit_min > min(bounds)[0]:
-        limit, name = min(bounds)
+    bound = _longest_in(shape, partition, limits)
+    if bound is not None and shape.time_limit_min > bound[0]:
+        limit, name = bound
         longer = [
             each.name
             for each in limits.partitions.values()
@@ -128,6 +121,30 @@ def _time(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator
             f"hardware.time_limit_min={shape.time_limit_min} must be at most {limit}, the {name}. "
             f"Use hardware.time_limit_min={limit}: a run that needs longer comes back by itself.{other}"
         )
+
+
+def longest_limit(shape: Shape, limits: Limits) -> tuple[int, str] | None:
+    """Return the longest time limit that the cluster allows this shape, in minutes, and what sets it.
+
+    Returns:
+        None if nothing bounds it, or the cluster did not say.
+    """
+    names = (shape.partition or "").split(",") if shape.partition else [None]
+    bounds = [_longest_in(shape, limits.partition_of(name), limits) for name in names]
+    known = [each for each in bounds if each is not None]
+    return max(known) if len(known) == len(bounds) else None  # of several partitions Slurm takes one that can
+
+
+def _longest_in(shape: Shape, partition: Partition | None, limits: Limits) -> tuple[int, str] | None:
+    bounds = []
+    qos = limits.qos_of(shape.qos, shape.account, shape.partition)
+    lifts = "PartitionTimeLimit" in limits.qos_flags.get(qos or "", ())  # that QOS may pass the partition's
+    if partition is not None and partition.max_time_min is not None and not lifts:
+        bounds.append((partition.max_time_min, f"MaxTime of partition {partition.name}"))
+    qos_limit = limits.qos_max_time_min.get(qos or "")
+    if qos_limit is not None:
+        bounds.append((qos_limit, f"MaxWall of QOS {qos}"))
+    return min(bounds, default=None)
 
 
 def _partition_sizes(shape: Shape, partition: Partition) -> Iterator[str]:

@@ -1,0 +1,392 @@
+"""The points of an app's grid: what the app's own Hydra composes for each of them, without reading all files again.
+
+Three ways lead to the configuration of a point, and all give what Hydra gives:
+
+    parts      Hydra composes a section once for all choices of groups that make it of the same files, and applies each
+               override of a value to it once. A point is put together from these, if its overrides do not meet.
+    loader     Hydra composes the point, and what the files hold is answered from memory (`SweepLoader`).
+    hydra      Hydra composes the point. This way is taken if another one failed, so that an error is Hydra's own, or
+               if a result is not certain to be Hydra's.
+
+`tests/unit/hydra_apps/test_points.py` holds the three against each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import enum
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Override
+from omegaconf import Container, DictConfig, OmegaConf
+
+from hpc_trainer.config.compose.hydra_parts import SweepLoader, UncertainError
+
+Words = tuple[str, ...]
+"""Overrides as they are typed."""
+HYDRA = "hydra"
+"""Hydra's own section."""
+_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*", re.ASCII)
+_DELETED = object()
+
+
+class PointComposer:
+    """Composes the points of one sweep of an app."""
+
+    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
+        """Take Hydra's loader, and the configuration that it has composed for the sweep as a whole."""
+        self._loader, self._base = loader, base
+        self._fast: SweepLoader | None = None
+        with contextlib.suppress(Exception):  # whatever it is: Hydra meets it again, and says it
+            self._fast = SweepLoader(loader, base)
+        self.counts: Counter[str] = Counter()
+        """Points by the way they were composed: parts, loader, hydra."""
+
+    def whole(self, points: Sequence[Sequence[str]]) -> list[DictConfig]:
+        """Return the configuration of each point, Hydra's own section included. Raises what Hydra raises."""
+        made: list[DictConfig | None] = [None] * len(points)
+        if self._fast is not None:
+            for places in _by_choices(points, self._fast).values():
+                for place in places:
+                    made[place] = self._loaded(points[place], self._fast)
+        return [self._of_hydra(words) if each is None else each for each, words in zip(made, points, strict=True)]
+
+    def plain(self, points: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        """Return the configuration of each point as JSON holds it, interpolations as they stand.
+
+        Hydra's own section is left out. Points share what is equal: change copies only. Raises what Hydra raises.
+        """
+        made: list[dict[str, Any] | None] = [None] * len(points)
+        shared = _Shared()
+        if self._fast is not None:
+            sections = _Sections(self._fast, self._base, shared)
+            for choices, places in _by_choices(points, self._fast).items():
+                try:
+                    of_choices = sections.of(choices)
+                except Exception:  # as above
+                    of_choices = None
+                for place in places:
+                    made[place] = self._plain(points[place], of_choices, self._fast, shared)
+        return [
+            shared.whole(_plain_config(self._of_hydra(words))) if each is None else each
+            for each, words in zip(made, points, strict=True)
+        ]
+
+    def _plain(
+        self, words: Sequence[str], sections: Mapping[Any, _Section] | None, fast: SweepLoader, shared: _Shared
+    ) -> dict[str, Any] | None:
+        """Return the configuration of a point by one of the two fast ways; None if it is left to Hydra."""
+        if sections is not None:
+            try:
+                made = _with_values(sections, words, fast)
+            except Exception:  # as above
+                made = None
+            if made is not None:
+                self.counts["parts"] += 1
+                return made
+        whole = self._loaded(words, fast)
+        return None if whole is None else shared.whole(_plain_config(whole))
+
+    def _loaded(self, words: Sequence[str], fast: SweepLoader) -> DictConfig | None:
+        try:
+            made = fast.load_sweep_config(self._base, list(words))
+        except Exception:  # as above
+            return None
+        self.counts["loader"] += 1
+        return made
+
+    def _of_hydra(self, words: Sequence[str]) -> DictConfig:
+        self.counts[HYDRA] += 1
+        return self._loader.load_sweep_config(self._base, list(words))
+
+
+def plain_configs(configs: Iterable[DictConfig]) -> list[dict[str, Any]]:
+    """Return configurations as `PointComposer.plain` does."""
+    shared = _Shared()
+    return [shared.whole(_plain_config(config)) for config in configs]
+
+
+def _by_choices(points: Sequence[Sequence[str]], loader: SweepLoader) -> dict[Words, list[int]]:
+    """Return the places of the points of each choice of groups: memory holds the files of one choice at a time."""
+    found: dict[Words, list[int]] = {}
+    for place, words in enumerate(points):
+        try:
+            choices = tuple([word for word in words if loader.read(word)[1]])
+        except Exception:  # noqa: S112  (as above)
+            continue
+        found.setdefault(choices, []).append(place)
+    return found
+
+
+class _Shared:
+    """Sections of configurations as JSON holds them: equal ones are one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def section(self, name: Any, value: Any) -> dict[str, Any]:
+        """Return a mapping of the section's name to its value."""
+        text = json.dumps({name: value}, default=str)
+        if text not in self._known:
+            self._known[text] = json.loads(text)
+        return self._known[text]
+
+    def whole(self, plain: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return a whole configuration."""
+        return _joined(self.section(name, value) for name, value in plain.items())
+
+
+def _joined(sections: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for section in sections:
+        joined.update(section)
+    return joined
+
+
+class _Sections:
+    """Sections by the files that make them: each is composed once, with the choice of groups that needs it first."""
+
+    def __init__(self, loader: SweepLoader, base: DictConfig, shared: _Shared) -> None:
+        self._loader, self._base, self._shared = loader, base, shared
+        self._made: dict[object, _Section] = {}
+        self._looking_elsewhere: set[object] = set()
+
+    def of(self, choices: Words) -> dict[Any, _Section]:
+        """Return the sections of a choice of groups, in order.
+
+        Raises:
+            UncertainError: they are not certain to be Hydra's. It raises what Hydra raises, too.
+        """
+        sources = self._loader.sources(choices)
+        keys = self._keys(sources)
+        if any(key not in self._made for key in keys.values()):
+            config = self._loader.load_sweep_config(self._base, list(choices))
+            _check_certain(config, list(keys), self._loader)
+            for name, key in keys.items():
+                if self._loader.looks_elsewhere(name):
+                    self._looking_elsewhere.add(key)
+            keys = self._keys(sources)
+            self._keep(config, {name: key for name, key in keys.items() if key not in self._made})
+        return {name: self._made[key] for name, key in keys.items()}
+
+    def _keys(self, sources: Mapping[Any, tuple[object, ...]]) -> dict[Any, object]:
+        """Return what each section hangs on: its own files, or all if it takes a value from another section."""
+        every = tuple(sources.items())
+        keys = {name: (name, files) for name, files in sources.items()}
+        return {name: (name, every) if key in self._looking_elsewhere else key for name, key in keys.items()}
+
+    def _keep(self, config: DictConfig, keys: Mapping[Any, object]) -> None:
+        """Keep the sections that are new, and let go of the others of this configuration."""
+        content = config.__dict__["_content"]
+        config.__dict__["_content"] = {name: node for name, node in content.items() if name in keys}
+        for name, key in keys.items():
+            self._made[key] = _Section(name, config, self._shared)
+
+
+class _Section:
+    """A section of the app's configuration, and what overrides of its values make of it."""
+
+    def __init__(self, name: Any, config: DictConfig, shared: _Shared) -> None:
+        self._name, self._config, self._shared = name, config, shared
+        node = config.__dict__["_content"].get(name)
+        self._plain = {} if node is None or name == HYDRA else {name: _plain_child(config, name)}
+        self.plain = self._changed_to(self._plain)
+        """As JSON holds it; {} of Hydra's own section."""
+        self._changes: dict[str, _Change | None] = {}
+        self._changed: dict[Words, dict[str, Any] | None] = {}
+        self._absent: dict[str, _Section] = {}
+
+    def absent(self, name: str) -> _Section:
+        """Return a section that is not there, of a configuration that is else as the one of this section."""
+        if name not in self._absent:
+            content = self._config.__dict__["_content"]
+            self._config.__dict__["_content"] = {}
+            try:
+                self._absent[name] = _Section(name, copy.deepcopy(self._config), self._shared)
+            finally:
+                self._config.__dict__["_content"] = content
+        return self._absent[name]
+
+    def with_values(self, words: Words, loader: SweepLoader) -> dict[str, Any] | None:
+        """Return the section after overrides of values, {} if it is gone; None if the overrides may meet.
+
+        Raises what Hydra raises.
+        """
+        if words not in self._changed:
+            self._changed[words] = self._make(words, loader)
+        return self._changed[words]
+
+    def _make(self, words: Words, loader: SweepLoader) -> dict[str, Any] | None:
+        plain, paths = self._plain, set[Words]()
+        for word in words:
+            if word not in self._changes:
+                self._changes[word] = _change_of(loader.read(word)[0], self._config, loader)
+            change = self._changes[word]
+            if change is None or any(_is_within(change.path, path) or _is_within(path, change.path) for path in paths):
+                return None
+            paths.add(change.path)
+            plain = _replaced(plain, change.path, change.value)
+        return self._changed_to(plain)
+
+    def _changed_to(self, plain: Mapping[Any, Any]) -> dict[str, Any]:
+        return self._shared.section(self._name, plain[self._name]) if self._name in plain else {}
+
+
+def _with_values(sections: Mapping[Any, _Section], words: Sequence[str], loader: SweepLoader) -> dict[str, Any] | None:
+    """Return the configuration of a point of these sections; None if it is not certain. Raises what Hydra raises."""
+    by_section: dict[str, list[str]] = {}
+    for word in words:
+        override, is_choice = loader.read(word)
+        if not is_choice:
+            by_section.setdefault(override.key_or_group.partition(".")[0], []).append(word)
+    if HYDRA in by_section:
+        return None
+    made: dict[Any, Mapping[str, Any]] = {name: section.plain for name, section in sections.items()}
+    for name, of_section in by_section.items():
+        section = sections.get(name) or sections[HYDRA].absent(name)
+        changed = section.with_values(tuple(of_section), loader)
+        if changed is None:
+            return None
+        made[name] = changed
+    return _joined(made.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What one override makes of the place that it sets."""
+
+    path: Words
+    value: Any
+    """The plain value; `_DELETED` if the place is gone."""
+
+
+def _is_within(path: Words, other: Words) -> bool:
+    return path[: len(other)] == other
+
+
+def _replaced(plain: Mapping[Any, Any], path: Words, value: Any) -> dict[Any, Any]:
+    """Return a copy with another value at a path."""
+    replaced = dict(plain)
+    if len(path) > 1:
+        replaced[path[0]] = _replaced(plain[path[0]], path[1:], value)
+    elif value is _DELETED:
+        replaced.pop(path[0], None)
+    else:
+        replaced[path[0]] = value
+    return replaced
+
+
+def _change_of(override: Override, config: DictConfig, loader: SweepLoader) -> _Change | None:
+    """Let Hydra apply an override, see what changed, and undo it; None if it may reach or read another place.
+
+    Raises what Hydra raises.
+    """
+    place = None if override.is_sweep_override() else _place(override.key_or_group, config)
+    if place is None:
+        return None
+    parent, path = place
+    name, before = path[-1], parent.__dict__["_content"]
+    node = before.get(name)
+    if not _reads_nothing_else(override, node):
+        return None
+    parent.__dict__["_content"] = {**before} if node is None else {**before, name: copy.deepcopy(node)}
+    try:
+        loader.apply(override, config)
+        after = parent.__dict__["_content"]
+        value = _plain_child(parent, name) if name in after else _DELETED
+    finally:
+        parent.__dict__["_content"] = before
+    return _Change(path, value)
+
+
+def _place(key: str, config: DictConfig) -> tuple[DictConfig, Words] | None:
+    """Return the section in which Hydra sets a key, and the path to what it sets there.
+
+    If a section of the key is not there, that section is what Hydra sets. None if the path is not one of plain
+    sections.
+    """
+    if not _KEY.fullmatch(key):
+        return None
+    names = key.split(".")
+    parent = config
+    for depth, name in enumerate(names, start=1):
+        content = parent.__dict__["_content"] if isinstance(parent, DictConfig) else None
+        if not isinstance(content, dict) or parent._metadata.key_type not in (Any, str):
+            return None
+        if depth == len(names) or name not in content:
+            return parent, tuple(names[:depth])
+        parent = content[name]
+    return None
+
+
+def _reads_nothing_else(override: Override, node: Any) -> bool:
+    """Return whether Hydra follows no interpolation to apply an override to a node."""
+    value = override.value()
+    is_merged = isinstance(value, (dict, list))
+    if is_merged and "${" in str(value):
+        return False
+    if node is None:
+        return True
+    if override.is_delete() and value is not None and isinstance(node, Container):
+        return False
+    is_section = isinstance(node, Container) and not isinstance(node._value(), str)
+    if is_merged and is_section:
+        return "${" not in str(OmegaConf.to_container(node, resolve=False))
+    is_selected = is_merged or override.is_delete() or override.is_add()
+    return is_section or not is_selected or "${" not in str(node._value())
+
+
+def _plain_child(parent: DictConfig, name: Any) -> Any:
+    """Return a child as `OmegaConf.to_container` of its parent has it."""
+    node: Any = parent._get_child(name)
+    if isinstance(node, Container):
+        return OmegaConf.to_container(node, resolve=False, enum_to_str=True)
+    value = node._value()
+    return value.name if isinstance(value, enum.Enum) else value
+
+
+def _plain_config(config: DictConfig) -> dict[Any, Any]:
+    plain: Any = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
+    return {name: value for name, value in plain.items() if name != HYDRA}
+
+
+def _check_certain(config: DictConfig, names: Sequence[Any], loader: SweepLoader) -> None:
+    """Raise `UncertainError` if the sections of a configuration hang together in a way that is not foreseen.
+
+    Args:
+        config: the configuration of a choice of groups.
+        names: its keys as the files have them.
+        loader: the loader that has composed it.
+    """
+    job: Any = OmegaConf.to_container(config.hydra.job, resolve=False)
+    reads_values = "${" in str((job["env_copy"], job["config"]))  # Hydra looks them up after the values are applied
+    values = [override for override in loader.fixed if not loader.read(str(override.input_line))[1]]
+    is_hydras_plain = all(_place(override.key_or_group, config) is not None for override in values)
+    content = config.__dict__["_content"]
+    in_order = [name for name in names if name in content] == list(content)
+    if reads_values or not is_hydras_plain or not in_order or _shares_nodes(config):
+        raise UncertainError
+
+
+def _shares_nodes(config: DictConfig) -> bool:
+    """Return whether a node stands in two places: a change of one would be a change of the other."""
+    seen: set[int] = set()
+    rest: list[Any] = [config]
+    while rest:
+        node = rest.pop()
+        if id(node) in seen:
+            return True
+        seen.add(id(node))
+        content = node.__dict__.get("_content")
+        if isinstance(content, dict):
+            rest += content.values()
+        elif isinstance(content, list):
+            rest += content
+    return False

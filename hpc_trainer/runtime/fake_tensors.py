@@ -1,0 +1,83 @@
+"""torch's fake tensors, which have shapes and no content: the mode that estimates run in, and models built in it.
+
+Only a process of its own enters the mode with a user's code (`runtime/own_process.py`), never a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorConverter,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+
+
+def fake_tensors() -> FakeTensorMode:
+    """Return a mode in which new tensors are fake ones; real tensors may take part.
+
+    Modules can be moved and converted within it: `module.to(...)`, as adapters and many constructors call it.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.fake_tensor_converter = _Converter()
+    return mode
+
+
+class _Converter(FakeTensorConverter):
+    """A converter without a memo of the results of operations.
+
+    The memo is a weak reference to each result that torch computes for the first time. `Module.to` replaces a fake
+    weight by `torch.utils.swap_tensors`, which refuses a tensor with weak references. Real tensors keep their memo.
+    """
+
+    def set_tensor_memo(self, t: torch.Tensor, v: FakeTensor) -> None: ...
+
+
+def build_fake(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return the module that `build` makes, with fake weights and buffers. Call it within `fake_tensors`.
+
+    If `build` reads values of tensors, as `nn.init.trunc_normal_` does, it is called again with real tensors, which
+    take the memory of the module until their content is dropped.
+    """
+    try:
+        return build()
+    except Exception as error:  # transformers' is wrapped in an error of the model's own
+        if not reads_values(error):
+            raise
+    with unset_fake_temporarily():
+        module = build()
+    _drop_content(module)
+    return module
+
+
+def reads_values(error: BaseException | None) -> bool:
+    """Return True if `error` or what caused it is that an operation needs the value of a fake tensor."""
+    while error is not None:
+        if isinstance(error, DataDependentOutputException):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _drop_content(module: nn.Module) -> None:
+    """Replace all weights and buffers by fake ones, in place. Tensors that are shared stay shared."""
+    made: dict[int, Any] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            is_weight = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_weight else empty, tensor
+        return made[id(tensor)][0]
+
+    for each in module.modules():
+        for table in (each._parameters, each._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = fake(tensor)  # type: ignore[assignment]

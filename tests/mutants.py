@@ -1,0 +1,389 @@
+"""Draw mutants of the code and list those that the nearest tests do not kill: `make mutants`.
+
+A mutant is the project with one small error in one file, made by an operator of cosmic-ray. Its nearest tests are
+`tests/unit/LAYER/test_MODULE*.py` and those that NEAREST names. All are collected once; for each mutant the session
+forks, the function with the error takes the place of the right one, and tests are played until one fails. An error
+outside of functions costs a fork that imports the code anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import functools
+import importlib
+import inspect
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from ctypes import CDLL
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.warm import _HEAVY, _PR_SET_CHILD_SUBREAPER
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("state", "slurm", "launch", "operate/advice")
+_COSMIC_RAY = ROOT / ".venv/mutants"
+_NEVER = frozenset({"name", "string", "newline", "fstring_start", "fstring_string", "fstring_end"})
+"""Kinds of leaves that no operator changes."""
+_COPIED = ("hpc_trainer", "tests", "conf", "jobs", "docs", "pyproject.toml", "README.md")
+_STATE = [
+    f"state/test_{name}.py"
+    for name in ("run_state", "status", "newer_lives", "lag", "ownership", "known_ends", "nothing_to_ask")
+]
+_LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
+_FROZEN = ["launch/frozen_code/test_snapshot.py", "launch/frozen_code/test_frozen_worker.py"]
+_RULES = ["operate/advice/test_rules.py", "operate/advice/test_gpu_faults.py"]
+NEAREST = {
+    "state/ask": _STATE,
+    "state/finished": ["cli/test_many_runs.py", "state/test_unseen_results.py"],
+    "state/known_ends": ["state/test_nothing_to_ask.py"],
+    "state/last_words": ["operate/test_why.py", "launch/test_setup_lines.py"],
+    "state/lost": [*_LOST, "state/test_newer_lives.py"],
+    "state/monitoring/ask_ledger": ["state/monitoring/test_ledger.py", "operate/test_report.py"],
+    "state/monitoring/ledger_words": ["state/monitoring/test_ledger.py"],
+    "state/run_folder": _STATE,
+    "state/run_state": ["state/test_races.py", "state/test_unseen_results.py", "state/test_newer_lives.py"],
+    "state/run_status": _STATE,
+    "state/status": _LOST,
+    "state/submission_fields": ["state/test_submissions.py"],
+    "slurm/limits": ["slurm/test_read_limits.py", "launch/test_preflight.py", "launch/test_arrays.py"],
+    "slurm/preemption": ["slurm/test_jobs.py"],
+    "slurm/states": ["slurm/test_jobs.py", "slurm/test_queue.py", "slurm/test_accounting.py"],
+    "launch/extend": ["api/test_extend.py"],
+    "launch/frozen_code": _FROZEN,
+    "launch/frozen_code/changes": ["api/test_changed_code.py"],
+    "launch/frozen_code/code_files": [*_FROZEN, "cli/test_permissions.py"],
+    "launch/frozen_code/provenance": [*_FROZEN, "launch/reproduce/test_checkout.py"],
+    "launch/arrays": ["launch/test_array_parallelism.py"],
+    "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],
+    "operate/advice": _RULES,
+    "operate/advice/advised": ["cli/test_tune.py", *_RULES],
+}
+"""Files of the code whose tests have other names too, and folders for files that have neither; below tests/unit/."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One error at one place."""
+
+    path: Path
+    line: int
+    operator: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.operator.partition('/')[2]}"
+
+    def source(self) -> str | None:
+        """Return the file with the error; None if it is no Python, or differs in an annotation, which nothing reads."""
+        from cosmic_ray.mutating import mutate_code
+        from cosmic_ray.plugins import get_operator
+
+        before = self.path.read_text()
+        try:
+            after: str = mutate_code(before, get_operator(self.operator)(), self.occurrence)
+            return after if _meaning(after) != _meaning(before) else None
+        except (SyntaxError, AttributeError):  # the `*` of `def call(*, key)` is no product, `a.B` of `except` no name
+            return None
+
+
+def _meaning(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for field in {"annotation", "returns"} & set(node._fields):
+            setattr(node, field, ast.Constant(None))
+    return ast.dump(tree)
+
+
+def draw(paths: Sequence[Path], count: int, seed: int) -> list[tuple[Mutant, str]]:
+    """Draw places of all files, and for each place one mutant, with its source.
+
+    So `+`, which eleven others may replace, counts as much as `True`.
+    """
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    operators = [(name, get_operator(name)()) for name in operator_names() if "Variable" not in name]
+    places: dict[tuple[Path, tuple[int, int], str], list[Mutant]] = {}
+    for path in paths:
+        seen: Counter[str] = Counter()
+        for node in ast_nodes(get_ast(path.read_text())):
+            for name, operator in operators if node.type not in _NEVER else ():
+                for begin, _ in operator.mutation_positions(node):
+                    mutant = Mutant(path, begin[0], name, seen[name])
+                    places.setdefault((path, begin, name.partition("_")[0]), []).append(mutant)
+                    seen[name] += 1
+    chance, drawn = random.Random(seed), list[tuple[Mutant, str]]()
+    order = list(places.values())
+    chance.shuffle(order)
+    for each in order:
+        mutant = chance.choice(each)
+        if len(drawn) < count and (source := mutant.source()) is not None:
+            drawn.append((mutant, source))
+    return drawn
+
+
+def nearest_tests(path: Path) -> tuple[str, ...]:
+    """Return the test files for a file of the code."""
+    module = path.relative_to("hpc_trainer").with_suffix("")
+    tests = Path("tests/unit")
+    found = sorted((tests / module.parent).glob(f"test_{module.name}*.py"))
+    found += [tests / each for each in NEAREST.get(str(module), ())]
+    found = found or [tests / each for each in NEAREST.get(str(module.parent), ())]
+    return tuple(dict.fromkeys(map(str, found)))
+
+
+Drawn = tuple[int, Mutant, str]
+"""Number in the draw, and the source with the error."""
+
+
+class Player:
+    """A plugin of pytest that plays the collected tests of each mutant in a fork, in place of all tests once."""
+
+    def __init__(self, drawn: Sequence[Drawn], killers: dict[int, str], log: Path) -> None:
+        self._drawn, self._killers, self._log = drawn, killers, log
+        self._failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.append(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise session.Interrupted("tests cannot be collected")
+        of_file: dict[str, list[pytest.Item]] = {}
+        for item in session.items:
+            of_file.setdefault(str(item.path.relative_to(Path.cwd())), []).append(item)
+        for number, mutant, source in self._drawn:
+            items = [item for test in nearest_tests(mutant.path) for item in of_file.get(test, ())]
+            play = functools.partial(self._play, items, functions_of(mutant.path, source))
+            self._killers[number] = _killer_of(number, mutant, source, play, self._log)
+        # A test that fails without a mutant too has killed none.
+        killing = set(self._killers.values())
+        checked = [item for item in session.items if item.nodeid in killing]
+        _in_fork(functools.partial(self._play, checked, {}), 10**6, 10**6)
+        failing = {line.partition(" ")[2] for line in self._log.read_text().splitlines()}
+        for number, killer in self._killers.items():
+            if killer in failing:
+                self._killers[number] = ""
+                _say(f"{number}: {killer} fails without a mutant too")
+        return True
+
+    def _play(self, items: Sequence[pytest.Item], changed: dict[types.FunctionType, types.CodeType]) -> int:
+        for function, code in changed.items():
+            function.__code__ = code
+        for item, after in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if self._failed and changed:
+                break
+        self._log.write_text("".join(f"FAILED {each}\n" for each in self._failed))
+        return int(bool(self._failed))
+
+
+def is_in_function(path: Path, source: str) -> bool:
+    """True if the error is in the body of a function: what is computed at the import is the same."""
+    return _skeleton(compile(source, str(path), "exec")) == _skeleton(compile(path.read_text(), str(path), "exec"))
+
+
+def _skeleton(code: types.CodeType) -> tuple[Any, ...]:
+    """What an import computes: of functions the name alone."""
+    consts = [
+        each if not isinstance(each, types.CodeType) or each.co_name.startswith("<")
+        else each.co_name if each.co_flags & inspect.CO_OPTIMIZED else _skeleton(each)
+        for each in code.co_consts
+    ]  # fmt: skip
+    return code.co_code, code.co_names, consts
+
+
+def functions_of(path: Path, source: str) -> dict[types.FunctionType, types.CodeType]:
+    """Return the functions of a file that is imported, with their code in another source of it."""
+    module = importlib.import_module(".".join(path.with_suffix("").parts))
+    before = dict(_codes(compile(path.read_text(), str(path), "exec")))
+    return {
+        _function(module, names): code
+        for names, code in _codes(compile(source, str(path), "exec"))
+        if code != before[names]
+    }
+
+
+def _codes(code: types.CodeType, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], types.CodeType]]:
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType) and not each.co_name.startswith("<"):
+            place = (*names, each.co_name)
+            yield from [(place, each)] if each.co_flags & inspect.CO_OPTIMIZED else _codes(each, place)
+
+
+def _function(module: types.ModuleType, names: Sequence[str]) -> types.FunctionType:
+    found: Any = module
+    for name in names:
+        found = vars(found)[name]
+    for way in ("fget", "func", "__func__"):  # of a property, a cached_property, a classmethod
+        found = getattr(found, way, None) or found
+    found = inspect.unwrap(found)
+    assert isinstance(found, types.FunctionType), names
+    return found
+
+
+def _killer_of(number: int, mutant: Mutant, source: str, play: Callable[[], int], log: Path) -> str:
+    """Play with the error in the file too, for programs that tests start; the test that fails, "" if none does."""
+    begin, before, time_before = time.monotonic(), mutant.path.read_text(), mutant.path.stat().st_mtime
+    log.write_text("")
+    mutant.path.write_text(source)
+    os.utime(mutant.path, (number, number))  # Python's cache knows a file by its second and its length
+    code = _in_fork(play)
+    mutant.path.write_text(before)
+    os.utime(mutant.path, (time_before, time_before))
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log.read_text(), re.MULTILINE)
+    killer = "" if code == 0 else found[1] if found else "out of time" if code is None else "no test can be imported"
+    _say(f"{number:3} {time.monotonic() - begin:5.1f} s {mutant}: {killer or 'SURVIVED'}")
+    if not killer:
+        changes = list(difflib.unified_diff(before.splitlines(), source.splitlines(), n=0, lineterm=""))
+        _say("\n".join(f"      {line}" for line in changes[3:]))
+    return killer
+
+
+def _say(text: str) -> None:
+    os.write(_OUTPUT, f"{text}\n".encode())  # pytest takes what is printed
+
+
+_OUTPUT = os.dup(1)
+
+
+def _in_fork(act: Callable[[], int], most_cpu_s: int = 60, most_s: float = 600.0) -> int | None:
+    """Return the exit code of an act in a fork, which is ended with all that it started; None if it takes too long."""
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_CPU, (most_cpu_s, most_cpu_s))
+            CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            code = act()
+        except BaseException:
+            os.write(_OUTPUT, traceback.format_exc().encode())
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    end, found, status = time.monotonic() + most_s, 0, 0
+    while not found and time.monotonic() < end:
+        time.sleep(0.02)
+        found, status = os.waitpid(pid, os.WNOHANG)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    return os.waitstatus_to_exitcode(status) if found and not os.WIFSIGNALED(status) else None
+
+
+_WORDS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slurm and not long and not xla",
+          "-W", "ignore:Module already imported")  # fmt: skip
+
+
+def _play_anew(tests: Sequence[str], log: Path) -> int:
+    """Import all anew, and play until a test fails."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    return int(pytest.main([*_WORDS, "-x", *tests]))
+
+
+def _play_session(drawn: Sequence[Drawn], killers: dict[int, str], log: Path) -> int:
+    """Play errors in functions, and write the killers of all into the log."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    tests = {test for _, mutant, _ in drawn for test in nearest_tests(mutant.path)}
+    tests |= {killer.partition("::")[0] for killer in killers.values() if "::" in killer}
+    code = int(pytest.main([*_WORDS, *sorted(tests)], [Player(drawn, killers, log)]))
+    log.write_text(json.dumps(killers))
+    return code
+
+
+def play_all(drawn: Sequence[Drawn]) -> dict[int, str]:
+    """Return the test that kills each mutant, by its number; "" where none does."""
+    log = Path("mutants.log").absolute()
+    inside = [each for each in drawn if nearest_tests(each[1].path) and is_in_function(each[1].path, each[2])]
+    killers = {number: "" for number, _, _ in drawn}
+    for number, mutant, source in drawn:
+        if (number, mutant, source) not in inside and (tests := nearest_tests(mutant.path)):
+            killers[number] = _killer_of(number, mutant, source, functools.partial(_play_anew, tests, log), log)
+    if (code := _in_fork(functools.partial(_play_session, inside, killers, log), 10**6, 10**6)) not in (0, 1, 5):
+        sys.exit(f"pytest ended with {code}")
+    return {int(number): killer for number, killer in json.loads(log.read_text()).items()}
+
+
+def main() -> int:
+    """Copy the project, draw, play, and print a table by file; 1 if fewer than 85 % are killed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
+    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of the draw: those that survived")
+    parser.add_argument("folders", nargs="*", default=FOLDERS, help="folders or files in hpc_trainer")
+    given = parser.parse_args()
+    _say(f"seed {given.seed}: {given.count} of {' '.join(given.folders)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        _enter_copy(Path(folder))
+        paths = [Path("hpc_trainer", each) for each in given.folders]
+        files = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py")))
+        sys.path.append(str(_COSMIC_RAY))
+        drawn = [(number, *each) for number, each in enumerate(draw(files, given.count, given.seed), 1)]
+        sys.path.remove(str(_COSMIC_RAY))  # no test finds what is not ours
+        for name in _HEAVY:
+            importlib.import_module(name)
+        drawn = [each for each in drawn if given.only is None or each[0] in given.only]
+        killers = play_all(drawn)
+        os.chdir("/")
+    return _show_table(drawn, killers)
+
+
+def _enter_copy(folder: Path) -> None:
+    """Go to a copy of the project, from which all is imported, here and in programs that tests start."""
+    for name in ("home", "tmp", "checkout"):
+        (folder / name).mkdir()
+    copy = folder / "checkout"
+    for name in _COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(ROOT / name, copy)
+    os.chdir(copy)
+    others = [each for each in sys.path if each and Path(each).resolve() != ROOT]
+    sys.path[:] = [str(copy), *(each for each in others if not each.startswith(str(ROOT / "hpc_trainer")))]
+    sys.path.append(str(copy / "hpc_trainer/hydra_apps/plugin"))
+    os.environ |= {"PYTHONPATH": str(copy), "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+    tempfile.tempdir = None
+
+
+def _show_table(drawn: Sequence[Drawn], killers: Mapping[int, str]) -> int:
+    counts = Counter(str(mutant.path) for _, mutant, _ in drawn)
+    killed = Counter(str(mutant.path) for number, mutant, _ in drawn if killers[number])
+    for path, count in sorted(counts.items()):
+        _say(f"{path:52} {count:3} drawn {killed[path]:3} killed")
+    share = killed.total() / max(1, len(drawn))
+    _say(f"{killed.total()} of {len(drawn)} killed ({share:.0%})")
+    return int(share < 0.85)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

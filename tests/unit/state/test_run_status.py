@@ -1,0 +1,98 @@
+"""What `status` shows of one run beside its state: figures of its heartbeat and result, its queue, its hours."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.states import NOT_FINITE, RunState
+from hpc_trainer.state.run_status import RunStatus, gpu_hours
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import write_waiting
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
+
+S = RunState
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    """A run on two GPUs that was submitted an hour ago as 500_0; Slurm knows nothing."""
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm", "hardware=gpu_x2"))
+    sweep.submit()
+    return sweep
+
+
+def _one(sweep: SweepOnDisk) -> RunStatus:
+    (run,) = read_status(sweep.paths).runs
+    return run
+
+
+def test_only_a_run_at_work_has_a_speed_and_an_end_in_sight(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0)
+    sweep.beat(step=7, loss=0.5)
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    run = _one(sweep)
+    assert (run.steps_per_s, run.eta_s, run.metrics) == (2.0, 30.0, {"loss": 0.5})
+    fake_slurm.answer("squeue", "500_0|PENDING||Priority|x\n")
+    run = _one(sweep)
+    assert (run.state, run.steps_per_s, run.eta_s) == (S.REQUEUED, None, None)
+
+
+def test_the_metrics_of_a_complete_run_are_those_of_its_result(sweep: SweepOnDisk) -> None:
+    sweep.done(eval_loss=0.25)
+    assert _one(sweep).metrics == {"eval_loss": 0.25}
+    sweep.start(resumed=0)
+    sweep.beat(step=200, loss=0.5)
+    assert _one(sweep).metrics == {"eval_loss": 0.25}
+
+
+def test_a_run_in_slurm_s_queue_does_not_wait_in_the_sweep_s(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", "500_0|PENDING||Priority|x\n")
+    run = _one(sweep)
+    assert (run.state, run.waits_in_sweep, run.job_id, run.waiting_job) == (S.PENDING, False, "500_0", "500_0")
+    fake_slurm.answer("squeue", "")
+    write_waiting(sweep.paths, [sweep.specs[0].run_id], "no room", None)
+    run = _one(sweep)
+    assert (run.state, run.waits_in_sweep, run.job_id, run.waiting_job) == (S.PENDING, True, None, None)
+
+
+def test_steps_are_shown_as_far_as_they_are_known(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    num_steps = sweep.specs[0].num_steps
+    assert (_one(sweep).progress, _one(sweep).has_slurm_job) == (f"0/{num_steps}", True)
+    sweep.start(resumed=0)
+    sweep.beat(step=7)
+    run = _one(sweep)
+    assert run.progress == f"7/{num_steps}"
+    assert dataclasses.replace(run, num_steps=0).progress == "7"
+    assert dataclasses.replace(run, num_steps=0, step=0).progress == "-"
+    assert not dataclasses.replace(run, job_id="host:1:2.3").has_slurm_job
+
+
+def test_a_result_that_is_no_number_is_a_warning(sweep: SweepOnDisk) -> None:
+    sweep.done()
+    assert _one(sweep).warning is None
+    write_json(sweep.run().result, {"cause": NOT_FINITE, "metrics": {"eval_loss": float("nan"), "loss": 0.5}})
+    assert _one(sweep).warning == "complete, but not finite: eval_loss=nan"
+
+
+def test_gpu_hours_count_each_attempt_to_its_end_or_to_the_next(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    assert gpu_hours(_one(sweep)) == 0.0, "nothing has begun"
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    sweep.start(resumed=0, age_s=7200)
+    sweep.start(attempt=1, resumed=0, age_s=3600)
+    sweep.end(attempt=1, state=S.REQUEUED, cause="preempted", age_s=1800)
+    sweep.start(attempt=2, resumed=0, age_s=900)
+    sweep.beat(attempt=2, step=7)
+    run = _one(sweep)
+    # An hour up to the next attempt, half an hour up to its end, a quarter of an hour up to now; two GPUs each.
+    assert gpu_hours(run) == pytest.approx(2 * 1.75, abs=0.01)
+    assert gpu_hours(dataclasses.replace(run, attempts=run.attempts[:1], age_s=time.time())) == 0.0, "a clock was wrong"
