@@ -222,6 +222,8 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any] | None, name: str
         here, there = now.get(key), was.get(key)
         if there is not None and here != there:
             yield f"data.{_KEY_OF.get(key, key)}={_short(here)}, and the model was trained with {_short(there)}."
+    if kind == PICTURE and was.get("resize") is None and now.get("resize") is not None:
+        yield f"data.resize={_short(now['resize'])}, and how the model's pictures were resized is not recorded."
     for key in ("numeric", "categorical"):
         if kind == TABLE and now.get(key) != was.get(key):
             yield from _columns_that_differ(key, was.get(key), now.get(key))

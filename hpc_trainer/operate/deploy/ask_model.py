@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.load import from_plain
-from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.operate.deploy.checkpoint import (
     MODEL,
     TORCH_SIDE,
@@ -120,5 +120,10 @@ def _export(target: Target, folder: Path) -> tuple[dict[str, Any], dict[str, Any
     except (yaml.YAMLError, UnicodeError, TypeError) as error:
         raise RunStateError(f"{folder / CONFIG} cannot be read: {error}. Export anew.") from error
     what = {"run_id": card["run_id"], "step": card["step"], "weights": card["weights"], "folder": str(folder)}
-    data = new_data(config, fed_to_export(card, config), target.overrides, target.config_dirs)
+    try:
+        data = new_data(config, fed_to_export(card, config), target.overrides, target.config_dirs)
+    except HpcTrainerError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunStateError(f"{folder / CARD} does not say how inputs are made: {error!r}. Export anew.") from error
     return what, {**data.asked(), "card": card, "folder": str(folder.absolute()), "notes": []}

@@ -61,7 +61,7 @@ def fed_to_export(card: Mapping[str, Any], config: TrainConfig) -> Fed:
     """Return what the card of an export says."""
     made, classes = card.get("preprocessing"), card.get("classes")
     if isinstance(config.data, CustomDataConfig) or kind_of(made) is not None:
-        return Fed(classes=classes, preprocessing=made)
+        return Fed(classes=classes, preprocessing=made, unknown=unknown_of(config.data, made))
     return dataclasses.replace(_old(config, made or {}), classes=classes)
 
 

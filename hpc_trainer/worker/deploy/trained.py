@@ -106,10 +106,10 @@ def data_of(asked: Mapping[str, Any]) -> tuple[Data, list[str]]:
     if was is not None:
         notes += differences(was, now["preprocessing"], name)
     if asked["is_new_data"] and fed["unknown"]:
-        fix = "Give them (data.mean, data.std)" if fed["unknown"] == "mean and std" else "Take data that you know"
+        fix = {"mean and std": "Give them: data.mean, data.std.", "tokenizer": "Make sure that its tokens are of it."}
         notes.append(
             f"An older version wrote this and did not record the model's {fed['unknown']}, so data={name} is taken as "
-            f"its own files and keys say. {fix}, or export anew."
+            f"its own files and keys say. {fix.get(fed['unknown'], '')}".rstrip()
         )
     if fed["classes"] and now["classes"] and fed["classes"] != now["classes"]:
         notes.append(

@@ -47,6 +47,15 @@ def test_an_export_is_asked_with_what_is_typed_to_trust(folder: Path, monkeypatc
     assert (told["config"]["trust"], told["config"]["data"]["num_eval"]) == ([], 7)
 
 
+def test_a_damaged_card_is_told(folder: Path) -> None:
+    made = {"kind": "picture", "num_channels": "three", "resize": 9, "crop": [8, 8], "mean": [0.5], "std": [0.5]}
+    card = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps({**card, "preprocessing": made}))
+    target = Target(name=str(folder), runs_dir=folder, overrides=["data=image_folder", f"data.path={folder}"])
+    with pytest.raises(RunStateError, match=r"card\.json does not say how inputs are made: .*num_channels='three'"):
+        evaluate(target)
+
+
 def test_where_predictions_go_is_looked_at_first(folder: Path) -> None:
     target = Target(name=str(folder), runs_dir=folder)
     with pytest.raises(ConfigError, match=r"lines of JSON .* Use said\.jsonl"):

@@ -432,7 +432,7 @@ def test_a_run_and_an_export_of_before_know_mean_and_std_by_their_facts(tmp_path
     said, notes = served.outputs(["data=image_folder", f"data.path={new}"])
     assert notes == [
         "An older version wrote this and did not record the model's mean and std, so data=image_folder is taken as its "
-        "own files and keys say. Give them (data.mean, data.std), or export anew."
+        "own files and keys say. Give them: data.mean, data.std."
     ]
     (served.folder / "card.json").write_text(json.dumps({**served.card, "preprocessing": None}))
     _, notes = served.outputs([])
