@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,15 @@ class Measured:
     costs: list[float]
     ends: list[Between]
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return what JSON can hold, for `from_plain`."""
+        return {"costs": self.costs, "ends": [each.to_plain() for each in self.ends]}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Measured:
+        """Undo `to_plain`."""
+        return cls(costs=plain["costs"], ends=[Between.from_plain(each) for each in plain["ends"]])
+
 
 def stages_of(
     model: nn.Module, num_stages: int, *, inputs: Between, precision: PrecisionConfig, device_type: str,
@@ -89,7 +98,7 @@ def stages_of(
     Args:
         inputs: one micro-batch, as the data set has it.
         param_dtype: of the weights where they run, and of the inputs to a stage; None: their own.
-        measured: what another process has measured of such a model; None: it is measured here, on fake tensors.
+        measured: what was measured of such a model; None: it is measured here, on fake tensors.
 
     Raises:
         ConfigError: the model cannot be cut, or not into so many stages.
@@ -178,9 +187,14 @@ def _drop(module: nn.Module, prefix: str, needed: set[str]) -> None:
 
 def measure(
     model: nn.Module, *, inputs: Between, precision: PrecisionConfig, device_type: str,
-    param_dtype: torch.dtype | None,
+    param_dtype: torch.dtype | None, example: torch.Tensor | None = None,
 ) -> Measured:  # fmt: skip
-    """Measure the parts of `model` on fake tensors. Arguments as of `stages_of`.
+    """Measure the parts of `model` in a forward pass, which leaves the model as it is.
+
+    Args:
+        model, inputs, precision, device_type, param_dtype: as of `stages_of`.
+        example: real inputs on the device, which then holds all weights for the time of the pass; None: the pass is
+            made on fake tensors.
 
     Raises:
         ConfigError: the model has no parts.
@@ -202,12 +216,16 @@ def measure(
         return value
 
     is_fake = any(isinstance(each, FakeTensor) for _, each in _tensors(model))  # `plan --memory` is in such a mode
-    fake = contextlib.nullcontext() if is_fake else fake_tensors()
+    fake = contextlib.nullcontext() if is_fake or example is not None else fake_tensors()
     with fake, torch.no_grad(), autocast(precision, device_type):
         # Where they will run: what autocast makes of them is another thing on another type of device.
-        tensors = {name: torch.empty_like(each, device=device_type) for name, each in _tensors(model)}
+        if example is None:
+            tensors = {name: torch.empty_like(each, device=device_type) for name, each in _tensors(model)}
+            example = torch.empty(inputs.shape, dtype=inputs.dtype, device=device_type)
+        else:
+            tensors = {name: each.to(example.device) for name, each in model.named_parameters()}
+            tensors |= {name: each.to(example.device, copy=True) for name, each in model.named_buffers()}
         tensors |= {name: cast(tensors[name]) for name, _ in model.named_parameters()}
-        example = torch.empty(inputs.shape, dtype=inputs.dtype, device=device_type)
         model.forward = run
         try:
             torch.func.functional_call(model, tensors, (example,))

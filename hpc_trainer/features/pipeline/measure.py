@@ -44,7 +44,7 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
         model, inputs=Between.from_plain(asked["inputs"]), precision=config.precision,
         device_type=asked["device_type"], param_dtype=gathered_dtype(config.parallel),
     )  # fmt: skip
-    return {"costs": found.costs, "ends": [each.to_plain() for each in found.ends]}
+    return found.to_plain()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.pipeline.cut import Between, Measured, Stage, keep, stages_of
+from hpc_trainer.features.pipeline.cut import Between, Measured, Stage, keep, measure, stages_of
 from hpc_trainer.features.pipeline.step import Place, run_parts
 from hpc_trainer.features.pipeline.whole_model import Whole
 from hpc_trainer.models.parts import parts_of
@@ -27,6 +27,7 @@ from hpc_trainer.training.optim.clip import counts_here
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import SYNC_BUFFERS, VotingLoss
+from hpc_trainer.training.rng import random_state_kept
 
 
 def cut_out(model: nn.Module, building: Building) -> Stages:
@@ -35,8 +36,8 @@ def cut_out(model: nn.Module, building: Building) -> Stages:
     Its names stay those of the whole model, in checkpoints too.
 
     Raises:
-        ConfigError: it cannot be cut into so many stages, its parts do not run on fake tensors, or a stage would have
-            nothing to train.
+        ConfigError: it cannot be cut into so many stages, its forward pass fails, or a stage would have nothing to
+            train.
     """
     config, mesh = building.config, building.mesh
     is_channels_last = config.train.channels_last and building.run is not None  # an estimate counts bytes
@@ -136,20 +137,26 @@ def _data_group(mesh: Mesh) -> Any:
 def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Between) -> Measured:
     """Return on all ranks what a separate process measures for rank 0. Collective.
 
-    The user's model never meets a fake tensor in the process of a rank.
+    The user's model never meets a fake tensor in the process of a rank. If the separate process dies or its pass fails,
+    rank 0 measures a pass with values.
     """
     parts_of(model)  # its own error, without a process
     answer = {}
     if group.is_rank_zero:
         answer = _asked(building, inputs)
+        if "error" in answer:
+            print(
+                f"parallel.pipeline_parallel: a forward pass of {type(model).__name__} with values tells where to cut, "
+                f"as one without values failed ({answer['error']})."
+            )
+            answer = _measured_with_values(model, building, inputs)
     answer = group.broadcast(answer)
     if "error" in answer:
         raise ConfigError(
-            f"parallel.pipeline_parallel={building.mesh.shape.pp}: the parts of {type(model).__name__} could not be "
-            f"measured on tensors without content, which tells where to cut ({answer['error']}). Change the part that "
-            "looks at values, or use parallel=fsdp."
+            f"parallel.pipeline_parallel={building.mesh.shape.pp}: a forward pass of {type(model).__name__} tells "
+            f"where to cut, and it failed ({answer['error']}). Mend the model, or use parallel=fsdp."
         )
-    return Measured(costs=answer["costs"], ends=[Between.from_plain(each) for each in answer["ends"]])
+    return Measured.from_plain(answer)
 
 
 def _asked(building: Building, inputs: Between) -> dict[str, Any]:
@@ -165,6 +172,21 @@ def _asked(building: Building, inputs: Between) -> dict[str, Any]:
     }
     with OwnProcess("hpc_trainer.features.pipeline.measure") as process:
         return process.ask(asked)
+
+
+@random_state_kept()
+def _measured_with_values(model: nn.Module, building: Building, inputs: Between) -> dict[str, Any]:
+    """Return the answer of `measure.py` to a pass of the first sample, repeated, through the parts of `model`."""
+    config, device = building.config, building.device
+    try:
+        (first, _) = building.samples or building.dataset.__getitems__(range(1))
+        found = measure(
+            model, inputs=inputs, precision=config.precision, device_type=device.type,
+            param_dtype=gathered_dtype(config.parallel), example=first.expand(inputs.shape).to(device),
+        )  # fmt: skip
+    except Exception as error:  # the user's code may raise anything, and the other ranks wait for an answer
+        return {"error": f"{type(error).__name__}: {error}"}
+    return found.to_plain()
 
 
 def _inputs(building: Building) -> Between:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -15,19 +17,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.model.shipped import GptConfig, ResnetConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError, LoopError
-from hpc_trainer.features.pipeline.cut import Between, Stage, cut, keep, stages_of
+from hpc_trainer.features.pipeline.cut import Between, Stage, cut, keep, measure, stages_of
 from hpc_trainer.features.pipeline.stage import cut_out
 from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.parts import Part, parts_of
 from hpc_trainer.models.resnet import Resnet
-from hpc_trainer.runtime.own_process import OwnProcess
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.optim.decay import decaying
@@ -132,16 +133,70 @@ def test_a_rank_s_stages_are_measured_in_a_process_of_its_own(precision: str, mo
     assert cut_out(model, building_of(config, mesh, **parts)).stage == wanted
 
 
-def test_a_model_that_cannot_be_measured_is_refused_by_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = compose(["experiment=gpt_bytes", "parallel.pipeline_parallel=2", "train.micro_batch_size=2"], 2)
+class DiesOnFakes(nn.Linear):
+    """A layer that crashes a process that estimates, as code of the user's or torch's may."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if isinstance(inputs, FakeTensor):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().forward(inputs)
+
+
+class Mortal(nn.Sequential):
+    def __init__(self, num_classes: int) -> None:
+        layers = [nn.Linear(64, 8), nn.BatchNorm1d(8), DiesOnFakes(8, 48), nn.Dropout(), nn.Linear(48, num_classes)]
+        super().__init__(nn.Flatten(), *layers)
+
+
+class Broken(nn.Sequential):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.Linear(9, num_classes))
+
+
+def _cut_out(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Stage]:
+    """A custom model, and the second stage that a rank cuts out of it."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", warm.execute_child)
+    words = ["experiment=digits", "model=custom", f"model._target_={__name__}.{kind.__name__}"]
+    config = compose([*words, "parallel.pipeline_parallel=2", "train.micro_batch_size=4"], 2)
     task = build_task(config)
     dataset = build_dataset(config, "train", task)
-    died = {"error": "the process that estimates died of SIGSEGV"}
-    monkeypatch.setattr(OwnProcess, "ask", lambda process, question, timeout_s=0: died)
-    mesh = Mesh(shape=mesh_shape(config.parallel, 2), rank=0)
+    model = build_model(config, dataset)
+    mesh = Mesh(shape=mesh_shape(config.parallel, 2), rank=1)
     parts: Any = {"dataset": dataset, "task": task, "run": SimpleNamespace(group=RankGroup())}
-    with pytest.raises(ConfigError, match=r"the parts of Gpt could not be measured .*\(.* died of SIGSEGV\)"):
-        cut_out(build_model(config, dataset), building_of(config, mesh, **parts))
+    return model, cut_out(model, building_of(config, mesh, **parts)).stage
+
+
+def test_a_measuring_process_that_dies_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rank makes a pass with values in its place, which leaves weights, buffers and random states as they were."""
+    torch.manual_seed(1)
+    whole = Mortal(10)
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    model, stage = _cut_out(Mortal, monkeypatch)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "died of SIGSEGV" in capsys.readouterr().out
+    assert (stage.index, [part.name for part in stage.parts]) == (1, ["2", "3", "4", "5"])
+    assert (stage.inputs, stage.outputs) == (Between((4, 8), torch.float32), Between((4, 10), torch.float32))
+    kept = model.state_dict()
+    assert {name.split(".")[0] for name in kept} == {"2", "3", "5"}
+    assert all(torch.equal(each, whole.state_dict()[name]) for name, each in kept.items())
+
+
+def test_a_pass_with_values_costs_what_one_without_does() -> None:
+    for build in (_gpt, _resnet, _sequence):
+        model, inputs = build()
+        buffers = copy.deepcopy(dict(model.named_buffers()))
+        known: Any = {"inputs": Between(tuple(inputs.shape), inputs.dtype), "precision": FP32, "device_type": "cpu"}
+        real = measure(model, **known, param_dtype=None, example=inputs)
+        assert real == measure(model, **known, param_dtype=None)
+        assert all(torch.equal(each, buffers[name]) for name, each in model.named_buffers())
+
+
+def test_a_model_whose_pass_fails_is_refused_by_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"a forward pass of Broken tells where to cut, and it failed \(RuntimeErr"):
+        _cut_out(Broken, monkeypatch)
 
 
 def test_a_stage_that_was_promised_another_shape_says_so() -> None:
