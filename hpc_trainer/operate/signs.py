@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpc_trainer.operate.verdicts import REFUSALS
+from hpc_trainer.runs.spec import Shape
 from hpc_trainer.state.last_words import Sign, sign_of
 from hpc_trainer.state.status import RunStatus
 
@@ -18,3 +19,12 @@ def meaning_of(run: RunStatus) -> Sign | None:
 def last_lines(run: RunStatus) -> list[str]:
     """What its job or program printed last, where that is known to be of its end."""
     return str(run.error.get("output", "")).splitlines()
+
+
+def more_memory(shape: Shape) -> str:
+    """Return the override that asks for twice the memory of a shape; for the site's default, 4 GB a core instead."""
+    for name in ("mem_gb_per_gpu", "mem_gb_per_cpu", "mem_gb_per_node"):
+        asked_gb = getattr(shape, name)
+        if asked_gb is not None:
+            return f"hardware.{name}={2 * asked_gb:g}"
+    return f"hardware.mem_gb_per_node={4 * shape.tasks_per_node * shape.cpus_per_task}"

@@ -16,14 +16,13 @@ from hpc_trainer.operate.advice.advised import count_of
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.monitoring.device_evidence import device_evidence, moves_of
-from hpc_trainer.operate.signs import last_lines, meaning_of
+from hpc_trainer.operate.signs import last_lines, meaning_of, more_memory
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.first_weights import read_first_weights
 from hpc_trainer.runs.monitoring.environment import changes_of
 from hpc_trainer.runs.monitoring.moves import Move
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, straggler_lines
 from hpc_trainer.runs.reading import Faults, read_json
-from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption
@@ -80,7 +79,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
         "folder": str(status.sweep.run(run.run_id).folder), "found": meaning.found if meaning else "",
         "logs": _logs(run, rank), "idle": _IDLE if rank is None else "", "longer": str(_longer_limit_min(status, run)),
-        "memory": _more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
+        "memory": more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
     }  # fmt: skip
     told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
     evidence, advice = list(_evidence(status, run, rank, slow)), [each.format(**words) for each in told]
@@ -218,15 +217,6 @@ def _longer_limit_min(status: SweepStatus, run: RunStatus) -> int:
     asked_s = None if run.spec.is_lost else run.spec.config["cluster"].get("signal_lead_s")
     ended = newest_timeouts(status.sweep.run(run.run_id), run.attempts, _LOOKED_AT, faults=Faults())
     return better_limit_min(shape.time_limit_min, 0.0 if ended is None else ended.other_s, asked_s)
-
-
-def _more_memory(shape: Shape) -> str:
-    """Return the override that asks for twice the memory of a shape; for the site's default, 4 GB a core instead."""
-    for name in ("mem_gb_per_gpu", "mem_gb_per_cpu", "mem_gb_per_node"):
-        asked_gb = getattr(shape, name)
-        if asked_gb is not None:
-            return f"hardware.{name}={2 * asked_gb:g}"
-    return f"hardware.mem_gb_per_node={4 * shape.tasks_per_node * shape.cpus_per_task}"
 
 
 _LOOKED_AT = 3

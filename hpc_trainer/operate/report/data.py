@@ -18,7 +18,7 @@ from hpc_trainer.operate.report.charts import thinned
 from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.results import newest_metrics
-from hpc_trainer.operate.signs import last_lines, meaning_of
+from hpc_trainer.operate.signs import last_lines, meaning_of, more_memory
 from hpc_trainer.runs.metrics_log import SPEED, WORK, read_metrics
 from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
 from hpc_trainer.runs.record_values import is_number
@@ -182,7 +182,8 @@ def _hint(run: RunStatus) -> str | None:
     meaning = meaning_of(run)
     if meaning is None:
         return None
-    return f"{meaning.says}: {meaning.advice[0].format(run=run.run_id, found=meaning.found)}"
+    words = {"run": run.run_id, "found": meaning.found, "memory": more_memory(run.spec.shape)}
+    return f"{meaning.says}: {meaning.advice[0].format(**words)}"
 
 
 def _number(value: object) -> float | None:

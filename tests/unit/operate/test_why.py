@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.operate.report.data import _hint
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.files import write_json
@@ -50,7 +51,17 @@ def test_every_state_has_a_verdict_and_something_to_do() -> None:
         assert verdict.says.endswith(".")
         assert verdict.advice
         for advice in verdict.advice:
-            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "sweep", "job", "flag", "logs", "idle", "longer"}
+            assert set(re.findall(r"\{(\w+)\}", advice)) <= {
+                "run",
+                "sweep",
+                "job",
+                "flag",
+                "logs",
+                "idle",
+                "longer",
+                "memory",
+                "words",
+            }
 
 
 def test_an_exception_is_shown_with_its_place(sweep: SweepOnDisk) -> None:
@@ -349,6 +360,9 @@ def test_what_a_job_printed_last_is_told_with_what_helps(
     assert printed in why.evidence[0], "the line itself, before those of Slurm"
     assert f"  {ends}" in why.evidence
     assert printed in str(read_status(sweep.paths).runs[0].reason), "which `status` and the report show"
+    hint = _hint(read_status(sweep.paths).runs[0])
+    assert hint is not None
+    assert "{" not in hint, "the report fills in the same"
 
 
 def test_what_a_job_printed_fills_in_nothing(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
