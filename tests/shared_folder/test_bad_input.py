@@ -17,15 +17,15 @@ from hpc_trainer.runs.reading import is_storage_error
 from tests.integration.conftest import LocalDriver
 from tests.shared_folder.clients import CALM, Share
 
-_NUM_STEPS = 220
+_NUM_STEPS = 130
 _TRAIN = (
     "experiment=digits", "data=custom", "data._target_=tests.integration.verbs.paced.build", "model=custom",
     "model._target_=tests.integration.verbs.paced.Net", "hardware=cpu_x1", "seed=3", f"train.num_steps={_NUM_STEPS}",
-    "train.eval_every_steps=0", "checkpoint.every_steps=20", "monitor.log_every_steps=5",
+    "train.eval_every_steps=0", "checkpoint.every_steps=10", "monitor.log_every_steps=5",
     "monitor.heartbeat_every_s=0.3", "monitor.telemetry_every_s=0.5", "train.global_batch_size=16", "snapshot=off",
     "sweep_name=bad", "--trust", "tests",
 )  # fmt: skip
-_PACED = "+model.kwargs.sleep_s=0.04"
+_PACED = "+model.kwargs.sleep_s=0.08"
 _FAULT_S, _PAUSE_S = 0.9, 0.4
 _FAULTS: dict[str, dict[str, Any]] = {
     "unmounted": {"vanished": "ENOENT"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import pytest
 
 from hpc_trainer.datasets.images.shard_index import damaged_shards, read_index
 from hpc_trainer.datasets.images.staging import Signs, stage
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.state.journal import Journal
 from tests import warm
 from tests.integration.conftest import LocalDriver
 from tests.integration.resume_matrix.cells import SAMPLE
@@ -65,8 +66,7 @@ def test_retry_extend_and_why_by_turns_of_two_clients(kind: str, tmp_path: Path,
     assert (extended["state"], extended["step"]) == ("COMPLETED", 130)
     runs = {each["run_id"]: (each["state"], each["step"]) for each in node.json("status", "promised")["runs"]}
     assert runs == {run["run_id"]: ("COMPLETED", 120), extended["run_id"]: ("COMPLETED", 130)}
-    told = [json.loads(line) for line in (node.runs / "promised" / run["run_id"] / "attempts.jsonl").open()]
-    assert len([each for each in told if each["event"] == "start"]) == 2
+    assert len(Journal(RunPaths(node.runs / "promised" / run["run_id"])).read()) == 2
 
 
 def _wait_until_done(driver: LocalDriver) -> None:
