@@ -37,9 +37,11 @@ def test_a_script_is_frozen_and_data_are_not() -> None:
 
 def test_a_command_is_relative_to_the_folder_that_its_spec_names() -> None:
     trains = [
-        {"command": "a.py", "command_from": "/here", "command_dir": "/there"}, {"command": "b.py", "command_dir": "/there"},
-        {"command": "c.py"}, {"command": None},
-    ]  # fmt: skip
+        {"command": "a.py", "command_from": "/here", "command_dir": "/there"},
+        {"command": "b.py", "command_dir": "/there"},
+        {"command": "c.py"},
+        {"command": None},
+    ]
     found = commands_of({"train": train} for train in trains)
     assert found == {("a.py", "/here"), ("b.py", "/there"), ("c.py", ".")}, "older specs name none, or one alone"
 
