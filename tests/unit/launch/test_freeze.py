@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
+from hpc_trainer.config.compose.user import user_config_path
 from hpc_trainer.config.rules import validate as validate_module
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError
@@ -132,6 +133,15 @@ def test_trust_is_frozen_with_the_run() -> None:
     with pytest.raises(ConfigError, match="--trust my_lab"):
         freeze_grid(overrides)
     assert freeze_grid(overrides, trust=["my_lab"]).specs[0].config["trust"] == ["my_lab"]
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_what_a_person_s_own_settings_trust_is_frozen_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    user_config_path().parent.mkdir()
+    user_config_path().write_text("trust: [my_lab]\n")
+    grid = freeze_grid(["model=custom", "model._target_=my_lab.nets.Net"], trust=["other"])
+    assert grid.specs[0].config["trust"] == ["my_lab", "other"]
 
 
 def test_a_configuration_cannot_trust_itself(tmp_path: Path) -> None:

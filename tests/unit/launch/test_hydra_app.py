@@ -17,6 +17,7 @@ from hpc_trainer.launch.hydra_app import (
     HydraApp,
     _explained,
     freeze_app,
+    read_app,
     read_points,
     split_flags,
     start_of,
@@ -162,3 +163,18 @@ def test_a_point_of_another_grid_keeps_the_name_that_the_sweep_has(frozen: Any) 
     assert again.run_id == grid.specs[0].run_id
     (elsewhere,) = frozen(_app("lr=0.1", "size=3", axes={"size": "3"}, **point), "sweep_name=two").specs
     assert elsewhere.run_id.startswith("train-size3-lr0.1-s0-")
+
+
+def test_an_app_that_is_not_there_is_told_from_words_that_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"--app train.py: .* has no such file"):
+        read_app("train.py lr=0.1")
+    (tmp_path / "train.py").touch()
+    with pytest.raises(ConfigError, match=r"--info stands after --app train.py"):
+        read_app("train.py lr=0.1 --info")
+    with pytest.raises(ConfigError, match=r"--info stands after --app my_lab.train"):  # no file, but a module
+        read_app("my_lab.train lr=0.1 --info")
+    with pytest.raises(ConfigError, match="takes a Hydra app and its words"):
+        read_app("train.py 'lr=0.1")

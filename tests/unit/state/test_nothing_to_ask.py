@@ -97,6 +97,17 @@ def test_complete_runs_with_a_damaged_ledger(sweep: SweepOnDisk, fake_slurm: Fak
     assert _asks(sweep, fake_slurm) == 0
 
 
+def test_a_lost_line_may_be_of_a_job_that_has_a_failed_run_again(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.paths.scripts.mkdir()
+    for index in range(2):
+        sweep.start(index, age_s=3020)
+        sweep.end(index, state=S.FAILED, cause="exception", age_s=3000)
+    assert _asks(sweep, fake_slurm) == 0
+    with sweep.paths.submissions.open("a") as file:
+        file.write("x\n")
+    assert _asks(sweep, fake_slurm) == 1
+
+
 def test_a_run_at_work_is_asked_about(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     sweep.run(0)
     sweep.mark("CANCEL", 0)

@@ -14,7 +14,7 @@ from hpc_trainer.state.run_status import RunStatus, gpu_hours
 from hpc_trainer.state.status import read_status
 from hpc_trainer.state.submissions import write_waiting
 from tests.unit.runs.builders import make_specs
-from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.slurm.fake_slurm import CLUSTER, FakeSlurm
 from tests.unit.state.sweeps import SweepOnDisk
 
 S = RunState
@@ -75,6 +75,14 @@ def test_steps_are_shown_as_far_as_they_are_known(sweep: SweepOnDisk, fake_slurm
     assert dataclasses.replace(run, num_steps=0).progress == "7"
     assert dataclasses.replace(run, num_steps=0, step=0).progress == "-"
     assert not dataclasses.replace(run, job_id="host:1:2.3").has_slurm_job
+
+
+@pytest.mark.parametrize(("cluster", "own_job"), [(CLUSTER, "600_0"), ("elsewhere", None), (None, None)])
+def test_a_job_that_does_not_show_yet_is_its_own_on_this_cluster_alone(
+    sweep: SweepOnDisk, cluster: str | None, own_job: str | None
+) -> None:
+    sweep.submit("600", age_s=3, cluster=cluster)
+    assert _one(sweep).own_job == own_job
 
 
 def test_a_result_that_is_no_number_is_a_warning(sweep: SweepOnDisk) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.launch.frozen_code.of_command import frozen_of_command
-from hpc_trainer.launch.frozen_code.snapshot import read_code
+from hpc_trainer.launch.frozen_code.snapshot import commands_of, read_code
 from tests.unit.launch.frozen_code.projects import make_checkout, write_files
 from tests.unit.runs.builders import make_spec
 
@@ -33,6 +33,17 @@ def test_a_script_is_frozen_and_data_are_not() -> None:
         "train.command: frozen is fit.py. Not frozen, but read as it is when a run starts: data/train.csv, data."
     ]
     assert _said("python fit.py data/none.csv --name= --resume={run.dir}") == ["train.command: frozen is fit.py."]
+
+
+def test_a_command_is_relative_to_the_folder_that_its_spec_names() -> None:
+    trains = [
+        {"command": "a.py", "command_from": "/here", "command_dir": "/there"},
+        {"command": "b.py", "command_dir": "/there"},
+        {"command": "c.py"},
+        {"command": None},
+    ]
+    found = commands_of({"train": train} for train in trains)
+    assert found == {("a.py", "/here"), ("b.py", "/there"), ("c.py", ".")}, "older specs name none, or one alone"
 
 
 def test_a_module_is_frozen_with_its_package() -> None:

@@ -174,6 +174,21 @@ def test_a_disk_that_fills_while_it_is_unpacked(archive: Path, node: Path, monke
     assert [path.name for path in (node / OURS).iterdir()] == [f"{archive.stem}.unpacking"], "nothing half is left"
 
 
+def test_code_that_something_keeps_changing_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, folder = unpacking.unpack, tmp_path / "code"
+
+    def spoiled(place: Path, files: unpacking.Files) -> None:
+        real(place, files)
+        (place / "code/pkg/part1.py").chmod(0o600)
+        (place / "code/pkg/part1.py").write_text("x = 2\n")
+
+    monkeypatch.setattr(unpacking, "unpack", spoiled)
+    with pytest.raises(unpacking.RefusedCodeError, match=r"code/code/pkg/part1.py is not what was submitted, and does"):
+        unpacking.ensure_unpacked(folder, FILES, is_local=False)
+
+
 def test_a_network_file_system_is_no_disk_of_the_node(
     archive: Path, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
