@@ -82,7 +82,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         "memory": more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
     }  # fmt: skip
     told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
-    evidence, advice = list(_evidence(status, run, rank, slow)), [each.format(**words) for each in told]
+    evidence, advice = list(_evidence(status, run, rank, slow)), [each.format(**words).rstrip() for each in told]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # of another version: the advice for all stays

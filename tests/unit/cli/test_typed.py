@@ -74,7 +74,7 @@ def test_the_next_command_works_as_it_is_typed(sweep: SweepOnDisk, tmp_path: Pat
     assert shutil.which("hpc-trainer", path=bare) is None
     typed = "'my env/bin/hpc-trainer'"
     assert f"Next: {typed} why " in _play("my env/bin/hpc-trainer", bare, tmp_path, "status", "demo")
-    assert f"  {typed} submit ..." in _play("my env/bin/hpc-trainer", bare, tmp_path, "why", sweep.run(0).run_id)
+    assert f"  {typed} submit\n" in _play("my env/bin/hpc-trainer", bare, tmp_path, "why", sweep.run(0).run_id)
     on_path = f"{place}:{bare}"
     assert "Next: hpc-trainer why " in _play("hpc-trainer", on_path, tmp_path, "status", "demo")
     assert "Next: hpc-trainer why " in _play(str(program), on_path, tmp_path, "status", "demo")
