@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -33,7 +35,9 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> int:
     problem = missing("precision=fp8", "torchao")
     if problem is not None:
         raise ConfigError(f"{problem}, or precision=bf16.")
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    with warnings.catch_warnings():  # compiling torchao 0.18 warns of its invalid escapes: an error under -W error
+        warnings.filterwarnings("ignore", "invalid escape sequence|.* is an invalid escape sequence")
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     inside = {id(module) for block in blocks(model) for module in block.modules()}
     chosen = {id(each) for each in model.modules() if id(each) in inside and _fits(each)}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,3 +105,18 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'hpc_trainer\[quantize\]', or precision=bf16"):
         use_float8(_model(), emulate=True)
+
+
+@pytest.mark.usefixtures("torchao")
+def test_torchao_is_imported_under_a_strict_filter_without_its_bytecode(tmp_path: Path) -> None:
+    look = (
+        "import sys, torch\n"
+        "from hpc_trainer.errors import ConfigError\n"
+        "from hpc_trainer.features.float8.linear import use_float8\n"
+        f"sys.pycache_prefix = {str(tmp_path)!r}\n"
+        "import warnings; warnings.simplefilter('error')\n"
+        "try: use_float8(torch.nn.Linear(16, 16), emulate=True)\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
+    assert "has none" in done.stdout, done.stderr
