@@ -6,7 +6,6 @@ Only a process of its own enters the mode with a user's code (`runtime/own_proce
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -67,14 +66,14 @@ def reads_values(error: BaseException | None) -> bool:
 
 def _drop_content(module: nn.Module) -> None:
     """Replace all weights and buffers by fake ones, in place. Tensors that are shared stay shared."""
-    made: dict[int, Any] = {}
+    made: dict[torch.Tensor, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
+        if tensor not in made:
             empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
             is_weight = isinstance(tensor, nn.Parameter)
-            made[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_weight else empty, tensor
-        return made[id(tensor)][0]
+            made[tensor] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_weight else empty
+        return made[tensor]
 
     for each in module.modules():
         for table in (each._parameters, each._buffers):

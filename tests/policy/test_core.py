@@ -41,6 +41,16 @@ def test_no_feature_imports_another_ones_ability() -> None:
         assert owners <= {path.parent.name}, path
 
 
+def test_only_what_estimates_can_enter_a_mode_of_fake_tensors() -> None:
+    """Each of these runs in a process of its own; that no rank enters the mode there is played in
+    memory/test_search.py, mfu/test_mfu.py and pipeline/test_cut.py of tests/unit/features.
+    """
+    texts = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    assert {name for name, text in texts.items() if "FakeTensorMode" in text} == {"runtime/fake_tensors.py"}
+    users = {name for name, text in texts.items() if "hpc_trainer.runtime.fake_tensors" in text}
+    assert users == {"features/memory/estimate.py", "features/mfu/flops.py", "features/pipeline/cut.py"}
+
+
 def test_every_hook_says_what_it_is_for() -> None:
     hooks = [each for name, each in vars(Ability).items() if callable(each) and not name.startswith("_")]
     assert len(hooks) > 10

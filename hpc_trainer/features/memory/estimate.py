@@ -2,7 +2,7 @@
 
     python -m hpc_trainer.features.memory.estimate < questions.jsonl    a line of JSON for each (runtime/own_process.py)
 
-torch's FakeTensorMode allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
+A fake tensor allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
 optimizer state, averaged weights, the batch, and what a forward and a backward pass hold at their peak, which with a
 large vocabulary is in the backward pass of the loss; not the CUDA context, workspaces of kernels, and what the
 allocator cannot use. The step is the eager one: what the compiler fuses away is counted.

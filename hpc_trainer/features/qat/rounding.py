@@ -28,7 +28,7 @@ class _Rounded(torch.autograd.Function):
         return rounded
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return the whole gradient (Bengio et al. 2013, the straight-through estimator)."""
         return gradient, None
 
