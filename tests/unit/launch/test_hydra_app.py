@@ -88,6 +88,13 @@ def test_a_run_is_what_its_configuration_says_and_not_where_it_stands_in_a_grid(
     assert moved.config["cluster"]["env"] == {NUMBER: "7", OUTPUT: "/elsewhere"}
 
 
+def test_the_overrides_of_a_run_are_ours_and_the_apps_as_parameters(frozen: Any) -> None:
+    (spec,) = frozen(_app("lr=0.1", "+x=2", "~e"), "seed=3").specs
+    assert spec.overrides == (
+        "cluster=local", "seed=3", "sweep_name=train", "params.lr=0.1", "+params.x=2", "~params.e",
+    )  # fmt: skip
+
+
 def test_a_secret_stands_in_no_name_of_a_run(frozen: Any) -> None:
     token = "hf_" + "AbCd1234" * 4
     app = _app("lr=0.1", f"+hub.token={token}", config={"lr": 0.1, "hub": {"token": token}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SilentError, SlurmError, SubmitError
+from hpc_trainer.launch import submit as submit_module
+from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.operate.cancel import cancel_runs
@@ -396,3 +399,19 @@ def test_the_local_queue_outlives_the_command_and_knows_its_intent(
     assert submission.job_id == array.job_id
     write_confirmation(SweepPaths(folder), submission, array.job_id)
     assert _events(folder)[:2] == ["intent", "confirmed"]
+
+
+def test_a_local_queue_starts_runs_from_the_frozen_code_if_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(submit_module.subprocess, "Popen", lambda argv, **_: started.append(argv))
+    plan = make_plan(tmp_path / "runs" / "sweep", make_specs(2))
+    plan.grid.sweep.local_logs.mkdir(parents=True)
+    submit_module._start_queue(plan, [])
+    submit_module._start_queue(dataclasses.replace(plan, code="a" * 64), [])
+    installed, frozen = started
+    archive = str(archive_of(plan.grid.sweep, "a" * 64))
+    assert "--archive" not in installed
+    assert frozen[frozen.index("--archive") + 1] == archive
+    assert [word for word in frozen if word not in ("--archive", archive)] == installed
