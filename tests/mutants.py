@@ -185,7 +185,7 @@ class Player:
             items = [item for test in nearest_tests(mutant.path) for item in of_file.get(test, ())]
             try:
                 play = functools.partial(self._play, items, functions_of(mutant.path, source))
-            except Exception as error:  # noqa: BLE001  (counts as one that lives)
+            except Exception as error:  # it counts as one that lives
                 _say(f"{number:3} {mutant}: the function cannot be replaced ({error!r})")
                 continue
             self._killers[number] = _killer_of(number, mutant, source, play, self._log)
