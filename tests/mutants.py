@@ -183,7 +183,11 @@ class Player:
             of_file.setdefault(str(item.path.relative_to(Path.cwd())), []).append(item)
         for number, mutant, source in self._drawn:
             items = [item for test in nearest_tests(mutant.path) for item in of_file.get(test, ())]
-            play = functools.partial(self._play, items, functions_of(mutant.path, source))
+            try:
+                play = functools.partial(self._play, items, functions_of(mutant.path, source))
+            except Exception as error:  # it counts as one that lives
+                _say(f"{number:3} {mutant}: the function cannot be replaced ({error!r})")
+                continue
             self._killers[number] = _killer_of(number, mutant, source, play, self._log)
         # A test that fails without a mutant too has killed none.
         killing = set(self._killers.values())
