@@ -248,7 +248,8 @@ def test_a_program_of_a_node_is_told_what_torchrun_asks_for(
 
 def test_steps_after_a_stop_that_the_program_does_not_hear_are_known(tmp_path: Path, paths: RunPaths) -> None:
     """TensorFlow catches SIGTERM, and trains and saves until it is killed: the next attempt goes on from there."""
-    paths.logs.mkdir(parents=True)
+    for folder in (paths.logs, paths.told):
+        folder.mkdir(parents=True)
     env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
     rank = program._Rank(_config("x", tmp_path), paths, env, StopFlag(), 0, Spans())
     told = paths.told_metrics(0)
