@@ -14,7 +14,7 @@ from hpc_trainer.operate.report.data import Report, RunReport, find_scaling
 from hpc_trainer.operate.report.page import render_page
 
 VOID = {"meta", "wbr"}
-EVIL = "<script>alert('x')</script>\"'&\x00\ud800"
+EVIL = "<script>alert('x')</script>\"'&\x00\ud800\x1b]0;owned\x07\x9b31m"
 
 
 def _run(**changes: Any) -> RunReport:
@@ -121,6 +121,7 @@ def test_text_cannot_become_markup() -> None:
     assert {name for _, attributes in page.tags for name in attributes} <= known
     text.encode("utf-8")
     assert "alert('x')" in page.text
+    assert not {"\x00", "\x07", "\x1b", "\x9b"} & set(text), "whoever prints the page has a terminal"
 
 
 def test_an_empty_sweep_is_a_page_too() -> None:
