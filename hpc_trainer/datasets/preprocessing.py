@@ -1,4 +1,6 @@
-"""How raw data become a model's inputs, as a mapping that JSON can hold; it belongs to the run. No torch.
+"""Preprocessing of a run: how raw data become the model's inputs, as a mapping that fits into JSON. No torch.
+
+The mapping has these keys besides `kind`:
 
     kind       keys
     picture    num_channels, resize, crop, mean, std; then_crop where `augment.size` cuts once more
@@ -6,8 +8,8 @@
     tokens     tokenizer, tokenizer_sha256, vocab_size, seq_len
     array      input_scale
 
-A data set has it as its attribute `preprocessing`. A checkpoint and the card of an export keep it, beside the names of
-the classes. New data for the model become inputs in the same way, unless a key of `data.*` says otherwise.
+A data set states the mapping in its attribute `preprocessing`. Checkpoints and the card of an export keep the mapping
+beside the class names. New data for the model become inputs in the same way, unless a key of `data.*` changes it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _KEYS = {
     ARRAY: frozenset({"input_scale"}),
 }
 _LARGEST = 2**20
-"""Characters of JSON: more, as of a column with a million categories, would burden each checkpoint."""
+"""Most characters of JSON that are kept, as a column with a million categories would burden each checkpoint."""
 _MOST_NAMES = 8
 _BY_CONFIG: dict[type[DataConfig], tuple[str, ...]] = {
     HfDatasetConfig: ("input", "target", "image_size", "num_channels"),
@@ -40,12 +42,12 @@ _BY_CONFIG: dict[type[DataConfig], tuple[str, ...]] = {
     TokensConfig: ("mask_document_starts",),
     TableConfig: ("target", "numeric", "categorical", "encoding", "missing"),
 }
-"""Keys that new data of the same kind take from the run's configuration, also if nothing else is recorded."""
+"""Keys that new data of the same kind take from the run's configuration, even if no preprocessing is recorded."""
 _KEY_OF = {"crop": "image_size"}
 
 
 def kind_of(made: Mapping[str, Any] | None) -> str | None:
-    """Return the kind of a preprocessing that is described as here; None for what a user's data set says in its way."""
+    """Return the kind of a preprocessing; None if it does not have the keys of a kind, as that of a user's data set."""
     kind = None if made is None else made.get("kind")
     return kind if made is not None and isinstance(kind, str) and made.keys() >= _KEYS.get(kind, {""}) else None
 
@@ -54,12 +56,13 @@ def picture(
     *, num_channels: int, resize: int | Sequence[int] | None, crop: Sequence[int] | None,
     mean: Sequence[float] | None, std: Sequence[float] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Describe pictures.
+    """Return the preprocessing of pictures.
 
     Args:
-        resize: pixels of the shorter side; [height, width] if both sides are set; None if nothing is resized.
-        crop: [height, width] of the centre that is cut out; None if nothing is cut.
-        mean: of each channel; None if it is not known, as in exports that do not say it.
+        resize: pixels of the shorter side; [height, width] if both sides are set; None if pictures are not resized.
+        crop: [height, width] of the centre crop; None without a crop.
+        mean: mean of each channel; None if it is not known, as in exports that do not state it.
+        std: standard deviation of each channel; None if it is not known.
     """
     return {
         "kind": PICTURE, "num_channels": num_channels, "resize": resize if resize is None else _plain(resize),
@@ -71,7 +74,12 @@ def picture(
 def tokens(
     *, seq_len: int, vocab_size: int | None, tokenizer: str | None = None, sha256: str | None = None
 ) -> dict[str, Any]:
-    """Describe windows of tokens. `tokenizer` is its file's name, or `bytes`; None if nobody knows it."""
+    """Return the preprocessing of windows of tokens.
+
+    Args:
+        tokenizer: name of the tokenizer's file, or `bytes`; None if it is not known.
+        sha256: digest of the tokenizer's file; None if there is no file or it is not known.
+    """
     return {
         "kind": TOKENS, "tokenizer": tokenizer, "tokenizer_sha256": sha256, "vocab_size": vocab_size,
         "seq_len": seq_len,
@@ -79,14 +87,14 @@ def tokens(
 
 
 def array(input_scale: float = 1.0) -> dict[str, Any]:
-    """Describe arrays of numbers, which are multiplied by `input_scale`."""
+    """Return the preprocessing of arrays of numbers, which are multiplied by `input_scale`."""
     return {"kind": ARRAY, "input_scale": input_scale, "inputs": "float32(values) * input_scale"}
 
 
 def described(samples: Any) -> dict[str, Any]:
-    """Return the names of classes and the preprocessing that a data set states, as JSON holds them; None for neither.
+    """Return the class names and the preprocessing that a data set states, as JSON values; None for what is not stated.
 
-    Images that state `pixel_mean` and `pixel_std` alone are pictures of a known size.
+    A data set that states only `pixel_mean` and `pixel_std` is described as pictures of the size `input_shape`.
     """
     classes, made = getattr(samples, "classes", None), getattr(samples, "preprocessing", None)
     mean, std = getattr(samples, "pixel_mean", None), getattr(samples, "pixel_std", None)
@@ -101,7 +109,7 @@ def described(samples: Any) -> dict[str, Any]:
 
 
 def _as_kept(value: Any) -> Any:
-    """Return `value` as it comes back from JSON; None if it is too large, or JSON cannot hold it."""
+    """Return `value` after a round trip through JSON; None if it is too large, or JSON cannot represent it."""
     try:
         text = json.dumps(value, default=_as_json, allow_nan=False)
     except (TypeError, ValueError):
@@ -110,10 +118,11 @@ def _as_kept(value: Any) -> Any:
 
 
 def of_config(data: DataConfig, mean: Any = None, std: Any = None) -> dict[str, Any] | None:
-    """Return what the keys of `data` alone say, for runs and exports of versions that recorded no more.
+    """Return the preprocessing that follows from the keys of `data`; earlier versions recorded no more.
 
     Args:
-        mean: of the channels of pictures, as such a version recorded it.
+        mean: mean of each channel of pictures, if the earlier version recorded it.
+        std: standard deviation of each channel of pictures, if the earlier version recorded it.
     """
     if isinstance(data, ImagesConfig):
         size = data.image_size
@@ -133,7 +142,7 @@ def of_config(data: DataConfig, mean: Any = None, std: Any = None) -> dict[str, 
 
 
 def unknown_of(data: DataConfig, made: Mapping[str, Any] | None) -> str | None:
-    """Return what neither the keys of `data` nor `made` say of the model's inputs; None if nothing is missing."""
+    """Return what neither the keys of `data` nor `made` state about the model's inputs; None if nothing is missing."""
     if isinstance(data, ImagesConfig) and (made is None or made.get("mean") is None or made.get("std") is None):
         return "mean and std"
     if isinstance(data, TableConfig) and made is None:
@@ -144,11 +153,11 @@ def unknown_of(data: DataConfig, made: Mapping[str, Any] | None) -> str | None:
 
 
 def inherited_keys(data: DataConfig, run: DataConfig, was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the keys of `data` and their values for which inputs are made as in training; none that `given` names.
+    """Return the keys of `data`, with values, that make inputs as in training; keys in `given` are left out.
 
     Args:
-        run: the data of the run, by its configuration.
-        was: the run's preprocessing; empty if nobody knows it.
+        run: the `data` section of the run's configuration.
+        was: the run's preprocessing; empty if it is not known.
     """
     names = next((names for kind, names in _BY_CONFIG.items() if isinstance(data, kind) and isinstance(run, kind)), ())
     found = {name: plain_value(getattr(run, name)) for name in names}
@@ -195,9 +204,9 @@ def _keys_of_pictures(
 
 
 def without(was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return `was` with None for what the keys of `data.*` in `given` decide.
+    """Return the preprocessing `was`, with None for each value that a key of `data.*` in `given` decides.
 
-    Tables keep all of it: the keys name columns, and each column keeps its encoding.
+    The preprocessing of a table stays complete: the keys only name columns, and each column keeps its encoding.
     """
     if kind_of(was) == TABLE:
         return dict(was)
@@ -206,11 +215,11 @@ def without(was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any] | None, name: str) -> Iterator[str]:
-    """Yield a note for each way in which inputs are not made as in training.
+    """Yield a note for each difference between the inputs in training and those of new data.
 
     Args:
-        was: of the run.
-        now: of the data that are asked about; None if they do not say it.
+        was: preprocessing of the run.
+        now: preprocessing of the new data; None if they do not state it.
         name: the choice of `data`, for messages.
     """
     kind, other = kind_of(was), kind_of(now)
@@ -256,16 +265,19 @@ def check_tokenizer(was: Mapping[str, Any], sha256: str | None, tokenizer: str, 
 
 
 def class_numbers(known: Sequence[str], here: Sequence[str], used: Collection[str], where: str) -> list[int] | None:
-    """Return the model's number for each class of `here`, -1 for one that it does not know and nothing has.
-
-    None if no name is shared, as where one of the two has numbers for names: classes are then matched by number.
+    """Return the model's number of each class in `here`; -1 for a class that neither the model nor a sample has.
 
     Args:
-        known: names of the model's classes.
-        used: names that samples have.
+        known: class names of the model.
+        here: class names of the new data.
+        used: class names that samples have.
         where: the data, for messages.
 
-    Raises DataError: a sample has a class that the model does not know.
+    Returns:
+        None if no name is shared, as when one of the two has numbers for names. Classes are then matched by number.
+
+    Raises:
+        DataError: a sample has a class that the model does not know.
     """
     numbers = {name: number for number, name in enumerate(known)}
     if not numbers.keys() & set(here):
@@ -280,7 +292,7 @@ def class_numbers(known: Sequence[str], here: Sequence[str], used: Collection[st
 
 
 def text_of(made: Mapping[str, Any]) -> str:
-    """Return the preprocessing in words, for a page or a note."""
+    """Return a text that describes the preprocessing, for a page or a note."""
     kind = kind_of(made)
     if kind == PICTURE:
         return ", ".join(_words_of_picture(made))
@@ -341,5 +353,5 @@ def _plain(value: int | Sequence[int]) -> int | list[int]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a number or a list of numpy's or torch's as Python's; of other objects their text."""
+    """Return a number or an array of numpy or torch as Python objects, and any other object as its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

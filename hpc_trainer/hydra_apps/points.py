@@ -1,14 +1,15 @@
-"""The points of an app's grid: what the app's own Hydra composes for each of them, without reading all files again.
+"""Configurations of the points of an app's grid, as the app's own Hydra composes them, without reading all files again.
 
-Three ways lead to the configuration of a point, and all give what Hydra gives:
+A point is composed in one of three ways, and each gives the same configuration as Hydra:
 
-    parts      Hydra composes a section once for all choices of groups that make it of the same files, and applies each
-               override of a value to it once. A point is put together from these, if its overrides do not meet.
-    loader     Hydra composes the point, and what the files hold is answered from memory (`SweepLoader`).
-    hydra      Hydra composes the point. This way is taken if another one failed, so that an error is Hydra's own, or
-               if a result is not certain to be Hydra's.
+    parts      Hydra composes a section once for all choices of groups that make it from the same files, and applies
+    each
+               override of a value to it once. A point is assembled from these sections if its overrides do not overlap.
+    loader     Hydra composes the point, with the content of files held in memory (`SweepLoader`).
+    hydra      Hydra composes the point. This way is taken if another way failed, so that an error is Hydra's own, or
+               if a result might differ from that of Hydra.
 
-`tests/unit/hydra_apps/test_points.py` holds the three against each other.
+`tests/unit/hydra_apps/test_points.py` compares the three ways.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from omegaconf import Container, DictConfig, OmegaConf
 from hpc_trainer.config.compose.hydra_parts import SweepLoader, UncertainError
 
 Words = tuple[str, ...]
-"""Overrides as they are typed."""
+"""Overrides as the user typed them."""
 HYDRA = "hydra"
-"""Hydra's own section."""
+"""Name of Hydra's own section."""
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*", re.ASCII)
 _DELETED = object()
 
 
 class PointComposer:
-    """Composes the points of one sweep of an app."""
+    """Composer of the points of one sweep of an app."""
 
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
-        """Take Hydra's loader, and the configuration that it has composed for the sweep as a whole."""
+        """Store Hydra's loader, and the configuration that it has composed for the whole sweep."""
         self._loader, self._base = loader, base
         self._fast: SweepLoader | None = None
-        with contextlib.suppress(Exception):  # whatever it is: Hydra meets it again, and says it
+        with contextlib.suppress(Exception):  # any error: Hydra raises it again later
             self._fast = SweepLoader(loader, base)
         self.counts: Counter[str] = Counter()
-        """Points by the way they were composed: parts, loader, hydra."""
+        """Number of points composed in each way: parts, loader, hydra."""
 
     def whole(self, points: Sequence[Sequence[str]]) -> list[DictConfig]:
         """Return the configuration of each point, Hydra's own section included. Raises what Hydra raises."""
@@ -59,9 +60,9 @@ class PointComposer:
         return [self._of_hydra(words) if each is None else each for each, words in zip(made, points, strict=True)]
 
     def plain(self, points: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-        """Return the configuration of each point as JSON holds it, interpolations as they stand.
+        """Return the configuration of each point as JSON values, with interpolations unresolved.
 
-        Hydra's own section is left out. Points share what is equal: change copies only. Raises what Hydra raises.
+        Hydra's own section is left out. Points share equal sections, so change only copies. Raises what Hydra raises.
         """
         made: list[dict[str, Any] | None] = [None] * len(points)
         shared = _Shared()
@@ -82,7 +83,7 @@ class PointComposer:
     def _plain(
         self, words: Sequence[str], sections: Mapping[Any, _Section] | None, fast: SweepLoader, shared: _Shared
     ) -> dict[str, Any] | None:
-        """Return the configuration of a point by one of the two fast ways; None if it is left to Hydra."""
+        """Return the configuration of a point by one of the two fast ways; None if Hydra has to compose it."""
         if sections is not None:
             try:
                 made = _with_values(sections, words, fast)
@@ -108,13 +109,13 @@ class PointComposer:
 
 
 def plain_configs(configs: Iterable[DictConfig]) -> list[dict[str, Any]]:
-    """Return configurations as `PointComposer.plain` does."""
+    """Return configurations in the form of `PointComposer.plain`."""
     shared = _Shared()
     return [shared.whole(_plain_config(config)) for config in configs]
 
 
 def _by_choices(points: Sequence[Sequence[str]], loader: SweepLoader) -> dict[Words, list[int]]:
-    """Return the places of the points of each choice of groups: memory holds the files of one choice at a time."""
+    """Return the indices of the points by choice of groups; memory holds the files of one choice at a time."""
     found: dict[Words, list[int]] = {}
     for place, words in enumerate(points):
         try:
@@ -126,20 +127,20 @@ def _by_choices(points: Sequence[Sequence[str]], loader: SweepLoader) -> dict[Wo
 
 
 class _Shared:
-    """Sections of configurations as JSON holds them: equal ones are one object."""
+    """Sections of configurations as JSON values; equal sections are one object."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, Any]] = {}
 
     def section(self, name: Any, value: Any) -> dict[str, Any]:
-        """Return a mapping of the section's name to its value."""
+        """Return a mapping from the section's name to its value, the same object for equal sections."""
         text = json.dumps({name: value}, default=str)
         if text not in self._known:
             self._known[text] = json.loads(text)
         return self._known[text]
 
     def whole(self, plain: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return a whole configuration."""
+        """Return a whole configuration made of shared sections."""
         return _joined(self.section(name, value) for name, value in plain.items())
 
 
@@ -151,7 +152,7 @@ def _joined(sections: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class _Sections:
-    """Sections by the files that make them: each is composed once, with the choice of groups that needs it first."""
+    """Sections by the files that make them; each is composed once, for the first choice of groups that needs it."""
 
     def __init__(self, loader: SweepLoader, base: DictConfig, shared: _Shared) -> None:
         self._loader, self._base, self._shared = loader, base, shared
@@ -162,7 +163,7 @@ class _Sections:
         """Return the sections of a choice of groups, in order.
 
         Raises:
-            UncertainError: they are not certain to be Hydra's. It raises what Hydra raises, too.
+            UncertainError: the sections might differ from those of Hydra. Errors of Hydra are raised unchanged.
         """
         sources = self._loader.sources(choices)
         keys = self._keys(sources)
@@ -177,13 +178,13 @@ class _Sections:
         return {name: self._made[key] for name, key in keys.items()}
 
     def _keys(self, sources: Mapping[Any, tuple[object, ...]]) -> dict[Any, object]:
-        """Return what each section hangs on: its own files, or all if it takes a value from another section."""
+        """Return what each section depends on: its own files, or all files if it reads a value of another section."""
         every = tuple(sources.items())
         keys = {name: (name, files) for name, files in sources.items()}
         return {name: (name, every) if key in self._looking_elsewhere else key for name, key in keys.items()}
 
     def _keep(self, config: DictConfig, keys: Mapping[Any, object]) -> None:
-        """Keep the sections that are new, and let go of the others of this configuration."""
+        """Keep the new sections of this configuration, and release its other sections."""
         content = config.__dict__["_content"]
         config.__dict__["_content"] = {name: node for name, node in content.items() if name in keys}
         for name, key in keys.items():
@@ -191,20 +192,20 @@ class _Sections:
 
 
 class _Section:
-    """A section of the app's configuration, and what overrides of its values make of it."""
+    """A section of the app's configuration, and its forms after overrides of its values."""
 
     def __init__(self, name: Any, config: DictConfig, shared: _Shared) -> None:
         self._name, self._config, self._shared = name, config, shared
         node = config.__dict__["_content"].get(name)
         self._plain = {} if node is None or name == HYDRA else {name: _plain_child(config, name)}
         self.plain = self._changed_to(self._plain)
-        """As JSON holds it; {} of Hydra's own section."""
+        """The section as JSON values; {} for Hydra's own section."""
         self._changes: dict[str, _Change | None] = {}
         self._changed: dict[Words, dict[str, Any] | None] = {}
         self._absent: dict[str, _Section] = {}
 
     def absent(self, name: str) -> _Section:
-        """Return a section that is not there, of a configuration that is else as the one of this section."""
+        """Return a section that does not exist yet, in a configuration that otherwise equals that of this section."""
         if name not in self._absent:
             content = self._config.__dict__["_content"]
             self._config.__dict__["_content"] = {}
@@ -215,7 +216,7 @@ class _Section:
         return self._absent[name]
 
     def with_values(self, words: Words, loader: SweepLoader) -> dict[str, Any] | None:
-        """Return the section after overrides of values, {} if it is gone; None if the overrides may meet.
+        """Return the section after overrides of values, {} if it was deleted; None if the overrides may overlap.
 
         Raises what Hydra raises.
         """
@@ -240,7 +241,7 @@ class _Section:
 
 
 def _with_values(sections: Mapping[Any, _Section], words: Sequence[str], loader: SweepLoader) -> dict[str, Any] | None:
-    """Return the configuration of a point of these sections; None if it is not certain. Raises what Hydra raises."""
+    """Return the configuration of a point from its sections; None if it is uncertain. Raises what Hydra raises."""
     by_section: dict[str, list[str]] = {}
     for word in words:
         override, is_choice = loader.read(word)
@@ -260,11 +261,11 @@ def _with_values(sections: Mapping[Any, _Section], words: Sequence[str], loader:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What one override makes of the place that it sets."""
+    """New value of the key that one override sets."""
 
     path: Words
     value: Any
-    """The plain value; `_DELETED` if the place is gone."""
+    """The plain value; `_DELETED` if the key was deleted."""
 
 
 def _is_within(path: Words, other: Words) -> bool:
@@ -272,7 +273,7 @@ def _is_within(path: Words, other: Words) -> bool:
 
 
 def _replaced(plain: Mapping[Any, Any], path: Words, value: Any) -> dict[Any, Any]:
-    """Return a copy with another value at a path."""
+    """Return a copy of a mapping with another value at a path."""
     replaced = dict(plain)
     if len(path) > 1:
         replaced[path[0]] = _replaced(plain[path[0]], path[1:], value)
@@ -284,7 +285,10 @@ def _replaced(plain: Mapping[Any, Any], path: Words, value: Any) -> dict[Any, An
 
 
 def _change_of(override: Override, config: DictConfig, loader: SweepLoader) -> _Change | None:
-    """Let Hydra apply an override, see what changed, and undo it; None if it may reach or read another place.
+    """Return what an override changes, by letting Hydra apply it and then undoing it.
+
+    Returns:
+        None if the override may change or read another key.
 
     Raises what Hydra raises.
     """
@@ -307,10 +311,12 @@ def _change_of(override: Override, config: DictConfig, loader: SweepLoader) -> _
 
 
 def _place(key: str, config: DictConfig) -> tuple[DictConfig, Words] | None:
-    """Return the section in which Hydra sets a key, and the path to what it sets there.
+    """Return the section in which Hydra sets a key, and the path that it sets.
 
-    If a section of the key is not there, that section is what Hydra sets. None if the path is not one of plain
-    sections.
+    If a section of the key does not exist, the path ends at that section, which Hydra creates.
+
+    Returns:
+        None if the path does not lead through plain sections only.
     """
     if not _KEY.fullmatch(key):
         return None
@@ -327,7 +333,7 @@ def _place(key: str, config: DictConfig) -> tuple[DictConfig, Words] | None:
 
 
 def _reads_nothing_else(override: Override, node: Any) -> bool:
-    """Return whether Hydra follows no interpolation to apply an override to a node."""
+    """Return True if Hydra follows no interpolation when it applies an override to a node."""
     value = override.value()
     is_merged = isinstance(value, (dict, list))
     if is_merged and "${" in str(value):
@@ -344,7 +350,7 @@ def _reads_nothing_else(override: Override, node: Any) -> bool:
 
 
 def _plain_child(parent: DictConfig, name: Any) -> Any:
-    """Return a child as `OmegaConf.to_container` of its parent has it."""
+    """Return the value that `OmegaConf.to_container` of the parent has for a child."""
     node: Any = parent._get_child(name)
     if isinstance(node, Container):
         return OmegaConf.to_container(node, resolve=False, enum_to_str=True)
@@ -358,12 +364,12 @@ def _plain_config(config: DictConfig) -> dict[Any, Any]:
 
 
 def _check_certain(config: DictConfig, names: Sequence[Any], loader: SweepLoader) -> None:
-    """Raise `UncertainError` if the sections of a configuration hang together in a way that is not foreseen.
+    """Raise `UncertainError` if the sections of a configuration may depend on each other in an unknown way.
 
     Args:
         config: the configuration of a choice of groups.
-        names: its keys as the files have them.
-        loader: the loader that has composed it.
+        names: the configuration's keys in the order of the files.
+        loader: the loader that has composed the configuration.
     """
     job: Any = OmegaConf.to_container(config.hydra.job, resolve=False)
     reads_values = "${" in str((job["env_copy"], job["config"]))  # Hydra looks them up after the values are applied
@@ -376,7 +382,7 @@ def _check_certain(config: DictConfig, names: Sequence[Any], loader: SweepLoader
 
 
 def _shares_nodes(config: DictConfig) -> bool:
-    """Return whether a node stands in two places: a change of one would be a change of the other."""
+    """Return True if a node occurs in two places, so that a change of one would change the other."""
     seen: set[int] = set()
     rest: list[Any] = [config]
     while rest:

@@ -36,15 +36,15 @@ from omegaconf import AnyNode, Container, DictConfig, Node, OmegaConf, ValueNode
 from hpc_trainer.config.compose.override_lines import parse_common
 
 _HYDRAS_OWN = ("hydra", "_dummy_empty_config_.yaml")
-"""What Hydra registers itself: the group of its own configuration, and an empty one."""
+"""Entries that Hydra registers itself: the group of its own configuration, and an empty configuration."""
 _OMEGACONFS_OWN, _ALWAYS_ALIKE = "oc.", "oc.env"
-"""How the names of OmegaConf's own resolvers begin; the one that hangs on nothing in a configuration."""
+"""Prefix of the names of OmegaConf's own resolvers; the resolver that depends on nothing in a configuration."""
 _OF_AN_APP = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What one choice of groups leads to: the files in the order of their merge, and the choice of each group."""
+    """Result of one choice of groups: the files in the order of their merge, and the choice of each group."""
 
     entries: tuple[ResultDefault, ...]
     choices: Mapping[str, str | None]
@@ -169,22 +169,22 @@ class _Copies:
 
 
 class UncertainError(Exception):
-    """Overrides that may compose to another configuration each time."""
+    """Error for overrides that may compose to another configuration each time."""
 
 
 class SweepLoader(ConfigLoaderImpl):
-    """Hydra's loader of the points of one sweep: it reads each file once, and merges a choice of groups once.
+    """Hydra's loader for the points of one sweep, which reads each file once and merges a choice of groups once.
 
-    `load_sweep_config` is Hydra's own. What it calls for the overrides, the defaults list and the merged files is
-    answered from memory, where only the last choice of groups is kept; Hydra applies the values to a copy. It raises
-    whatever Hydra raises, and `UncertainError` if the same overrides may give another result next time.
+    `load_sweep_config` is Hydra's own. Its calls for overrides, the defaults list and merged files are answered from
+    memory, which keeps only the last choice of groups. Hydra applies the values to a copy. Errors of Hydra are raised
+    unchanged; `UncertainError` is raised if the same overrides may give another result next time.
     """
 
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
-        """Take the loader of an application, and the configuration that it has composed for the sweep.
+        """Adopt the loader of an application, and the configuration that it has composed for the sweep.
 
         Raises:
-            UncertainError: it is not Hydra's own loader. It raises what Hydra raises, too.
+            UncertainError: the loader is not Hydra's own. Errors of Hydra are raised unchanged.
         """
         if type(loader) is not ConfigLoaderImpl:
             raise UncertainError
@@ -205,7 +205,7 @@ class SweepLoader(ConfigLoaderImpl):
         self._lookups = _Lookups()
 
     def read(self, text: str) -> tuple[Override, bool]:
-        """Return an override by Hydra's grammar, and whether Hydra takes it for the choice of a group.
+        """Return an override parsed by Hydra's grammar, and True if Hydra treats it as the choice of a group.
 
         Raises what Hydra raises.
         """
@@ -230,9 +230,9 @@ class SweepLoader(ConfigLoaderImpl):
         self._apply_overrides_to_config([override], composed)
 
     def sources(self, choices: Sequence[str]) -> Mapping[Any, tuple[object, ...]]:
-        """Return the keys of the root that these choices of groups lead to, and the files that make each of them.
+        """Return the root keys for these choices of groups, and the files that make each key.
 
-        Keys and files stand in the order of the merge. Raises what Hydra raises.
+        Keys and files are in the order of the merge. Raises what Hydra raises.
         """
         overrides = [*self.fixed, *(self.read(text)[0] for text in choices)]
         made = self._defaults_list(
@@ -240,7 +240,7 @@ class SweepLoader(ConfigLoaderImpl):
             skip_missing=False,
         )  # fmt: skip
         found: dict[Any, list[object]] = {}
-        of_all: list[object] = []  # what gives the root a type or a flag counts for all keys
+        of_all: list[object] = []  # files that give the root a type or a flag count for all keys
         for entry in made.defaults:
             identity = _identity(entry)
             names, is_of_all = self._touched_by(entry)
@@ -252,11 +252,11 @@ class SweepLoader(ConfigLoaderImpl):
         return {name: tuple(files) for name, files in found.items()}
 
     def looks_elsewhere(self, name: Any) -> bool:
-        """Return whether the last merge looked for a value outside of a key of the root to make it."""
+        """Return True if the last merge looked outside of a root key for a value that makes that key."""
         return name in self._lookups.from_keys or None in self._lookups.from_keys
 
     def _touched_by(self, entry: ResultDefault) -> tuple[tuple[Any, ...], bool]:
-        """Return the keys of the root that a file has, and whether it gives the root a type or a flag."""
+        """Return the root keys of a file, and True if the file gives the root a type or a flag."""
         identity = _identity(entry)
         if identity not in self._touched:
             repo: Any = _Copies(self._files, [entry])
@@ -296,7 +296,7 @@ class SweepLoader(ConfigLoaderImpl):
         return copy.deepcopy(self._composed)
 
     def _merged(self, defaults: list[ResultDefault]) -> DictConfig:
-        """Return the files merged. Those of Hydra's own section, which come first, are merged once for all choices."""
+        """Return the merged files. Files of Hydra's own section come first and are merged once for all choices."""
         first = list(itertools.takewhile(lambda entry: section_of(entry) == "hydra", defaults))
         key = tuple(map(_identity, first))
         repo: Any = _Copies(self._files, defaults)
@@ -317,28 +317,28 @@ class SweepLoader(ConfigLoaderImpl):
 
 
 _BEGINNING = ResultDefault()
-"""Stands in a list of files for those that were merged before."""
+"""Placeholder in a list of files for the files that were merged before."""
 
 
 class _Lookups:
-    """Watches what OmegaConf looks up while files are merged, and whether the result may hang on it.
+    """Watcher of what OmegaConf looks up while files are merged, and of whether the result may depend on it.
 
-    An interpolation that a later file replaces is resolved, and the result is used if it is a section or null. So a
-    text with more around the interpolation does not count.
+    When a later file replaces an interpolation, OmegaConf resolves it, and uses the result if it is a section or null.
+    An interpolation with other text around it therefore does not count.
     """
 
     def __init__(self) -> None:
         self.resolvers: list[str] = []
-        """Resolvers that were called, and that may return another value next time."""
+        """Called resolvers that may return another value next time."""
         self.is_resolver_used = False
-        """True if the result hangs on the value of such a resolver."""
+        """True if the result depends on the value of such a resolver."""
         self.from_keys: set[Any] = set()
-        """Keys of the root below which a value outside of them was looked up; None if the key is not known."""
+        """Root keys below which a value outside of the key was looked up; None stands for an unknown key."""
         self._is_counted = False
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch for the time of a block."""
+        """Watch lookups during a `with` block."""
         dereference, look_up, evaluate = (
             Node._maybe_dereference_node, Container._resolve_node_interpolation, Container._evaluate_custom_resolver,
         )  # fmt: skip
@@ -380,7 +380,7 @@ class _Lookups:
 
 
 def _root_key(node: Node) -> Any:
-    """Return the key of the root below which a node stands; None for the root."""
+    """Return the root key below which a node stands; None for the root."""
     key, parent = None, node._get_parent()
     while parent is not None:
         key, node, parent = node._key(), parent, parent._get_parent()
@@ -388,7 +388,7 @@ def _root_key(node: Node) -> Any:
 
 
 class _SharedStore:
-    """The schemas, which copies of a repository share: what is loaded is a copy already."""
+    """Schemas that copies of a repository share, because a loaded schema is a copy already."""
 
     def __init__(self, store: ConfigStore) -> None:
         self.load, self.get_type, self.list = store.load, store.get_type, store.list

@@ -1,4 +1,4 @@
-"""Which key a user means who types one that does not exist: a misspelled one, or the word of another library."""
+"""Suggestions for a key that does not exist: a misspelled key, or the name that another library uses."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _MEANT = {word: meant for meant, words in _WORDS.items() for word in words.split
 
 
 def key_meant(key: str, known: Iterable[str]) -> str:
-    """Return a sentence with the key that was meant, and a space after it; "" if nothing comes near.
+    """Return a sentence that suggests an existing key, with a space after it; "" if no key is similar.
 
     Args:
-        key: the one that does not exist, with its section if it has one.
-        known: names that may stand in its place.
+        key: the key that does not exist, with its section if it has one.
+        known: the keys that exist in that place.
     """
-    import difflib  # late, as in errors.py: few make a mistake
+    import difflib  # imported late, as in errors.py: most commands have no misspelled key
 
     parent, _, name = key.rpartition(".")
     word = name.lower().replace("-", "_")
@@ -75,5 +75,5 @@ def key_meant(key: str, known: Iterable[str]) -> str:
 
 
 def keys_named() -> list[str]:
-    """Return every key that a suggestion names."""
+    """Return all keys that suggestions name."""
     return sorted({each for meant in _WORDS for each in re.findall(r"\b[a-z_]+\.[a-z_]+\b", meant)})

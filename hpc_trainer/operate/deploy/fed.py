@@ -1,4 +1,4 @@
-"""What a run's model was fed with, as its checkpoint or its export says, and new data that become inputs alike."""
+"""Class names and preprocessing of a trained model, and new data that are preprocessed in the same way."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fed:
-    """`classes` and `preprocessing` as a data set states them (`datasets/preprocessing.py`); None if nobody knows.
+    """Class names and preprocessing (`datasets/preprocessing.py`) of a model's training data; None if not known.
 
-    `unknown`: what is missing, as an older version did not record it.
+    `unknown` names what is missing because an earlier version did not record it.
     """
 
     classes: list[str] | None = None
@@ -40,12 +40,15 @@ class Fed:
     unknown: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what the process with torch is told."""
+        """Return the fields as plain values for the process with torch."""
         return {"classes": self.classes, "preprocessing": self.preprocessing, "unknown": self.unknown}
 
 
 def fed_to_run(paths: RunPaths, config: TrainConfig, step: int) -> Fed:
-    """Read what the checkpoint says. Of one that cannot be read nothing: whoever loads its weights says why."""
+    """Read class names and preprocessing from the checkpoint of a step.
+
+    If the checkpoint cannot be read, the configuration alone is used; the error is raised when its weights are loaded.
+    """
     try:
         meta = json.loads(read_given(paths.checkpoints / step_name(step) / _MANIFEST))["meta"]
         told, digest = meta.get("fed_with"), meta.get("made_with", {}).get("dataset", {}).get("digest")
@@ -58,7 +61,7 @@ def fed_to_run(paths: RunPaths, config: TrainConfig, step: int) -> Fed:
 
 
 def fed_to_export(card: Mapping[str, Any], config: TrainConfig) -> Fed:
-    """Return what the card of an export says."""
+    """Return the class names and preprocessing that the card of an export states."""
     made, classes = card.get("preprocessing"), card.get("classes")
     if isinstance(config.data, CustomDataConfig) or kind_of(made) is not None:
         return Fed(classes=classes, preprocessing=made, unknown=unknown_of(config.data, made))
@@ -66,25 +69,25 @@ def fed_to_export(card: Mapping[str, Any], config: TrainConfig) -> Fed:
 
 
 def _old(config: TrainConfig, recorded: Mapping[str, Any]) -> Fed:
-    """Return what is known without a record: by the configuration, and by the mean and std of pictures."""
+    """Return the preprocessing that follows from the configuration and from the recorded mean and std of pictures."""
     made = of_config(config.data, recorded.get("mean"), recorded.get("std"))
     return Fed(preprocessing=made, unknown=unknown_of(config.data, made))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewData:
-    """A configuration with the data that are asked about; `given` are the keys of `data` that the user gave."""
+    """Configuration with the data on which a model is evaluated; `given` are the keys of `data` that the user gave."""
 
     config: TrainConfig
     fed: Fed
     given: Collection[str] = field(default_factory=frozenset)
     is_new: bool = False
-    """The user named other data than the run's."""
+    """True if the user named other data than the run's."""
     own: DataConfig | None = None
-    """The run's own data, if they alone tell how its inputs were made: an old run's table."""
+    """The run's own data, if only they can tell how inputs were made, as the table of an old run."""
 
     def asked(self) -> dict[str, Any]:
-        """Return what the process with torch is told."""
+        """Return the configuration and the data as plain values for the process with torch."""
         own = None if self.own is None else plain_value(self.own)
         return {
             "config": to_plain(self.config), "fed": self.fed.to_plain(), "given": sorted(self.given),
@@ -93,9 +96,10 @@ class NewData:
 
 
 def new_data(config: TrainConfig, fed: Fed, words: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> NewData:
-    """Change the data as `words` say, and all else of them as the model was fed.
+    """Return the configuration with the data that `words` change; all other keys of `data` stay as in training.
 
-    Raises ConfigError: a word is of another section, or the data cannot be as they are now.
+    Raises:
+        ConfigError: an override is of another section, or the changed data break a rule.
     """
     was = fed.preprocessing
 
@@ -104,7 +108,7 @@ def new_data(config: TrainConfig, fed: Fed, words: Sequence[str] = (), config_di
 
     changed, given = with_data(config, words, config_dirs, inherited)
     if words:
-        # Not all rules of a run: a batch of its training may be larger than the data that it is asked about.
+        # Only some rules of a run are checked: its training batch may be larger than the new data.
         found = [*section_problems("data", changed.data), *feature_problems(changed), *task_problems(changed)]
         found += [*data_problems(changed.data, changed.task), *target_problems(changed)]
         if found:
