@@ -1,7 +1,7 @@
-"""attempt-000.jsonl and so on: the journals of a run's attempts. Causes are recorded, never inferred.
+"""Journals of a run's attempts: attempt-000.jsonl and so on. Causes are recorded, never inferred.
 
-Each attempt has a file of its own, and its rank 0 is the only writer: Slurm may start the next attempt while a node
-that it has given up still lives, and two clients of NFS that append to one file overwrite each other (open(2),
+Each attempt has a file of its own, which only the attempt's rank 0 writes. Slurm may start the next attempt while a
+node that it has given up is still alive, and two NFS clients that append to one file overwrite each other (open(2),
 O_APPEND). Earlier versions kept all attempts in attempts.jsonl, which is read first.
 """
 
@@ -35,12 +35,12 @@ from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
 
 _MOST_UNLISTED = 1_000
-"""Attempts whose journals are asked for by name, one by one, in a folder that may not be listed."""
+"""Number of journals that are looked up one by one if the folder may not be listed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One start of a run, from its records. Fields are None until the record is there."""
+    """One start of a run, read from its records. A field is None until its record is written."""
 
     attempt: int
     job_id: str
@@ -64,30 +64,30 @@ class Attempt:
 
     @property
     def has_ended(self) -> bool:
-        """True if the attempt told how it ended."""
+        """True if the journal records how the attempt ended."""
         return self.end_time is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What the journals say. `is_whole`: no line that cannot be read may hold how the newest attempt stands."""
+    """Attempts read from the journals. `is_whole`: True if no unreadable line may hold the newest attempt's state."""
 
     attempts: list[Attempt]
     is_whole: bool = True
 
 
 class Journal:
-    """Reads the journals of one run; rank 0 of an attempt appends to the attempt's."""
+    """Journals of one run. Every process may read them; only rank 0 of an attempt appends to the attempt's journal."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
 
     def read(self, faults: Faults | None = None) -> list[Attempt]:
-        """Every attempt in order; damaged lines are set aside, and told to `faults`."""
+        """Return every attempt in order; damaged lines are skipped, and reported to `faults`."""
         return self.read_story(faults).attempts
 
     def read_story(self, faults: Faults | None = None, names: Collection[str] | None = None) -> Story:
-        """Read every attempt, and whether the newest one may have said more than can be read.
+        """Read every attempt, and whether unreadable lines may hold more about the newest one.
 
         Args:
             faults: gets a sentence for each line and file that cannot be read.
@@ -102,22 +102,22 @@ class Journal:
                 num_faults = len(faults or ())
                 try:
                     if record is not None and _apply(attempts, record):
-                        # A start is newer than any line before it; the newest attempt's end is what counts of it.
+                        # A start makes all earlier lines irrelevant, and so does the end of the newest attempt.
                         is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
                 except (KeyError, ValueError) as error:
                     tell(faults, path, error, number)
                     is_whole = False
-            is_whole = is_whole and len(faults or ()) == num_faults  # else it cannot be opened, or read to its end
+            is_whole = is_whole and len(faults or ()) == num_faults  # else the file cannot be read to its end
         return Story([attempts[number] for number in sorted(attempts)], is_whole)
 
     def _files(self, names: Collection[str] | None = None, faults: Faults | None = None) -> list[str]:
-        """Return the names of the journals in order: of the earliest attempt first."""
+        """Return the names of the journals, in the order of the attempts."""
         if names is None:
             unseen = Faults()
             names = list_folder(self._paths.place, unseen)
             if names is None and faults is None and unseen.refusal is not None and is_storage_error(unseen.refusal):
                 raise unseen.refusal
-        if names is None:  # a folder that may be entered and not listed
+        if names is None:  # the folder may be entered but not listed
             paths = map(self._paths.journal, range(_MOST_UNLISTED))
             names = [OLD_JOURNAL, *(path.name for path in paths if exists(path, Faults()))]
         return [name for _, name in journals_in(names)]
@@ -128,11 +128,11 @@ class Journal:
             yield from read_lines(self._paths.at(name))
 
     def attempt_number(self, job_id: str, restart_count: int) -> int:
-        """The number of this attempt, the same on every rank whether or not rank 0 has recorded it yet.
+        """Return the number of this attempt, the same on every rank whether or not rank 0 has recorded it yet.
 
-        Never one in use: where lines of the journal are lost, the failure files and rank 0's logs tell of the attempts
-        that they were about. What this start itself has written there does not count, so that a rank that comes late
-        finds the same number.
+        The number is never in use by another attempt: if journal lines are lost, failure files and rank 0's logs still
+        show the attempts. Files that this start itself has written do not count, so that a late rank finds the same
+        number.
         """
         number = 0
         for record in self._records():
@@ -161,10 +161,10 @@ class Journal:
     def start(
         self, attempt: int, *, job_id: str, restart_count: int, node: str, pid: int, executor: str, world_size: int
     ) -> None:
-        """Record that rank 0 of an attempt is alive: this makes the attempt's journal.
+        """Record that rank 0 of an attempt is alive, which creates the attempt's journal.
 
-        The file appears with its first line, so whoever lists it can read whose it is. It is there already if torchrun
-        starts the ranks of an attempt again.
+        The file appears together with its first line, so every process that lists the file can read whose it is. The
+        file already exists if torchrun starts the ranks of an attempt again.
         """
         record = _record(
             "start",
@@ -184,15 +184,15 @@ class Journal:
             append_lines(path, [record], sealed=True)
 
     def resume(self, attempt: int, step: int, changes: Sequence[str] = ()) -> None:
-        """Training goes on from `step` (0: from the beginning), although `changes` differ from the checkpoint."""
+        """Record that training resumes at `step` (0: the beginning), and the `changes` since the checkpoint."""
         self._append("resume", attempt, step=step, **({"changes": list(changes)} if changes else {}))
 
     def fit(self, attempt: int, found: Mapping[str, Any]) -> None:
-        """`train.micro_batch_size=auto` has found a size; `found` is one of what `fits` returns."""
+        """Record the size that `train.micro_batch_size=auto` has found; `fits` returns `found` again."""
         self._append("fit", attempt, found=dict(found))
 
     def fits(self) -> list[tuple[int, dict[str, Any]]]:
-        """(attempt, what it found) of every search for a micro-batch, in order."""
+        """Return (attempt, result) of every search for a micro-batch size, in order."""
         return [
             (record["attempt"], record["found"])
             for record in self._records()
@@ -202,7 +202,7 @@ class Journal:
         ]
 
     def guard(self, attempt: int, *, action: str, step: int, **fields: Any) -> None:
-        """Spikes up to `step` were skipped (`action` skip: `count`), or training went back `to` a step (rollback)."""
+        """Record that `count` spikes up to `step` were skipped, or that training was rolled back `to` a step."""
         self._append("guard", attempt, action=action, step=step, **fields)
 
     def end(
@@ -217,7 +217,7 @@ class Journal:
         signal: str | None = None,
         error: dict[str, Any] | None = None,
     ) -> None:
-        """How the attempt ended; written before rank 0 requeues or leaves."""
+        """Record how the attempt ended, before rank 0 requeues the job or exits."""
         self._append(
             "end",
             attempt,
@@ -239,7 +239,7 @@ def _record(event: str, attempt: int, **fields: Any) -> dict[str, Any]:
 
 
 def log_header(attempt: int, job_id: str, restart_count: int) -> str:
-    """The first line of an attempt's logs, and `start` in its failure file: whose they are."""
+    """Return the line that identifies an attempt: the first line of its logs, and `start` in its failure file."""
     return f"attempt {attempt}: job {job_id}, start {restart_count}"
 
 
@@ -248,9 +248,10 @@ def _is_end_of_newest(attempts: Mapping[int, Attempt], record: Mapping[str, Any]
 
 
 def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
-    """True if the record tells how an attempt goes.
+    """Apply a record to the attempts, and return True if the record describes an attempt.
 
-    Raises KeyError or ValueError: it is damaged, of a newer version, or of an attempt whose start is lost.
+    Raises:
+        KeyError, ValueError: the record is damaged, of a newer version, or of an attempt whose start is lost.
     """
     number, event = as_count(record["attempt"]), as_text(record["event"])
     if event == "start":
@@ -289,11 +290,11 @@ _MAY_END = {"step": as_count, "saved_step": as_count, "cause": as_text, "action"
 
 
 def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[Attempt]:
-    """The attempts since a person last submitted the run: one job id, or jobs that succeeded each other.
+    """Return the attempts since a user last submitted the run: those of one job, or of jobs that succeeded each other.
 
     Args:
-        successors: `successor_jobs` of the run. The journal alone does not tell: after an error another rank than the
-            one that writes it may have asked for the successor.
+        successors: `successor_jobs` of the run. The journal alone is not enough: after an error, a rank that does not
+            write the journal may have submitted the successor.
     """
     chain = attempts[-1:]
     for attempt in reversed(attempts[:-1]):
@@ -305,18 +306,18 @@ def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[A
 
 
 def successor_jobs(paths: RunPaths) -> frozenset[str]:
-    """Ids of the jobs that attempts of this run submitted to go on with it."""
+    """Return the ids of the successor jobs that attempts of this run submitted."""
     return frozenset(each.job_id for each in read_ledger(paths).submissions if each.job_id is not None)
 
 
 def restarts_without_progress(attempts: list[Attempt], successors: Collection[str]) -> int:
-    """How often in a row the run started at the same step as the start before it, since a person submitted it."""
+    """Return the number of restarts in a row without a new step, since a user last submitted the run."""
     chain = newest_chain(attempts, successors)
     if not chain or chain[-1].resumed_step is None:
         return 0
     newest, count = chain[-1], 0
     for attempt in reversed(chain[:-1]):
-        # An attempt that never got as far as resuming made no progress either.
+        # An attempt that ended before it resumed made no progress either.
         if attempt.resumed_step not in (newest.resumed_step, None):
             break
         count += 1
@@ -324,12 +325,12 @@ def restarts_without_progress(attempts: list[Attempt], successors: Collection[st
 
 
 def failures_of_storage(paths: RunPaths) -> int:
-    """How often storage or data (exit 74) brought the run down since a person submitted it."""
+    """Return the number of attempts that storage or data ended (exit 74), since a user last submitted the run."""
     return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
 
 
 def num_moves(paths: RunPaths) -> int:
-    """How often the run has left a node for its device since a person submitted it."""
+    """Return how often the run left a node because of a device, since a user last submitted the run."""
     return sum(each.cause in CAUSES for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
 
 
@@ -339,9 +340,10 @@ def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
 
 
 def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) -> int:
-    """How many starts of a job in a row, up to this one, told no end but a failure of storage, and got no further.
+    """Return the number of starts of a job in a row, up to this one, that may have failed by storage.
 
-    Slurm's count of restarts needs no file; what the journal has of a start takes it out of the count.
+    Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the row, if the journal
+    records another end of it or a later step of the next start.
     """
     told = {each.restart_count: each for each in attempts if each.job_id == job_id}
     count = 1

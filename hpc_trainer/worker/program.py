@@ -238,7 +238,7 @@ class _Rank:
         self._program.send(signal.SIGKILL)
 
     def _leave(self) -> None:
-        """End a program that goes on after the stop signal, and take in what it did meanwhile."""
+        """End a program that goes on after the stop signal, and record the steps that it logged in the meantime."""
         self.end_program()
         if self._story is not None:
             self._story.look(is_last=True)

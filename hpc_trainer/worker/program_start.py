@@ -1,4 +1,4 @@
-"""A person's program (`train.command`): its words, its environment, and its processes. No torch."""
+"""Start of a user's program (`train.command`): its command line, environment and processes. No torch."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """Where the programs of all ranks may meet, and what their command holds in this start: rank 0 decides."""
+    """Address at which the programs of all ranks meet, and their files to resume from; rank 0 decides both."""
 
     address: str
     port: int
-    """On rank 0's node, free when it was looked for."""
+    """Port on rank 0's node; it was free when rank 0 chose it."""
     holding: frozenset[str] = frozenset()
     """Files named by `{run.resume[FILE]:..}` that are not empty (`config/program.py`)."""
     workers: tuple[str, ...] = ()
@@ -63,13 +63,13 @@ class Place(NamedTuple):
 def words_of(
     config: TrainConfig, paths: RunPaths, environ: Mapping[str, str] = os.environ, holding: Container[str] = (),
 ) -> list[str]:  # fmt: skip
-    """The words of the program of this run, with every placeholder filled in.
+    """Return the words of the run's command, with every placeholder filled in.
 
-    A script of the person's, where the code was frozen, is the frozen copy, also in the text of `sh -c`; `python -m`
-    finds modules there too, and not in the folder that the program starts in.
+    If the code was frozen, the user's scripts are the frozen copies, also in the text of `sh -c`. `python -m` then
+    finds modules in the frozen code too, and not in the folder that the program starts in.
 
     Args:
-        holding: files of `{run.resume[FILE]:..}` that hold something.
+        holding: files of `{run.resume[FILE]:..}` that are not empty.
     """
     value_of = values_of(to_plain(config), _places(paths))
     raw = shlex.split(resumed(config.train.command or "", lambda name: name in holding))
@@ -93,12 +93,12 @@ def _places(paths: RunPaths) -> dict[str, str]:
 
 
 def folder_of(config: TrainConfig, paths: RunPaths) -> str:
-    """The folder that the program starts in, with its placeholders filled in."""
+    """Return the folder that the program starts in, with its placeholders filled in."""
     return fill(config.train.command_dir or os.curdir, values_of(to_plain(config), _places(paths)))
 
 
 def files_that_hold(config: TrainConfig, paths: RunPaths) -> frozenset[str]:
-    """Those files that `{run.resume..}` of the command look at in which something is: a byte, or in a folder a file."""
+    """Return the files of `{run.resume..}` in the command that are not empty; a folder counts if it has a file."""
     value_of = values_of(to_plain(config), _places(paths))
     return frozenset(
         name for name in resume_files(config.train.command or "")
@@ -115,16 +115,16 @@ def _holds_something(path: Path) -> bool:
 
 
 class _Code:
-    """Where the scripts of a command lie: in the frozen code, if it is frozen."""
+    """Location of the scripts of a command: in the frozen code, if the code is frozen."""
 
     def __init__(self, train: LoopConfig, copies: Mapping[str, str]) -> None:
         self._folder, self._copies = code_folder(train), copies
         self._is_elsewhere = is_of_run(train.command_dir)
-        # 3.10 has no -P: there the current folder comes first with -m
+        # Python 3.10 has no -P: with -m the current folder comes first there
         self.is_safe = bool(copies) and sys.version_info >= (3, 11)
 
     def file(self, word: str) -> str:
-        """The path of a script that a command names."""
+        """Return the path of a script that a command names."""
         path = os.path.normpath(Path(self._folder, word))
         for real in (path, os.path.realpath(path)):
             for source, copy in self._copies.items():
@@ -135,7 +135,7 @@ class _Code:
         return path if self._is_elsewhere and Path(path).is_file() else word
 
     def in_shell(self, text: str) -> str:
-        """The text of `sh -c` with the paths of its scripts; for the placeholders' sake braces in them are doubled."""
+        """Return the text of `sh -c` with the paths of its scripts, in which braces are doubled as in placeholders."""
         runs = runs_of(text)
         changes = [(end, end, " -P") for end in runs.pythons if self.is_safe]
         for begin, end, word in runs.scripts:
@@ -148,16 +148,16 @@ class _Code:
 
 
 def one_line(words: Sequence[str]) -> str:
-    """The words as a shell takes them, but for line breaks in a value."""
+    """Return the words as one line for a shell; line breaks in a value are written as `\n`."""
     return r"\n".join(shlex.join(words).splitlines())
 
 
 def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, place: Place) -> dict[str, str]:
-    """What the program finds in its environment (docs/any_program.md).
+    """Return the environment of the program (docs/any_program.md).
 
     Returns:
-        All of this process's variables and the run's own. A program of one rank finds none of torchrun's names, unless
-        `train.command_env=torchrun` or `cluster.env` sets them.
+        All variables of this process and those of the run. A program of one rank gets none of torchrun's variables,
+        unless `train.command_env=torchrun` or `cluster.env` sets them.
     """
     address, port = place.address, place.port
     own = {
@@ -170,7 +170,7 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
     left_out: set[str] = set()
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     if is_one_a_node(config):
-        # What torchrun takes for options that it is not given: a bare `torchrun train.py` is right on any profile.
+        # Defaults for options of torchrun, so that a bare `torchrun train.py` is right on any hardware profile.
         ranks = config.hardware.ranks_per_node
         own |= meeting | {
             "NODE_RANK": str(env.node_rank),
@@ -179,7 +179,7 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
         }
         own |= {"PET_NPROC_PER_NODE": str(ranks), "PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port)}
     elif env.world_size == 1 and config.train.command_env is not CommandEnv.torchrun:
-        # `"RANK" in os.environ` means to many programs that there are several.
+        # Many programs take `"RANK" in os.environ` to mean that there are several ranks.
         left_out = {*TORCHRUN_NAMES, "NODE_RANK"} - set(config.cluster.env)
     else:
         own |= meeting | {
@@ -208,9 +208,10 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
 def meeting_place(
     config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, should_stop: Callable[[], bool]
 ) -> Place | None:
-    """Return where the programs of all ranks meet: rank 0 chooses, and writes it to a file. None: a stop came first.
+    """Return the place where the programs of all ranks meet; None if a stop came first.
 
-    Rank 0 also decides whether there is a checkpoint to go on from: ranks that start later would see its new one.
+    Rank 0 chooses the place and writes it to a file. Rank 0 also decides whether there is a checkpoint to resume from:
+    ranks that start later could already see a new one.
 
     Raises:
         RankEnvError: rank 0, or with `train.command_env=tensorflow` any other rank, did not start within
@@ -233,7 +234,7 @@ def meeting_place(
         if of_tensorflow:
             own = {"worker": _worker(address, port), "incarnation": env.incarnation}
             write_json(paths.program_worker(attempt, env.rank), own, sync=False)
-        # Rank 0 itself waits for the slowest rank, and is the one that can name it.
+        # Rank 0 itself waits for the slowest rank, and only rank 0 can name that rank in its error.
         timeout_s = config.parallel.timeout_s * (2 if of_tensorflow else 1)
         return _wait_for(lambda: _place_of_rank_0(paths, env), timeout_s, env, should_stop, lambda: "rank 0")
 
@@ -251,7 +252,7 @@ def _place_of_rank_0(paths: RunPaths, env: RankEnv) -> Place | None:
 def _other_workers(
     config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, should_stop: Callable[[], bool]
 ) -> list[str] | None:
-    """Wait for every other rank to write where its program will listen, and return that by rank; None: a stop came."""
+    """Return where the program of every other rank will listen, in the order of ranks; None if a stop came first."""
     workers: dict[int, str] = {}
 
     def missing() -> list[int]:
@@ -279,7 +280,11 @@ def _wait_for(
     should_stop: Callable[[], bool],
     awaited: Callable[[], str],
 ) -> T | None:
-    """Call `look` until it returns something, or a stop comes (None). Raises RankEnvError after `timeout_s`."""
+    """Call `look` until it returns a value, and return that value; None if a stop came first.
+
+    Raises:
+        RankEnvError: `timeout_s` seconds have passed.
+    """
     deadline = time.monotonic() + timeout_s
     pause_s = 0.1
     while (found := look()) is None:
@@ -291,7 +296,7 @@ def _wait_for(
                 "on a node that does not see the folder of runs."
             )
         time.sleep(pause_s)
-        # Hundreds of ranks that wait must not ask the file server thousands of times a second.
+        # Hundreds of waiting ranks must not send the file server thousands of requests a second.
         pause_s = min(1.5 * pause_s, _SLOWEST_LOOK_S)
     return found
 
@@ -302,10 +307,11 @@ def _worker(address: str, port: int) -> str:
 
 @contextlib.contextmanager
 def _free_port() -> Iterator[int]:
-    """Hold a free port. Afterwards the kernel gives it to nobody else for a minute, until the program listens on it.
+    """Hold a free port during a `with` block, and keep it reserved for the program for a minute afterwards.
 
-    A connection is made and left over it: in TIME_WAIT only who names the port may have it, with SO_REUSEADDR, as
-    servers do. Two programs that start at once would sometimes get the same one otherwise.
+    A connection over the port is made and closed, which leaves the port in TIME_WAIT. The kernel then gives it only to
+    a process that asks for this port with SO_REUSEADDR, as servers do. Without the reservation, two programs that start
+    at the same moment would sometimes get the same port.
     """
     with socket.socket() as server:
         server.bind(("", 0))
@@ -314,18 +320,19 @@ def _free_port() -> Iterator[int]:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.listen()
         with socket.create_connection((_LOOPBACK, port)) as client:
-            server.accept()[0].close()  # the side that closes first is the one that waits
+            server.accept()[0].close()  # the side that closes first enters TIME_WAIT
             client.recv(1)
 
 
 class Program:
-    """The program and all that it starts, as one process group: a signal reaches all of it, and its end is the group's.
+    """The program and all processes that it starts, as one process group.
 
-    If this process dies the program is asked to end (SIGTERM): nobody would bring back, or end, what it goes on with.
+    A signal reaches the whole group, and the program has ended when the group has. If this process dies, the program
+    gets SIGTERM, because no process would be left to restart or stop it.
     """
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], folder: str | None) -> None:
-        """Raises ConfigError: there is no such program, or it cannot be started."""
+        """Start the program. Raises ConfigError if it does not exist or cannot be started."""
         libc = ctypes.CDLL(None)
 
         def in_own_group() -> None:
@@ -350,11 +357,11 @@ class Program:
 
     @property
     def code(self) -> int | None:
-        """What the program itself ended with, negative for a signal; None while it runs."""
+        """Exit code of the program itself, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def is_alive(self) -> bool:
-        """True while it, or anything that it started and that stayed in its group, runs."""
+        """True while the program, or a process of its group, runs."""
         if self._process.poll() is None:
             return True
         try:
@@ -364,13 +371,13 @@ class Program:
         return _has_living(self._process.pid)
 
     def send(self, number: int) -> None:
-        """Sends a signal to all of it."""
+        """Send a signal to all processes of the group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
 
 def _has_living(group: int) -> bool:
-    """True if a process of the group is no zombie: in a container nobody may collect those whose parent has gone."""
+    """Return True if a process of the group is no zombie; in a container orphaned zombies may never be reaped."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
             state, _, its_group, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
