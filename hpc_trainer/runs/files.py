@@ -1,4 +1,4 @@
-"""Writing small files whole, appending whole lines, and refusing files that others could have changed.
+"""Writing small files atomically, appending whole lines, and refusing files that others could have changed.
 
 Reading is in `runs/reading.py`.
 """
@@ -27,13 +27,13 @@ _PIECE = 1 << 22
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name this file in what the file system refuses meanwhile: of a full disk Python's error names none.
+    """Add the file's name to errors of the file system in the block; Python's error for a full disk names no file.
 
-    A file that is made can only be missing for want of its folder, which whoever writes has made before. It went away:
-    that is a failure of storage (`reading.is_storage_error`), and may pass.
+    A file that is being created can be missing only if its folder is missing. The writer made that folder before, so
+    the folder has disappeared: a storage error (`reading.is_storage_error`) that may pass.
 
     Raises:
-        OSError: as raised in the block, with a name; ESTALE in place of ENOENT.
+        OSError: the error of the block, with a file name; ESTALE in place of ENOENT.
     """
     try:
         yield
@@ -48,10 +48,11 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
-    """A file of any size that a reader sees as it was or whole, also after a power cut; else nothing of it stays.
+    """Write a file of any size that readers see in its old or its new form only, even after a power cut.
 
-    A temporary name in the same folder (another file system cannot rename), fsync, replace, fsync of the folder.
-    With `sync` false without the fsyncs: for what is written often and worth little after a power cut.
+    The file is written under a temporary name in the same folder (a rename cannot cross file systems), synced and
+    renamed, and the folder is synced. After an error nothing of the new file stays. With `sync` false there is no
+    fsync, for files that are written often and matter little after a power cut.
     """
     temporary = Path(own_name(path))
     try:
@@ -71,22 +72,22 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
-    """Writes a small text file by `whole_file`."""
+    """Write a small text file by `whole_file`."""
     with whole_file(path, sync=sync) as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
-    """`write_atomic` of one JSON value."""
+    """Write one JSON value by `write_atomic`."""
     write_atomic(path, to_json(value) + "\n", sync=sync)
 
 
 def write_marker(path: Path, *, sync: bool = True) -> None:
-    """Make a file whose name alone is the message, in a folder that is there; one that is there stays.
+    """Create an empty file whose name is the message, in an existing folder; an existing file stays.
 
     Args:
         path: the file.
-        sync: whether it survives a power cut.
+        sync: True if the file must survive a power cut.
     """
     try:
         # Without O_EXCL: which of two markers of one name stays does not matter, and whether this client remembers a
@@ -94,7 +95,7 @@ def write_marker(path: Path, *, sync: bool = True) -> None:
         descriptor = os.open(path, _TO_MARK, 0o666)
     except OSError as error:
         if os.path.lexists(path) and error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            return  # something else has the name, and says the same by it
+            return  # a file of another kind has the name, which says the same
         raise
     try:
         if os.fstat(descriptor).st_size > 0:
@@ -113,9 +114,9 @@ _TO_MARK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEX
 
 
 def to_json(value: Any) -> str:
-    """A line of JSON. Numbers that are not finite, which JSON has not, are the texts NaN, Infinity and -Infinity in it.
+    """Return a line of JSON, in which numbers that are not finite become the texts NaN, Infinity and -Infinity.
 
-    As in protobuf's JSON. Of metrics `record_values.metric_values` makes them numbers again.
+    These texts are those of protobuf's JSON. `record_values.metric_values` turns metrics back into numbers.
     """
     try:
         return json.dumps(value, allow_nan=False)
@@ -134,7 +135,7 @@ def _finite(value: Any) -> Any:
 
 
 def sha256_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
-    """SHA-256 of the bytes of a file, 64 hex digits, read now; `beat` is called on the way. Raises OSError."""
+    """Return the SHA-256 of a file's bytes in 64 hex digits, calling `beat` on the way. Raises OSError."""
     found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
@@ -144,7 +145,7 @@ def sha256_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Makes names created or renamed in `folder` survive a power cut."""
+    """Sync `folder`, so that names created or renamed in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -153,17 +154,17 @@ def fsync_folder(folder: Path) -> None:
 
 
 def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = True, sealed: bool = False) -> None:
-    """Append JSON lines by a single write, then fsync (unless `sync` is false: what may be lost in a power cut).
+    """Append JSON lines by a single write, then fsync.
 
-    A torn last line (the writer was killed) is ended first, so that it spoils itself only.
+    If the writer was killed, the last line may be torn. It is ended first, so that it damages no new line.
 
     Args:
         path: the file; it is made if it is missing.
         records: one JSON object for each line.
-        sync: whether the lines survive a power cut.
-        sealed: each line carries its checksum (`reading.seal`), because it decides whether a run is submitted. Such
-            lines are read back: two clients of NFS that append at the same moment overwrite each other (open(2),
-            O_APPEND), and a run that Slurm has started elsewhere may still live here.
+        sync: True if the lines must survive a power cut.
+        sealed: True if each line carries its checksum (`reading.seal`), because it decides whether a run is submitted.
+            Such lines are read back: two NFS clients that append at the same moment overwrite each other (open(2),
+            O_APPEND), and a run that Slurm has started elsewhere may still be alive here.
     """
     if not records:
         return
@@ -179,14 +180,14 @@ _APPEND_TRIES = 3
 
 
 def _read_back(path: Path, text: str) -> None:
-    """Append the text again if another client's lines stand in its place.
+    """Append the text again if another client's lines have overwritten it.
 
     Raises:
         OSError: the text did not stay in the file.
     """
     data = text.encode()
     for _ in range(_APPEND_TRIES):
-        # Opened anew: what this client has written is on the server since the close, and an open asks for it.
+        # Opened anew: since the close the text is on the server, and an open asks the server.
         if data in read_ends(path, last=len(data) + _TAIL_BYTES)[1]:
             return
         append_texts(path, [text])
@@ -197,12 +198,12 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
     """Append texts of whole lines, each by a single write, then fsync once; a torn last line is ended first.
 
     Raises:
-        OSError: the file system refused. A text that the write refused is taken out again. One that fsync or close
-            refused, where NFS tells of a full quota, may be there as a torn line.
-        RunStateError: there is no file in this place, but something else.
+        OSError: the file system refused. If the write failed, the text is removed again. If fsync or close failed, as
+            NFS reports a full quota, the text may remain as a torn line.
+        RunStateError: the path exists but is not a file.
     """
     try:
-        # O_NONBLOCK: to open a pipe would wait for its reader.
+        # O_NONBLOCK: without it, opening a pipe would wait for its reader.
         with naming(path):
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -228,14 +229,14 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
 
 
 class OwnLines:
-    """A file of JSON lines that stays open, for who is its only writer and adds to it again and again.
+    """A file of JSON lines that stays open, for its only writer, which appends often.
 
-    To open a file is two requests to the file server or more, by each rank of each run. What is written here costs none
-    but the write itself: at the close of a descriptor NFS sends what it holds back (nfs(5), close-to-open), also of a
-    copy of the descriptor.
+    Opening a file costs at least two requests to the file server, for each rank of each run. An append to an open file
+    costs only the write itself: NFS sends buffered data when a descriptor is closed (nfs(5), close-to-open), and a copy
+    of the descriptor is enough.
 
     Args:
-        path: the file; it is made if it is missing, and its folder must be there.
+        path: the file; it is created if it is missing, but its folder must exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -244,10 +245,10 @@ class OwnLines:
         self._size = 0
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add lines; other machines that open the file see them when this returns.
+        """Append lines; afterwards other machines see them when they open the file.
 
         Raises:
-            OSError: the file system refused; the lines may be there in part, and the last one torn.
+            OSError: the file system refused. Some of the lines may be in the file, and the last of them may be torn.
         """
         data = "".join(f"{to_json(each)}\n" for each in records).encode()
         was_open = self._descriptor >= 0
@@ -258,7 +259,7 @@ class OwnLines:
                 self.close()
                 if not was_open or error.errno not in (errno.ESTALE, errno.EBADF):
                     raise
-                self._write(data)  # the file was removed, or the server has begun anew: by its name once more
+                self._write(data)  # the file was removed, or the server restarted: open it anew
 
     def _write(self, data: bytes) -> None:
         if self._descriptor < 0:
@@ -270,8 +271,8 @@ class OwnLines:
         self._size += written
 
     def _open(self) -> bytes:
-        """Open the file and return what ends a torn last line, if there is one."""
-        # Without O_APPEND: of a file that has one writer the size is known, and need not be asked for.
+        """Open the file, and return the bytes that end a torn last line; none if the last line is whole."""
+        # Without O_APPEND: the only writer knows the size and need not ask the server.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o666)
         self._size = os.fstat(self._descriptor).st_size
@@ -283,7 +284,7 @@ class OwnLines:
         """Close the file; the next lines open it anew."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # of what `append` has told already
+            with contextlib.suppress(OSError):  # `append` has already raised the error
                 os.close(descriptor)
 
 
@@ -297,17 +298,17 @@ def _append(descriptor: int, path: Path, text: str) -> None:
     written = os.write(descriptor, data)
     if written != len(data):
         with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, size)  # or who tries again would write twice what is there already
+            os.ftruncate(descriptor, size)  # else the next try would write the same data twice
         raise _short(path, written, len(data))
 
 
 def _short(path: Path, written: int, wanted: int) -> OSError:
-    """Return the error of a write that took a part of its data."""
+    """Return the error for a write that wrote only a part of its data."""
     return OSError(errno.ENOSPC, f"{written} of {wanted} bytes written; is the disk full?", str(path))
 
 
 def check_trusted(path: Path) -> None:
-    """Refuses a file or folder that another user owns or that others may write, as ssh does with keys.
+    """Raise if another user owns a file or folder or may write to it, as ssh does for keys.
 
     Raises:
         UntrustedFileError: owner or mode is wrong, or the path is a symbolic link.
@@ -322,7 +323,7 @@ def check_trusted(path: Path) -> None:
     if info.st_uid not in (os.getuid(), 0):
         raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
     if info.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        # A default ACL has spoiled more than this one file, and what we write from now on is right.
+        # A default ACL has affected more than this one file; files that we write from now on are right.
         by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
         what = f"-R go-w {path if stat.S_ISDIR(info.st_mode) else path.parent}" if by_acl else f"go-w {path}"
         raise UntrustedFileError(
@@ -333,11 +334,11 @@ def check_trusted(path: Path) -> None:
 
 
 def is_ours(path: Place, faults: Faults | None = None) -> bool:
-    """True if there is such a file, as `check_trusted` wants it; False if there is none, or none is to be seen now.
+    """Return True if the file exists and passes `check_trusted`; False if it does not exist or is not visible now.
 
     Raises:
         UntrustedFileError: others may have changed the file.
-        OSError: without `faults` to tell it to: the file system failed.
+        OSError: the file system failed, and there is no `faults` to report it to.
     """
     found = exists(path, faults)
     if found:
@@ -346,12 +347,13 @@ def is_ours(path: Place, faults: Faults | None = None) -> bool:
 
 
 def check_place(folder: Path) -> None:
-    """Refuses a sweep folder that is not ours alone, or that others could move away and put another in its place.
+    """Raise if other users may write to a sweep's folder, or could replace the folder by another one.
 
-    `folder` must pass `check_trusted`. Above it, a folder that everybody may write needs the sticky bit, as /tmp has:
-    it lets only owners rename. Looked at: the folder of sweeps, and further up what the person owns and so can mend;
-    the rest is the site's. ssh refuses writable folders all the way up to the home, for the group too; here the group
-    is let in, because teams share a folder of sweeps, and whoever puts a folder of their own there fails by its owner.
+    `folder` must pass `check_trusted`. A folder above it to which everybody may write needs the sticky bit, as /tmp has
+    it, so that only owners may rename entries. The check covers the folder of sweeps, and the folders above it that the
+    user owns and can therefore fix; the others are the site's. ssh refuses writable folders up to the home folder, also
+    those of a group. Here the group may write, because teams share a folder of sweeps. A folder that a member puts in
+    another's place fails because of its owner.
 
     Raises:
         UntrustedFileError: owner or mode is wrong, or a symbolic link.

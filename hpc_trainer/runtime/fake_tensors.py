@@ -1,6 +1,6 @@
-"""torch's fake tensors, which have shapes and no content: the mode that estimates run in, and models built in it.
+"""Fake tensors of torch, which have shapes but no content: the mode in which estimates run, and models built in it.
 
-Only a process of its own enters the mode with a user's code (`runtime/own_process.py`), never a rank.
+A user's code runs in this mode only in a separate process (`runtime/own_process.py`), never in a rank.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import (
 
 
 def fake_tensors() -> FakeTensorMode:
-    """Return a mode in which new tensors are fake ones; real tensors may take part.
+    """Return a mode in which new tensors are fake; real tensors may be used in operations.
 
-    Modules can be moved and converted within it: `module.to(...)`, as adapters and many constructors call it.
+    Modules can be moved and converted in this mode (`module.to(...)`), as adapters and many constructors do.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.fake_tensor_converter = _Converter()
@@ -29,9 +29,9 @@ def fake_tensors() -> FakeTensorMode:
 
 
 class _Converter(FakeTensorConverter):
-    """A converter without a memo of the results of operations.
+    """Converter that keeps no memo of the results of operations.
 
-    The memo is a weak reference to each result that torch computes for the first time. `Module.to` replaces a fake
+    The memo holds a weak reference to each result that torch computes for the first time. `Module.to` replaces a fake
     weight by `torch.utils.swap_tensors`, which refuses a tensor with weak references. Real tensors keep their memo.
     """
 
@@ -39,14 +39,14 @@ class _Converter(FakeTensorConverter):
 
 
 def build_fake(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return the module that `build` makes, with fake weights and buffers. Call it within `fake_tensors`.
+    """Return the module that `build` makes, with fake weights and buffers. Call this function within `fake_tensors`.
 
-    If `build` reads values of tensors, as `nn.init.trunc_normal_` does, it is called again with real tensors, which
-    take the memory of the module until their content is dropped.
+    If `build` reads values of tensors, as `nn.init.trunc_normal_` does, `build` is called again with real tensors.
+    These take the memory of the module until their content is dropped.
     """
     try:
         return build()
-    except Exception as error:  # transformers' is wrapped in an error of the model's own
+    except Exception as error:  # transformers wraps the error in one of its own
         if not reads_values(error):
             raise
     with unset_fake_temporarily():
@@ -56,7 +56,7 @@ def build_fake(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def reads_values(error: BaseException | None) -> bool:
-    """Return True if `error` or what caused it is that an operation needs the value of a fake tensor."""
+    """Return True if `error`, or one of its causes, says that an operation needs the value of a fake tensor."""
     while error is not None:
         if isinstance(error, DataDependentOutputException):
             return True
@@ -65,7 +65,7 @@ def reads_values(error: BaseException | None) -> bool:
 
 
 def _drop_content(module: nn.Module) -> None:
-    """Replace all weights and buffers by fake ones, in place. Tensors that are shared stay shared."""
+    """Replace all weights and buffers by fake tensors, in place. Shared tensors stay shared."""
     made: dict[torch.Tensor, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Can the cluster ever run this shape? Compares a shape with what the cluster said, before anything is written.
+"""Check of a job's shape against the limits of the cluster, before anything is written.
 
-`sbatch --test-only` accepts a time above the partition's MaxTime (tried on 22.05), and says only that a job is
-impossible, not what would be possible: so the rules here come first, and name the nearest legal value.
+`sbatch --test-only` accepts a time above the partition's MaxTime (tried on 22.05). It says only that a job is
+impossible, not what would be possible. The rules here are therefore checked first, and they name the nearest legal
+value.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from hpc_trainer.slurm.sbatch import megabytes
 
 
 def find_shape_problems(shape: Shape, hardware: str, limits: Limits) -> list[str]:
-    """Every rule of the cluster that `shape` breaks, a line each; [] also where the cluster did not say.
+    """Return one line for each rule of the cluster that `shape` breaks; unknown limits break no rule.
 
     Args:
-        hardware: the profile's name, for the messages.
+        hardware: name of the hardware profile, for the messages.
     """
     names = (shape.partition or "").split(",") if shape.partition else [None]
     found = [_problems_in(shape, name, limits) for name in names]
-    # Of several partitions (`a,b`) Slurm takes one that can: only a name that does not exist spoils the others.
+    # Slurm takes any of several partitions (`a,b`) that fits, but refuses the job if one of the names does not exist.
     missing = [problems for name, problems in zip(names, found, strict=True) if limits.partition_of(name) is None]
     worst = missing[0] if missing else min(found, key=len)
     return [f"{problem} (hardware={hardware})" for problem in worst]
@@ -37,7 +38,7 @@ def _problems_in(shape: Shape, name: str | None, limits: Limits) -> list[str]:
     if partition is not None:
         problems += _partition_sizes(shape, partition)
         nodes = [each for each in limits.nodes if each.partition == partition.name]
-        # Nodes that are powered down may not show (PrivateData=cloud): then what shows is no bound.
+        # Powered-down nodes may be hidden (PrivateData=cloud): then the visible nodes are no bound.
         shown, total = sum(each.num_nodes for each in nodes), partition.total_nodes
         if nodes and not problems and (total is None or shown >= total):
             problems += _nodes(shape, partition, nodes)
@@ -45,7 +46,7 @@ def _problems_in(shape: Shape, name: str | None, limits: Limits) -> list[str]:
 
 
 def mem_mb_per_node(shape: Shape) -> int | None:
-    """Memory in MB that the shape asks of each node; None if it leaves that to the site."""
+    """Return the memory in MB that the shape requests on each node; None if the site's default applies."""
     if shape.mem_gb_per_node is not None:
         return megabytes(shape.mem_gb_per_node)
     if shape.mem_gb_per_gpu is not None:
@@ -124,21 +125,21 @@ def _time(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator
 
 
 def longest_limit(shape: Shape, limits: Limits) -> tuple[int, str] | None:
-    """Return the longest time limit that the cluster allows this shape, in minutes, and what sets it.
+    """Return the longest time limit that the cluster allows for this shape, in minutes, and the name of that limit.
 
     Returns:
-        None if nothing bounds it, or the cluster did not say.
+        None if there is no limit, or the cluster did not report one.
     """
     names = (shape.partition or "").split(",") if shape.partition else [None]
     bounds = [_longest_in(shape, limits.partition_of(name), limits) for name in names]
     known = [each for each in bounds if each is not None]
-    return max(known) if len(known) == len(bounds) else None  # of several partitions Slurm takes one that can
+    return max(known) if len(known) == len(bounds) else None  # Slurm takes any of the partitions that fits
 
 
 def _longest_in(shape: Shape, partition: Partition | None, limits: Limits) -> tuple[int, str] | None:
     bounds = []
     qos = limits.qos_of(shape.qos, shape.account, shape.partition)
-    lifts = "PartitionTimeLimit" in limits.qos_flags.get(qos or "", ())  # that QOS may pass the partition's
+    lifts = "PartitionTimeLimit" in limits.qos_flags.get(qos or "", ())  # this QOS may exceed the partition's limit
     if partition is not None and partition.max_time_min is not None and not lifts:
         bounds.append((partition.max_time_min, f"MaxTime of partition {partition.name}"))
     qos_limit = limits.qos_max_time_min.get(qos or "")
@@ -167,7 +168,7 @@ def _too_much_memory(shape: Shape, memory_mb: int, limit_mb: int, name: str) -> 
         key, share = "mem_gb_per_cpu", limit_mb / 1024 / _cpus_per_node(shape)
     else:
         key, share = "mem_gb_per_node", limit_mb / 1024
-    share = int(share * 100) / 100  # down: up would be refused again
+    share = int(share * 100) / 100  # rounded down, because a larger value would be refused again
     asked = getattr(shape, key)
     return (
         f"hardware.{key}={asked:g} asks {memory_mb} MB of a node; it must be at most {limit_mb} MB, the {name}. "
@@ -185,7 +186,7 @@ def _too_many_cpus(shape: Shape, limit: int, name: str) -> str:
 
 
 def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> Iterator[str]:
-    """One rule after the other, over the nodes that the ones before it left; the first empty set is the problem."""
+    """Yield the first rule that no node fulfils; each rule looks only at nodes that fulfil the rules before it."""
     where = f"in partition {partition.name}"
     left = list(nodes)
     if shape.constraint is not None:
@@ -218,7 +219,7 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
         return
     left = [each for each in left if each.cpus >= _cpus_per_node(shape)]
     memory, most_memory = mem_mb_per_node(shape), max(each.memory_mb for each in left)
-    if most_memory <= 1:  # slurm.conf without RealMemory: the site does not say
+    if most_memory <= 1:  # slurm.conf has no RealMemory, so the limit is unknown
         memory = None
     if memory is not None and memory > most_memory:
         yield _too_much_memory(shape, memory, most_memory, f"memory of a node {where}")
@@ -236,7 +237,7 @@ def _gpus(node: NodeGroup, kind: str | None) -> int:
 
 
 def _by_features(constraint: str, nodes: list[NodeGroup], where: str) -> tuple[str | None, list[NodeGroup]]:
-    """Plain `a&b|c` is judged; counts and brackets (`[a*2&b]`) are left to Slurm."""
+    """Return a problem, and the nodes that fulfil a constraint `a&b|c`; counts and brackets are left to Slurm."""
     if re.search(r"[\[\]()*]", constraint):
         return None, nodes
     known = sorted({feature for each in nodes for feature in each.features})

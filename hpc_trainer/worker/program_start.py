@@ -148,7 +148,7 @@ class _Code:
 
 
 def one_line(words: Sequence[str]) -> str:
-    """Return the words as one line for a shell; line breaks in a value are written as `\n`."""
+    """Return the words as one line for a shell; line breaks in a value are escaped."""
     return r"\n".join(shlex.join(words).splitlines())
 
 

@@ -1,5 +1,7 @@
-"""The text of `load.py`: about ten lines that load an exported file where there is no trainer, and `prepare`, which
-makes the model's inputs of raw data as the run did (`datasets/preprocessing.py`).
+"""Text of `load.py`, with which an exported file is used without a trainer.
+
+About ten lines load the exported file. The function `prepare` makes the model's inputs from raw data as the run did
+(`datasets/preprocessing.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def model(inputs):
 """
 
 
-# Packages are imported when `prepare` is called: whoever has inputs of another source needs none of them.
+# Packages are imported when `prepare` is called, so that users with ready inputs need none of them.
 _PICTURE = """
 
 def prepare(picture):
@@ -105,11 +107,11 @@ _UNKNOWN = """
 
 
 def prepare_lines(made: Mapping[str, Any] | None, to: str, inputs: Sequence[int], *, has_tokenizer: bool) -> str:
-    """Return `prepare` for the preprocessing `made`; nothing if the data say nothing of theirs.
+    """Return the text of `prepare` for the preprocessing `made`; "" if the data state none.
 
     Args:
         inputs: shape of the model's inputs without the batch.
-        has_tokenizer: the tokenizer's file is in the folder.
+        has_tokenizer: True if the tokenizer's file is in the folder.
     """
     result = "inputs" if to == "onnx" else "torch.from_numpy(inputs)"
     kind = kind_of(made)
@@ -129,7 +131,7 @@ def prepare_lines(made: Mapping[str, Any] | None, to: str, inputs: Sequence[int]
             more = ["from tokenizers import Tokenizer"]
         elif made["tokenizer"] != BYTES:
             takes, encode = "tokens", ""
-            named = re.sub(r"[^\w.+-]", "_", made["tokenizer"] or "")  # a data folder says it, and this becomes code
+            named = re.sub(r"[^\w.+-]", "_", made["tokenizer"] or "")  # from a data folder, and becomes code
             doc = f"Tokens of {named or 'the tokenizer of the training data'}"
         imports = _imports(to, *more)
         seq_len = int(made["seq_len"])
@@ -165,7 +167,7 @@ def load_lines(title: str, to: str, quantize: str | None, told: Mapping[str, Any
     """Return load.py for a file with a graph.
 
     Args:
-        told: what the card says of the model's inputs and outputs.
+        told: the card's entries about the model's inputs and outputs.
     """
     file = FORMATS[to].file
     takes, gives = (form_text(told[name]) for name in ("inputs", "outputs"))
@@ -180,10 +182,12 @@ def load_lines(title: str, to: str, quantize: str | None, told: Mapping[str, Any
 
 
 def weights_lines(title: str, config: TrainConfig, to: str, quantize: str | None, shape: DataShape | None) -> str:
-    """Return load.py for a file of weights: into the model; into a dictionary, if nobody knows how the model is built.
+    """Return load.py for a file of weights, which builds the model and loads them.
+
+    If it is not known how the model is built, the weights are loaded into a dictionary.
 
     Args:
-        shape: of the data; None: it is not known, or the loop is a person's own.
+        shape: shape of the data; None if it is not known, or the loop is the user's own.
     """
     reader, read = "from safetensors.torch import load_file", f'load_file(here / "{FORMATS[to].file}")'
     if to == "torch":
@@ -228,7 +232,10 @@ def weights_lines(title: str, config: TrainConfig, to: str, quantize: str | None
 
 
 def _built_own(name: str, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str:
-    """A class is given what it has arguments for, as in the run; one sees them only where it can be imported."""
+    """Return code that passes a class the values that it has arguments for, as in the run.
+
+    The arguments are looked up by the generated code, because the class may not be importable here.
+    """
     return (
         f"shape = {given!r}\n"
         f"arguments = inspect.signature({name}).parameters\n"
@@ -239,5 +246,5 @@ def _built_own(name: str, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -
 
 
 def _written(value: Any) -> str:
-    """As Python reads it."""
+    """Return a value as Python source."""
     return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
