@@ -39,5 +39,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, for completion: most are imported when they are first asked for."""
+    """Return the public names, for completion; most of them are imported at their first use."""
     return sorted(__all__)

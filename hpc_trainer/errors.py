@@ -1,7 +1,7 @@
-"""Every error that hpc_trainer raises on purpose, and the exit code it ends a process with.
+"""Errors that hpc_trainer raises on purpose, and the exit code of a process that ends with each.
 
     HpcTrainerError                  exit 1
-    ├── ConfigError (ValueError)     exit 2    what the person asked for cannot be
+    ├── ConfigError (ValueError)     exit 2    what the user asked for is not possible
     │   └── IncompatibleResumeError  exit 2    checkpoint and start are of different trainings
     ├── SubmitError                  exit 1    a submission cannot begin, whatever Slurm would say
     ├── SlurmError                   exit 1    a Slurm command did not do what was asked
@@ -9,26 +9,26 @@
     │   ├── SilentError              exit 1    no answer: too late, or the controller was not reached
     │   ├── RefusedError             exit 1    Slurm answered no
     │   │   └── NoRoomError          exit 1    a limit on the number of submitted jobs is reached
-    │   └── UnclearError             exit 1    the answer cannot be read: it may have been done or not
+    │   └── UnclearError             exit 1    the answer cannot be read: the request may have been carried out or not
     ├── RunStateError                exit 1    a run folder does not hold what it must
     │   └── UntrustedFileError       exit 1    another user owns the file or may write it
     ├── RankEnvError                 exit 78   the rank environment is incomplete or contradicts itself
-    ├── LoopError                    exit 1    a person's main(config, run) broke a rule of RunContext
-    ├── DivergedError                exit 1    the gradients are no numbers any more
+    ├── LoopError                    exit 1    the user's main(config, run) broke a rule of RunContext
+    ├── DivergedError                exit 1    gradients are NaN or infinite
     ├── TooLargeError                exit 1    a single sample is more than the memory holds
     ├── CheckpointError              exit 74   a checkpoint could not be written or read
     │   ├── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
     │   └── StorageError             exit 74   the file system refused: full, over quota, broken
     ├── DataError                    exit 74   a data set is missing or unreadable
-    │   └── BrokenPictureError       exit 1    what a picture's file holds cannot be decoded
+    │   └── BrokenPictureError       exit 1    the content of a picture's file cannot be decoded
     ├── PeerLostError                exit 74   another rank, or its node, is gone
     ├── StuckError                   exit 74   a rank showed no sign of life
     └── NoProgressError              exit 76   started again and again without a new step
         └── LowGoodputError          exit 76   time limits end attempts that hardly train
 
-Exit 74 may pass: a run comes back `cluster.max_failures` times after it.
+Exit 74 may be temporary: a run comes back `cluster.max_failures` times after it.
 
-A message says what happened, the rule, the value, the fix, and where there is one the nearest legal choice.
+A message says what happened, the rule, the value and the fix, and the nearest legal choice if there is one.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class NoProgressError(HpcTrainerError):
 
 
 class LowGoodputError(NoProgressError):
-    """The time limit ended attempts of which less than `cluster.min_goodput` was training."""
+    """Time limits ended attempts that spent less than `cluster.min_goodput` of their time on training."""
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

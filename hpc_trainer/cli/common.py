@@ -210,7 +210,7 @@ def figure(value: Any) -> str:
 
 
 def axis_value(key: str, value: Any) -> Any:
-    """Return what a table shows of a run's value on an axis: of the run that it goes on from the name, not the path."""
+    """Return a run's value on an axis as a table shows it; `checkpoint.resume_from` is shortened to the run's name."""
     is_path = key == "checkpoint.resume_from" and isinstance(value, str)
     return value.rstrip("/").rpartition("/")[2] if is_path else value
 

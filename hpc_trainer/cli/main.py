@@ -216,7 +216,7 @@ _NO_ROOM = "Free some space (quota -s, df -h), or name another folder: paths.run
 
 
 def _closed_words(path: Path) -> str:
-    """Return who owns what a user may not read or write, and what to do: a colleague's runs in a shared checkout."""
+    """Return the owner of a file that the user may not access, and advice if it is in a colleague's folder of runs."""
     from hpc_trainer.cli.given import resolve_runs_dir
 
     place = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)

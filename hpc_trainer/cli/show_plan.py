@@ -211,7 +211,7 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
 
 
 def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
-    """Print what was submitted, what waits, and the next useful command if `has_next`."""
+    """Print the submitted and the waiting runs, and the next useful command if `has_next`."""
     plan, outcome = done.plan, done.outcome
     grid = plan.grid
     if not outcome.arrays and not outcome.waiting:

@@ -85,7 +85,7 @@ def _short_job(job_id: str | None) -> str:
 
 
 def _nodes(run: RunStatus) -> str:
-    """The nodes as Slurm lists them; after the end the first one, and how many more there were."""
+    """Return the nodes as Slurm lists them; after the end, the first node and the number of the others."""
     others = run.spec.shape.num_nodes - 1
     if run.node is None:
         return "-"

@@ -94,9 +94,10 @@ def build(config: DigitsConfig, split: Split, fed: Mapping[str, Any] | None = No
     """Build the train or the eval digits.
 
     Args:
-        fed: `preprocessing` of the model that is asked about them: its mean and std.
+        fed: `preprocessing` of the model that is evaluated on the digits; its mean and std are used.
 
-    Raises DataError without scikit-learn.
+    Raises:
+        DataError: scikit-learn is not installed.
     """
     pixels, labels = _load()
     train, held_out = split_indices(config.num_eval)

@@ -22,19 +22,19 @@ class MapDataset(Protocol):
     torch's DataLoader calls `__getitems__` where it exists; its `collate_fn` is then the identity. The batch
     for given indices must be the same in every process and at every time: resuming relies on it.
 
-    It may have a method `fingerprint()` besides: JSON that is the same where the content is the same, and cheap to
-    make; no times, no paths. A run that comes back to data with another fingerprint refuses to go on.
+    It may have a method `fingerprint()`, which returns JSON that is cheap to make and equal for equal content, without
+    times and paths. A run refuses to resume on data with another fingerprint.
 
-    `classes`, a list of names, and `preprocessing`, a mapping that JSON can hold (how raw data become inputs, by which
-    mean and std; ours are in `preprocessing.py`), are kept in checkpoints and in the card of an exported model.
+    Checkpoints and the card of an exported model keep two attributes. `classes` is a list of names. `preprocessing` is
+    a mapping that fits into JSON and says how raw data become inputs; ours are in `preprocessing.py`.
 
-    Or a method `problems()`: yields a `problem.Problem` for each file whose bytes are not what they were when it was
-    written, as checksums tell. `data check` asks it, and reads every sample besides.
+    It may have a method `problems()`, which yields a `problem.Problem` for each file that was modified since it was
+    written, according to its checksum. `data check` calls it, and reads every sample besides.
 
-    An attribute `all_targets_count = True` says that no target of it is ever -100: then nobody need count them.
+    An attribute `all_targets_count = True` says that no target is ever -100, so that targets need not be counted.
 
     Images may have attributes `pixel_mean` and `pixel_std`, a number for each channel: inputs × pixel_std + pixel_mean
-    are pixels from 0 (black) to 1. Whoever changes colours must know, and the card says it as preprocessing.
+    are pixels from 0 (black) to 1. Augmentations of colours need them, and the card shows them as preprocessing.
     """
 
     @property

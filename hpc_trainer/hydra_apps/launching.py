@@ -165,7 +165,7 @@ def _points(
 
 
 def _axes(words: Sequence[str], given: Set[str]) -> dict[str, str]:
-    """Return the values that the sweeper chose, by key. An override that deletes a key has no value to be shown."""
+    """Return the values that the sweeper chose, by key. An override that deletes a key is left out."""
     mine = [word for word in filter_overrides(words) if word not in given and not word.startswith("~")]
     chosen = [word.lstrip("+").partition("=") for word in mine]
     return {key.partition("@")[0].replace("/", "."): value for key, _, value in chosen}

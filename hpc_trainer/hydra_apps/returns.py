@@ -55,7 +55,7 @@ def tell_return(value: Any) -> None:
 
 
 def _told_steps(folder: Path) -> Iterator[int]:
-    """Yield the steps of all metrics that the attempts of this run have told."""
+    """Yield the steps of all metrics that the attempts of this run have logged."""
     for path in folder.glob("attempt-*.jsonl"):
         lines = NewLines(path)
         while batch := list(lines.read()):

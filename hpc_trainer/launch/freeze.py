@@ -77,7 +77,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
 
 
 def _has_news(project: Project, sweep: SweepPaths) -> bool:
-    """Return True unless the notes of a project file were told when the sweep was submitted, with the same trust."""
+    """Return True if the notes of a project file must be shown: they are new, or the file trusts more than before."""
     if project.unused is not None or not project.notes or not sweep.exists:
         return True
     newest = next(reversed(read_specs(sweep).values()), None)

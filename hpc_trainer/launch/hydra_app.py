@@ -151,7 +151,7 @@ def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str
 
 
 def read_points(text: str, start: tuple[str, ...]) -> HydraApp:
-    """Return an app by what `told_points` has written of it, and by what starts it."""
+    """Return the app that `told_points` has written as `text`, with the command that starts it."""
     told = json.loads(text)
     points = tuple(
         AppPoint(
@@ -164,7 +164,7 @@ def read_points(text: str, start: tuple[str, ...]) -> HydraApp:
 
 
 def told_points(name: str, more: Sequence[str], points: Iterable[AppPoint]) -> str:
-    """Return what our launcher writes into the file of `POINTS`: a section that several points share stands there once.
+    """Return the content of the file `POINTS` of our launcher; a section that several points share is written once.
 
     Args:
         name: the name of the app.

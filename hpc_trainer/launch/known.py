@@ -98,7 +98,7 @@ def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:
 
 
 def _median_starts(status: SweepStatus) -> dict[Shape, float]:
-    """Return the median seconds from the allocation to the first step, by shape without its times."""
+    """Return the median seconds from the allocation to the first step, by shape without time limit."""
     begun = [run for run in status.open_runs.values() if run.attempts][-_STOPS_LOOKED_AT:]
     done = [run_id for run_id, state in status.states.items() if state is RunState.COMPLETED][-_STOPS_LOOKED_AT:]
     told: dict[Shape, list[float]] = {}

@@ -72,18 +72,18 @@ class _Started:
     gpus: list[int]
     num_attempts: int
     start: str
-    """Tells this start from others with the same process id."""
+    """Identifies this start among others with the same process id."""
     ended: float | None = None
-    """When its controller was first seen to have ended, by the monotonic clock."""
+    """Monotonic time at which the queue first saw that the controller had ended."""
 
 
 def run_queue(
     paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag, archive: Path | None = None
 ) -> None:
-    """Starts runs in order as slots and GPUs get free, until all have ended or `stop` is set; waits for the rest.
+    """Start runs in order as slots and GPUs become free, until all have ended or `stop` is set; wait for the rest.
 
-    Runs start from `archive`, the frozen code; None: from the hpc_trainer that is installed. While the sweep's folder
-    is away none is started and nothing is recorded of one that has ended; after `_AWAY_S` it counts as gone.
+    Runs start from the frozen code `archive`, or from the installed hpc_trainer if it is None. While the sweep's folder
+    cannot be seen, no run is started and no end is recorded; after `_AWAY_S` seconds the folder counts as gone.
     """
     waiting, at_work = deque(specs), list[_Started]()
     free_gpus = visible_gpus(max_parallel * max((spec.shape.gpus_per_node for spec in specs), default=0))
@@ -151,7 +151,7 @@ def _is_here(paths: SweepPaths) -> bool:
 
 
 def _is_over(paths: SweepPaths, run: _Started, *, is_urgent: bool) -> bool:
-    """Return True if a run has ended, after recording a silent death; `is_urgent` waits for no folder that is away."""
+    """Return True if a run has ended, after recording an unexplained end; `is_urgent` does not wait for its folder."""
     if run.process.poll() is None:
         return False
     run.ended = run.ended or time.monotonic()

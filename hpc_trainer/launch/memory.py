@@ -34,9 +34,9 @@ _NO_MATTER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What the runs of one kind need. GB are 10^9 bytes, on one rank; `checkpoint_gb` is that of a whole checkpoint.
+    """Memory that the runs of one kind need, in GB of 10^9 bytes on one rank; `checkpoint_gb` is a whole checkpoint.
 
-    `parts`: by the names of PARTS. `note`: which of them is a guess. `problem`: why the estimate failed.
+    `parts` has the names of PARTS, `note` says which part is a guess, and `problem` says why the estimate failed.
     """
 
     run_id: str

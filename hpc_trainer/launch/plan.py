@@ -54,7 +54,7 @@ class Known:
     stop_s: Mapping[Shape, float] = field(default_factory=dict)
     """How long runs of a shape need to stop and save, as they measured: the slowest of them."""
     start_s: Mapping[Shape, float] = field(default_factory=dict)
-    """Median seconds from the allocation to the first step of runs of a shape, which has no times (`timeless`)."""
+    """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
     notes: tuple[str, ...] = ()
     """What of the sweep's files cannot be read, and what a person has to know about runs that are left alone."""
 
@@ -271,12 +271,12 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
 
 
 def timeless(shape: Shape) -> Shape:
-    """Return the shape without its time limit: with another one a run starts no faster."""
+    """Return the shape without its time limit, which does not change how fast a run starts."""
     return dataclasses.replace(shape, time_limit_min=0, signal_lead_s=0)
 
 
 def _limit_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> Iterator[str]:
-    """Yield a warning for each array whose runs may be told to stop before they have trained."""
+    """Yield a warning for each array whose runs may have to stop before they have trained."""
     for array in arrays:
         shape, cluster = array.shape, array.specs[0].config["cluster"]
         share, told_s = cluster.get("min_goodput", 0.0), known.start_s.get(timeless(shape))

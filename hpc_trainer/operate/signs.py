@@ -22,7 +22,7 @@ def last_lines(run: RunStatus) -> list[str]:
 
 
 def more_memory(shape: Shape) -> str:
-    """Return the override that asks for twice the memory of a shape; for the site's default, 4 GB a core instead."""
+    """Return the override for twice the memory of a shape, or for 4 GB a core if the shape uses the site's default."""
     for name in ("mem_gb_per_gpu", "mem_gb_per_cpu", "mem_gb_per_node"):
         asked_gb = getattr(shape, name)
         if asked_gb is not None:

@@ -11,11 +11,12 @@ from hpc_trainer.state.last_words import NOT_STARTED
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`says`: one sentence about the run. `advice`: what to type or change, with {run}, {sweep}, {job} and these.
+    """One sentence about the run (`says`), and what to type or change (`advice`).
 
-    `flag`: of a refused resume, what allows it. `longer`: a longer time limit, in minutes. `memory`: the override
-    that asks for twice the memory. `words`: the overrides of its submit. `logs`: the command that prints the log to
-    look at. `idle`: which rank that is, where nobody knows its number.
+    Placeholders besides {run}, {sweep} and {job}: `flag` is the option that allows a refused resume. `longer` is a
+    longer time limit, in minutes. `memory` is the override for twice the memory. `words` are the overrides of the
+    submit. `logs` is the command that prints the relevant log. `idle` describes the idle rank if its number is not
+    known.
     """
 
     says: str

@@ -21,13 +21,13 @@ _PATIENCE_S = 900.0
 
 
 def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
-    """Looks until none of the named runs waits or works; the last one is yielded too.
+    """Yield the sweep's status until none of the named runs waits or works; the last status is yielded too.
 
-    A run that nobody has is not waited for longer than `_PATIENCE_S`; a remark of the status tells of it then. While
-    Slurm does not answer, it is asked again; so is the folder, while it is away after a look that saw it.
+    A run that no scheduler has is waited for at most `_PATIENCE_S` seconds; a remark of the status then reports it. If
+    Slurm does not answer, it is asked again. If the folder disappears after a look that saw it, it is read again.
 
     Raises:
-        RunStateError: there is no such sweep, or none any more since `_PATIENCE_S`.
+        RunStateError: there is no such sweep, or its folder has been gone for `_PATIENCE_S` seconds.
     """
     since: dict[str, tuple[object, float]] = {}
     seen: SweepStatus | None = None
@@ -55,9 +55,9 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
 
 
 def _look(sweep: SweepPaths, before: SweepStatus | None) -> SweepStatus:
-    """Return how the sweep stands; while its folder cannot be read, as at the look before, with a word in `silence`.
+    """Return the sweep's status; if its folder cannot be read, the status of the look before with `silence` set.
 
-    A server that reboots, or a mount that is gone for a moment, hides the files of runs that are at work.
+    A rebooting server or a mount that is gone for a moment hides the files of running runs.
     """
     try:
         status = read_status(sweep, is_look=True)

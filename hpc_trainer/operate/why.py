@@ -212,7 +212,7 @@ def _rank_to_read(run: RunStatus) -> int | None:
 
 
 def _longer_limit_min(status: SweepStatus, run: RunStatus) -> int:
-    """Return a time limit for a run whose own is too short, in minutes."""
+    """Return a longer time limit, in minutes, for a run whose time limit is too short."""
     shape = run.spec.shape
     asked_s = None if run.spec.is_lost else run.spec.config["cluster"].get("signal_lead_s")
     ended = newest_timeouts(status.sweep.run(run.run_id), run.attempts, _LOOKED_AT, faults=Faults())

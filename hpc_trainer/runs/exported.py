@@ -90,7 +90,7 @@ def check_packages(what: str, to: str, quantize: str | None) -> None:
 
 
 def needed_package(card: Mapping[str, Any]) -> str | None:
-    """Return the user's package that the load.py of an export imports; None if it needs none but PyTorch or ours."""
+    """Return the user's package that load.py of an export imports; None if it imports only PyTorch or hpc_trainer."""
     has_class = not FORMATS[card["to"]].has_graph and card["built_for"] is not None
     package = str(card["model"]["class"]).partition(".")[0]
     return package if has_class and package not in ("hpc_trainer", "torch") else None

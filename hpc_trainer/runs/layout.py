@@ -193,7 +193,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.worker.json"
 
     def program_stop(self, attempt: int) -> Path:
-        """Return the file that tells all ranks to stop their programs; the first rank that knows of the stop writes it."""
+        """Return the file that tells all ranks to stop their programs; the first rank to stop writes it."""
         return self.logs / f"attempt-{attempt:03d}.stop"
 
     def trace(self, rank: int) -> Path:
@@ -248,7 +248,7 @@ class SweepPaths:
     old_ends = _Named("ends.jsonl")
     """The same in sweeps of earlier versions; any host appended."""
     finished = _Named("finished.json")
-    """Runs that are done, so that `status` opens no 10,000 folders (state/finished.py); commands that look replace it."""
+    """Runs that are done, so that `status` opens fewer folders (state/finished.py); commands that look replace it."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     sync_lock = _Named("sync.lock")

@@ -64,7 +64,7 @@ def set_file_mode(descriptor: int) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing; one that is ours already gets its default ACL narrowed.
+    """Create a folder and its missing parents; narrow the default ACL of a folder that is already ours.
 
     Raises:
         OSError: the file system refused.

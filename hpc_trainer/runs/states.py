@@ -20,7 +20,7 @@ class RunState(str, enum.Enum):
     PREEMPTED = "PREEMPTED"
     CANCELLED = "CANCELLED"
     GONE = "GONE"
-    """It was complete, and a user or a purge has deleted its folder."""
+    """The run was complete, and a user or a purge has deleted its folder."""
     HELD = "HELD"
     UNKNOWN = "UNKNOWN"
 
@@ -54,7 +54,7 @@ NOT_FINITE = "not_finite"
 """The cause of a run that is complete, and whose final metrics are NaN or infinite."""
 
 LOW_GOODPUT = "low_goodput"
-"""The cause of a run that was stopped because its time limit leaves too little of an attempt for training."""
+"""Cause of a run that stopped because its time limit leaves too little of each attempt for training."""
 
 DONE = "DONE"
 CANCEL = "CANCEL"

@@ -37,24 +37,25 @@ class Told(NamedTuple):
 def log_metrics(
     step: int, metrics: Mapping[str, Any] | None = None, *, num_steps: int | None = None, **more: Any
 ) -> bool:
-    """Tells hpc_trainer how far the program is: `status`, `results` and `report` show it.
+    """Log a step and its metrics, which `status`, `results` and `report` show.
 
-    Needs nothing but Python: no torch, no configuration. One line is one write, from the first rank alone.
+    Only Python is needed: no torch, no configuration. Each call appends one line by a single write, on the first rank
+    only.
 
     Args:
-        step: how many steps are done, ≥ 0.
-        metrics: name -> a number, or what has an `item()` that gives one. `more` are metrics too.
+        step: number of steps done, ≥ 0.
+        metrics: name -> a number, or an object whose `item()` returns a number. `more` are metrics too.
         num_steps: steps of the whole run, for the progress bar and the ETA.
 
     Returns:
-        False where nobody listens: outside of a run, on all ranks and nodes but the first, and where a pipe took the
-        file's place.
+        False if the line is not written: outside of a run, on all ranks and nodes but the first, and if a pipe has
+        replaced the file.
 
     Raises:
-        TypeError, ValueError: a metric is no number.
+        TypeError, ValueError: a metric is not a number.
     """
     path = os.environ.get(VARIABLE)
-    # A program that is started once a node may have no RANK: torchrun sets one, TensorFlow and mpirun do not.
+    # A program that is started once a node may have no RANK: torchrun sets it, TensorFlow and mpirun do not.
     rank = os.environ.get("RANK") or os.environ.get("NODE_RANK") or "0"
     if not path or rank != "0":
         return False

@@ -100,7 +100,7 @@ class Decision:
 # Words by which Slurm says itself why it takes the nodes back.
 _SAID_PLAINLY = {word: state for word, state in states.ENDS.items() if state.is_interrupted}
 TIMEOUT = "timeout"
-"""The cause of an end that the time limit brought, with its warning or without."""
+"""Cause of an end by the time limit, with or without its warning."""
 UNEXPLAINED = "unexplained"
 """The cause of an end of which Slurm has not said yet whether somebody cancelled the job: its accounting will."""
 BATCH_SHELL = "batch_shell"

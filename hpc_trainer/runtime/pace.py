@@ -22,7 +22,7 @@ _SAVE_FACTOR = 1.5
 # What is assumed before anything has happened: one interruption a day.
 _ASSUMED_S = 24 * 3600.0
 SIGNAL_SLACK_S = 60
-"""sbatch(1): the signal may come up to 60 s before the time that was asked for."""
+"""sbatch(1): the signal may come up to 60 s earlier than requested."""
 JOB_START = "HPC_TRAINER_JOB_START"
 """Set by the batch script, seconds since the epoch: Slurm 22.05 does not tell its jobs when they began."""
 
@@ -97,10 +97,10 @@ def must_stop(pace: Pace, end_time: float | None, now: float | None = None) -> b
 
 
 def training_s(time_limit_min: int, lead_s: float, start_s: float) -> float:
-    """Return the seconds that an attempt surely has for training, negative if its warning may come before it starts.
+    """Return the seconds that an attempt certainly has for training; negative if the warning may precede its start.
 
     Args:
-        time_limit_min: minutes.
+        time_limit_min: the time limit in minutes.
         lead_s: seconds before the limit at which Slurm is asked to send its warning.
         start_s: seconds until the first step.
     """
@@ -108,24 +108,24 @@ def training_s(time_limit_min: int, lead_s: float, start_s: float) -> float:
 
 
 def shortest_limit_min(start_s: float, share: float, asked_lead_s: int | None) -> int:
-    """Return the shortest time limit, in minutes, of which more than `share` is surely left for training.
+    """Return the shortest time limit, in minutes, that certainly leaves more than `share` of it for training.
 
     Args:
         start_s: seconds until the first step.
-        share: of the time limit, in [0, 1).
+        share: share of the time limit, in [0, 1).
         asked_lead_s: `cluster.signal_lead_s`.
     """
 
     def leaves_enough(limit_min: int) -> bool:
         return training_s(limit_min, signal_lead_s(limit_min, asked_lead_s), start_s) > 60 * share * limit_min
 
-    longest_varying = 4 * LONGEST_LEAD_S // 60  # up to here the lead grows with the limit
+    longest_varying = 4 * LONGEST_LEAD_S // 60  # up to this limit the lead grows with the limit
     long_enough = math.floor(((asked_lead_s or LONGEST_LEAD_S) + SIGNAL_SLACK_S + start_s) / (60 * (1 - share))) + 1
     return next((limit for limit in range(1, longest_varying + 1) if leaves_enough(limit)), long_enough)
 
 
 def better_limit_min(now_min: int, other_s: float, asked_lead_s: int | None) -> int:
-    """Return a time limit, in minutes, that is longer than `now_min` and of which half is surely left for training.
+    """Return a time limit, in minutes, that is longer than `now_min` and certainly leaves half of it for training.
 
     Args:
         now_min: the time limit that is too short.

@@ -77,7 +77,7 @@ class RankMemory:
     is_skipped_by_scaler: bool
     """It may not: the loss scaler skips such a step."""
     saved: int
-    """Weights that a checkpoint has: of a model with adapters not those that the adapters stand beside."""
+    """Weights in a checkpoint; with adapters, the base weights are left out."""
     checkpoint: int
     num_evaluated_parts: int
     """Of an evaluation's samples."""

@@ -27,21 +27,21 @@ def ask_slurm(
     sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
     faults: Faults, *, must_ask: bool, is_look: bool,
 ) -> SchedulerView:  # fmt: skip
-    """What Slurm says of these folders; those whose runs have left the queue are replaced as they are now.
+    """Return Slurm's answers about these folders; folders of runs that have left the queue are read again and replaced.
 
-    One squeue; one sacct for those that have left the queue; one scontrol where neither knows a job, for the cluster's
-    name.
+    Slurm is asked by one squeue, by one sacct for runs that have left the queue, and by one scontrol for the cluster's
+    name if neither knows a job.
 
     Args:
-        read: reads the folder of a run anew.
-        notes: gets what could not be asked.
-        faults: gets what cannot be read of the ends that Slurm has told before.
-        must_ask: there is something to ask besides these folders.
-        is_look: nobody acts on the answer. Nothing is asked then if every end is known: a Slurm that is silent takes
-            30 s to say so.
+        read: function that reads the folder of a run again.
+        notes: gets a note for each question that Slurm did not answer.
+        faults: gets a fault for each unreadable record of an end that Slurm reported before.
+        must_ask: True if Slurm must be asked for other reasons than these folders.
+        is_look: True if no command acts on the answer. Slurm is then not asked if every end is known, because a Slurm
+            that does not answer takes 30 s.
 
     Raises:
-        RunStateError: the sweep's folder went away meanwhile.
+        RunStateError: the sweep's folder disappeared in the meantime.
     """
     asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
     begin, age_s = time.time(), cache_age_s(sweep.folder)
@@ -82,7 +82,7 @@ def ask_slurm(
 
 
 def went_away(sweep: SweepPaths) -> RunStateError:
-    """Return the error for a sweep whose folder goes away while it is read."""
+    """Return the error for a sweep whose folder disappears while it is read."""
     return RunStateError(
         f"{sweep.folder} was there a moment ago and is not now: what its runs do is not known. Nothing was done. Is "
         "its file system mounted? Try again."

@@ -221,7 +221,7 @@ def _printed(folder: RunFolder, faults: Faults) -> list[str]:
 
 
 def _output_of(folder: RunFolder) -> Path:
-    """Return the file into which the job's batch shell prints."""
+    """Return the output file of the job's batch shell."""
     return SweepPaths(folder.paths.folder.parent).scripts / f"{folder.job_id}.out"
 
 

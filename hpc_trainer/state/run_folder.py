@@ -44,7 +44,7 @@ class RunFolder:
     unread: str | None = None
     """Why its heartbeat was not to be read just now: it may live."""
     is_empty: bool = False
-    """True if the run has no folder, or nothing lies in it."""
+    """True if the run has no folder, or the folder is empty."""
     untold_job: str | None = None
     """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
 
@@ -97,17 +97,18 @@ def read_folder(
     paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
     names: Collection[str] | None = None, *, is_listed: bool = False,
 ) -> RunFolder:  # fmt: skip
-    """Read what lies in the folder of a run; what is damaged is told in `faults`.
+    """Read the folder of a run; damaged files are reported in `faults`.
 
-    The folder is listed first: its names are then as the server has them, and only files that are there are opened.
+    The folder is listed first, so that its names are those of the server and only existing files are opened.
 
     Args:
-        paths: the run's.
-        latest: the run's newest submission among the sweep's, and its index in there.
+        paths: paths of the run.
+        latest: the run's newest submission among the sweep's submissions, and the run's index in it.
         waiting: why and since when it waits in the sweep's own queue; None if it does not.
-        jobs: ids of all arrays that the sweep's submissions tell of.
-        names: what is in the folder, if that was listed just now.
-        is_listed: the sweep's folder had it a moment ago: if it is missing now, what it says is not known.
+        jobs: ids of all arrays in the sweep's submissions.
+        names: the names in the folder, if it was listed just now.
+        is_listed: True if the sweep's folder listed it a moment ago. If the folder is missing now, its state is
+            unknown.
     """
     faults, journal_faults, unseen = Faults(), Faults(), Faults()
     listed = list_folder(paths.place, unseen) if names is None else names
@@ -165,7 +166,7 @@ _EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)
 
 
 def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
-    """Return why the journals may say more: the folder lists one, and this client still remembers it as missing."""
+    """Return why the journals may hold more: the folder lists one that this client still remembers as missing."""
     number, name = max(journals_in(listed), default=(-1, ""))
     known = attempts[-1].attempt if attempts else -2
     is_hidden = bool(name) and known < number and exists(paths.at(name), Faults()) is False

@@ -67,7 +67,7 @@ class RunStatus:
     """What is wrong with a GPU of a run at work: too hot, or failing (`runs/monitoring/warnings.py`); of one that
     waits to go on without that node, why (`runs/monitoring/moves.py`)."""
     limit_warning: str | None = None
-    """What the time limit leaves for training, of a run that is at work or comes back, if that is too little."""
+    """Warning that the time limit leaves too little for training, for a run that works or comes back."""
     pending_reason: str | None = None
     """Slurm's own word for why its job waits; None if none of its jobs does."""
 
@@ -105,9 +105,7 @@ class RunStatus:
 
     @property
     def warning(self) -> str | None:
-        """What is wrong with a run that works, waits or is complete: a GPU, the time limit, or metrics that are no
-        finite number.
-        """
+        """Problem of a run that works, waits or is complete: a GPU, the time limit, or metrics that are not finite."""
         if self.device_warning is not None or self.limit_warning is not None:
             return self.device_warning or self.limit_warning
         if self.cause != NOT_FINITE:

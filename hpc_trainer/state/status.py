@@ -58,7 +58,7 @@ class SweepStatus:
     is_queue_silent: bool = False
     """True if squeue was asked and did not answer."""
     is_away: bool = False
-    """True if the sweep's folder could not be read just now: all is as it was when it was read last."""
+    """True if the sweep's folder could not be read just now; everything is then as of the last successful read."""
     faults: Faults = field(default_factory=Faults)
     """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
     lost: LostJobs = field(default_factory=LostJobs)
@@ -114,16 +114,16 @@ class SweepStatus:
 
 
 def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
-    """Reads a sweep: its folders, at most one squeue, at most one sacct.
+    """Read the status of a sweep: its folders, at most one squeue, and at most one sacct.
 
-    A run goes on while it is looked at: the folders of those that a scheduler no longer has are read once more after
-    its answer. Where neither squeue nor sacct knows a job, one scontrol asks which cluster this is.
+    Runs go on while they are read, so the folders of runs that the scheduler no longer has are read again after its
+    answer. If neither squeue nor sacct knows a job, one scontrol asks for the name of this cluster.
 
     Args:
-        is_look: nobody acts on what it says: Slurm is not asked about a sweep of which every end is known.
+        is_look: True if no command acts on the status. Slurm is then not asked if every end is known.
 
     Raises:
-        RunStateError: there is no such sweep, or its folder went away meanwhile.
+        RunStateError: there is no such sweep, or its folder disappeared in the meantime.
     """
     faults = Faults()
     try:

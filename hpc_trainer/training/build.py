@@ -154,11 +154,11 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
 
 
 def build_loss(building: Building, model: nn.Module | None = None) -> tuple[VotingLoss, Collection[bool]]:
-    """Return the model, as this rank holds it, with its loss; and what decays of the whole model. Collective in a run.
+    """Return this rank's model with its loss, and the weights of the whole model that decay. Collective in a run.
 
     Args:
         building: the parts that are built already.
-        model: an estimate's whole model without content; None: it is built here.
+        model: the whole model without content, in an estimate; None to build the model here.
     """
     config, device = building.config, building.device
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
@@ -237,7 +237,7 @@ def build_dataset(
     """Build the data set that `data=` chose, with batches as `task` takes them, and what features make of it.
 
     Args:
-        fed: `classes` and `preprocessing` of a trained model that is asked about these data; None in training.
+        fed: `classes` and `preprocessing` of a trained model that is evaluated on these data; None in training.
 
     Raises ConfigError: a person's own is none that the loop can take (datasets/own.py), or none for a feature.
     """

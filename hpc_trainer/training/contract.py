@@ -46,8 +46,8 @@ class ResumeContract:
     described: dict[str, Any] = field(default_factory=dict)
     """Of the facts those that `describe` added."""
     fed_with: dict[str, Any] | None = None
-    """How `dataset` becomes the model's inputs (`datasets/preprocessing.py`). For whoever uses the model: a resume
-    compares the data set's fingerprint."""
+    """Class names and preprocessing of `dataset` (`datasets/preprocessing.py`), for users of the model. A resume
+    compares the data set's fingerprint instead."""
     allow: tuple[str, ...] = ()
     resume_from: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class ResumeContract:
         return {"code": self.facts.get("code", {}), "data": self.described}
 
     def meta(self) -> dict[str, Any]:
-        """Return what the manifest of a checkpoint keeps."""
+        """Return the values that the manifest of a checkpoint keeps."""
         fed_with = {} if self.fed_with is None else {"fed_with": self.fed_with}
         return {"made_with": self.facts, **fed_with} if self.facts else {}
 

@@ -44,9 +44,9 @@ class RankView:
 
     @property
     def output_dir(self) -> Path:
-        """The run's folder for files that a loop writes by itself; it is made when it is first asked for.
+        """Folder for files that a loop writes by itself, the same in each attempt; it is created at the first access.
 
-        It is the same in each attempt. Nothing of hpc_trainer lies in it, is read from it, or is deleted from it.
+        hpc_trainer keeps no file in this folder, and neither reads nor deletes files in it.
 
         Raises:
             UntrustedFileError: another user owns the folder or may write to it, or it is a symbolic link.
@@ -55,12 +55,12 @@ class RankView:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """The folder in `output_dir` for frameworks that write checkpoints themselves.
+        """Folder in `output_dir` for frameworks that write checkpoints themselves.
 
-        Nothing of hpc_trainer reads it or deletes from it. `save` writes elsewhere.
+        hpc_trainer neither reads nor deletes files in this folder. `save` writes to another folder.
 
         Raises:
-            UntrustedFileError: as of `output_dir`.
+            UntrustedFileError: as for `output_dir`.
         """
         _made(self.paths.output)
         return _made(self.paths.own_checkpoints)

@@ -41,11 +41,11 @@ def begin_attempt(paths: RunPaths, env: RankEnv, attempt: int) -> Journal:
 def check_goodput(
     config: TrainConfig, paths: RunPaths, attempts: list[Attempt], group: RankGroup | None = None
 ) -> None:
-    """Check that the attempts which the time limit ended trained enough to start another one.
+    """Check that the attempts that the time limit ended trained enough to start another attempt.
 
     Args:
-        group: ranks that all hear what rank 0 has found; the call is collective then. None if this is rank 0 and the
-            others hear of its end in another way.
+        group: ranks to which rank 0 sends its result, in a collective call; None if this is rank 0, and the other ranks
+            learn of its end in another way.
 
     Raises:
         LowGoodputError: less than `cluster.min_goodput` of their time was training.

@@ -83,11 +83,11 @@ def _print_one(why: Why) -> None:
 
 
 def _because(why: Why) -> list[str]:
-    return [] if why.state is RunState.CANCELLED else why.evidence[:1]  # its own steps say nothing of others
+    return [] if why.state is RunState.CANCELLED else why.evidence[:1]  # its steps say nothing about other runs
 
 
 _WHERE = re.compile(r"^rank \d+ on \S+: ")
-"""Before an error: the same error on another rank or node is the same."""
+"""Prefix of an error; the same error on another rank or node counts as equal."""
 
 
 def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:

@@ -40,17 +40,16 @@ def with_data(
     config: TrainConfig, words: Sequence[str], config_dirs: Sequence[Path] = (),
     inherited: Callable[[DataConfig, Collection[str]], Mapping[str, Any]] = lambda data, given: {},
 ) -> tuple[TrainConfig, frozenset[str]]:  # fmt: skip
-    """Return the configuration with other data, as `eval RUN data=image_folder data.path=..` names them, and the keys
-    of `data` that the user gave; `config` stays.
+    """Return a configuration with other data (`eval RUN data=.. data.path=..`), and the keys that the user gave.
 
-    With `data=CHOICE` all of the section is composed anew; else single keys are changed. A value that is not the
-    default is the user's, also where a file of the choice has it.
+    `config` itself is not changed. With `data=CHOICE` the whole section is composed anew; otherwise single keys are
+    changed. A value that differs from the default counts as given by the user, even if a file of the choice sets it.
 
     Args:
-        inherited: called with the new section and the user's keys; returns the values of others.
+        inherited: function of the new section and the given keys, which returns values of other keys.
 
     Raises:
-        ConfigError: a word is of another section, is no single value, or does not fit the schema.
+        ConfigError: an override is of another section, has more than one value, or does not fit the schema.
     """
     changed, given = config, frozenset[str]()
     if words:

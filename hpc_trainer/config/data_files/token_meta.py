@@ -17,7 +17,7 @@ from hpc_trainer.errors import DataError
 FORMAT = 1
 META, TOKENS, DOCUMENTS = "meta.json", "tokens.bin", "documents.npy"
 TOKENIZER = "tokenizer.json"
-"""The tokenizer's file, beside the parts of a prepared folder and in an export."""
+"""Name of the tokenizer's file, beside the parts of a prepared folder and in an export."""
 BYTES = "bytes"
 """Name of the tokenizer that has none: a token is a byte."""
 LARGEST_UINT16_VOCABULARY = 65_536

@@ -150,7 +150,7 @@ def shown(value: Any) -> str:
 
 
 def typed_words(words: Iterable[str]) -> str:
-    """Return words of a command as one types them in a shell, with the fewest quotes."""
+    """Return the words of a command as a user types them in a shell, with as few quotes as possible."""
     return " ".join(map(_typed_word, words))
 
 
@@ -164,7 +164,7 @@ def _typed_word(word: str) -> str:
 
 
 _QUOTED = re.compile(r"(?P<key>[+~]*[\w.@/-]+=)'(?P<value>[A-Za-z_][\w./-]*)'")
-"""A text in Hydra's quotes that is the same text without them."""
+"""Override whose quotes for Hydra are not needed."""
 _OTHER_TYPES = frozenset({"null", "true", "false", "nan", "inf"})
 _SPECIAL = re.compile(r'["$`\\!\n]')
-"""What means something to a shell within double quotes."""
+"""Characters that a shell interprets within double quotes."""

@@ -40,7 +40,7 @@ class Images:
         self, config: ImagesConfig, source: PictureSource, normalisation: Normalisation, *, num_threads: int = 1,
         both_sides: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """Args: both_sides: height and width to which pictures are resized in place of the shorter side."""
+        """Store the source. `both_sides`: height and width to which pictures are resized, not only the shorter side."""
         self.input_shape = (config.num_channels, config.image_size, config.image_size)
         self.num_classes, self.classes = source.num_classes, source.classes
         self.pixel_mean, self.pixel_std = normalisation.mean, normalisation.std
@@ -138,10 +138,11 @@ def build(config: ImagesConfig, split: Split, fed: Mapping[str, Any] | None = No
     """Build the train or the eval pictures of `data=image_folder` or `image_shards`.
 
     Args:
-        fed: `classes` and `preprocessing` of the model that is asked about them; the keys of `config` have all of it
-            but a resize of both sides.
+        fed: `classes` and `preprocessing` of the model that is evaluated on the pictures. Only classes and a resize of
+            both sides are read from it; `config` has the other values.
 
-    Raises DataError: a folder, an index, a shard or statistics.json is missing or not what it must be; with its name.
+    Raises:
+        DataError: a folder, an index, a shard or statistics.json is missing or invalid; the message names it.
     """
     fed = fed or {}
     source = open_source(config, split, fed.get("classes"))

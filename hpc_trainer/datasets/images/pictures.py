@@ -93,7 +93,7 @@ def resize_and_crop(image: Image, short_side: int, size: int) -> NDArray[np.uint
 
 
 def resized(image: Image, height: int, width: int) -> NDArray[np.uint8]:
-    """Return the picture with both sides set, [height, width, channels]; bilinear with antialiasing."""
+    """Return the picture resized to a height and a width, [height, width, channels]; bilinear with antialiasing."""
     from PIL import Image
 
     if image.size != (width, height):

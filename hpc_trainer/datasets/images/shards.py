@@ -61,7 +61,7 @@ class ShardSource:
         self._lock = threading.Lock()
 
     def _numbers_of(self, classes: Sequence[str] | None) -> NDArray[np.int64] | None:
-        """Take over a model's classes; return its number of each label here, None if labels stay as they are."""
+        """Adopt a model's classes, and return the model's number for each label; None if the labels stay unchanged."""
         if not classes or not self.classes:
             return None
         used = {self.classes[label] for label in np.unique(self._index.rows["label"]).tolist()}

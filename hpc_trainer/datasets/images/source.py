@@ -55,9 +55,10 @@ def open_source(config: ImagesConfig, split: str, classes: Sequence[str] | None 
     """Open the pictures of one split, `train` or `eval`.
 
     Args:
-        classes: names that a model has for its classes; pictures get its numbers where names are shared.
+        classes: class names of a model; pictures get the model's class numbers if names are shared.
 
-    Raises DataError: a folder, an index or a shard is missing, or has not what it must have.
+    Raises:
+        DataError: a folder, an index or a shard is missing or invalid.
     """
     if isinstance(config, ImageShardsConfig):
         return ShardSource(config, split, classes)

@@ -98,7 +98,7 @@ class HfDataset:
         return self._source
 
     def _described(self) -> dict[str, Any]:
-        """Return how inputs are made: as the model was fed, where `fed` says it, else by the configuration."""
+        """Return the preprocessing: that of the model, if `fed` states it, else that of the configuration."""
         config = self._config
         if config.seq_len is not None:
             return tokens(seq_len=config.seq_len, vocab_size=config.vocab_size)
@@ -221,10 +221,10 @@ def build(config: HfDatasetConfig, split: Split, task: TaskConfig, fed: Mapping[
     """Build the train or the eval rows, with targets as `task` takes them.
 
     Args:
-        fed: `classes` and `preprocessing` of the model that is asked about them, as of pictures their mean and std.
+        fed: `classes` and `preprocessing` of the model that is evaluated on the rows.
 
     Raises:
-        ConfigError: a package, split or column is not there, or targets do not fit the task.
+        ConfigError: a package, split or column is missing, or targets do not fit the task.
         DataError: the folder is missing or damaged.
     """
     kind = task.targets

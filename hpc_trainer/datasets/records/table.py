@@ -42,8 +42,8 @@ class Table:
     """Inputs float32 [inputs]: numeric columns in their order, mean 0 and standard deviation 1 over the training rows,
     then the categorical ones.
 
-    `input_names` has a name for each input, `classes` one for each class; `preprocessing` has the columns and numbers
-    by which a row becomes inputs (`datasets/preprocessing.py`).
+    `input_names` has a name for each input, `classes` a name for each class. `preprocessing` has the columns and
+    numbers that turn a row into inputs (`datasets/preprocessing.py`).
     """
 
     all_targets_count = True
@@ -85,7 +85,7 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
     """Build the train or the eval rows. Statistics, categories and classes are those of the training rows.
 
     Args:
-        fed: `preprocessing` of the model that is asked about the rows: its columns are encoded as in its training.
+        fed: `preprocessing` of the model that is evaluated on the rows; columns are encoded as in its training.
 
     Raises:
         ConfigError: a column or a value does not fit; the message has the file, the column and the row.
@@ -142,7 +142,7 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
 def _encoding(
     train: dict[str, NDArray[Any]], columns: Columns, path: Path, config: TableConfig, was: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return how rows become inputs: each column as `was` has it, else by the training rows."""
+    """Return the preprocessing of rows: of each column as `was` has it, else from the training rows."""
     numeric = {each["column"]: each for each in was.get("numeric", ())}
     categorical = {each["column"]: each for each in was.get("categorical", ())}
     return {
@@ -204,10 +204,10 @@ def _check_values(rows: _Rows, columns: Columns, config: TableConfig) -> None:
 def _targets(
     was: Sequence[Any] | None, train: NDArray[Any], mine: NDArray[Any], columns: Columns, kind: TargetKind, path: Path
 ) -> tuple[list[Any] | None, Tensor]:
-    """Return (values of the classes in their order, targets); of numbers (None, targets).
+    """Return (values of the classes in order, targets); (None, targets) if targets are numbers.
 
     Args:
-        was: classes of the model that is asked about the rows; None: those of the training rows.
+        was: classes of the model that is evaluated on the rows; None for those of the training rows.
     """
     if kind is not TargetKind.classes:
         return None, torch.from_numpy(mine.astype(np.float32))
@@ -239,7 +239,7 @@ def _names(classes: Sequence[Any]) -> list[str]:
 
 
 def _statistics(train: NDArray[np.float64]) -> dict[str, float]:
-    """Return mean and standard deviation of the training rows that have a value; 1 for a column of one value."""
+    """Return mean and standard deviation of the training rows with a value; std is 1 for a column of one value."""
     known = train[~np.isnan(train)]
     # fsum rounds once: the same bits on every machine, whatever way numpy orders its sums.
     mean = math.fsum(known) / len(known) if len(known) else 0.0
@@ -248,7 +248,7 @@ def _statistics(train: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _standardised(mine: NDArray[np.float64], mean: float, std: float) -> NDArray[np.float32]:
-    """Return (value - mean) / std; what is missing becomes 0, the mean."""
+    """Return (value - mean) / std; a missing value becomes 0, the mean."""
     return np.nan_to_num((mine - mean) / std, nan=0.0).astype(np.float32)
 
 

@@ -96,10 +96,11 @@ def build(config: TokensConfig, split: Split, fed: Mapping[str, Any] | None = No
     """Build the windows of the train or the eval parts. An evaluation has each window of each source once.
 
     Args:
-        fed: `preprocessing` of the model that is asked about them: its tokenizer.
+        fed: `preprocessing` of the model that is evaluated on the windows; its tokenizer must be that of the tokens.
 
-    Raises ConfigError for other tokenizers, and parts too small for a window; DataError for a folder that
-    is missing, unfinished or damaged, or has tokens of another tokenizer than the model's.
+    Raises:
+        ConfigError: the sources have different tokenizers, or the parts are too small for a window.
+        DataError: a folder is missing, unfinished or damaged, or its tokens are not of the model's tokenizer.
     """
     sources = find_sources(config, split)
     was = (fed or {}).get("preprocessing")

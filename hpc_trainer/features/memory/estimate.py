@@ -1,11 +1,11 @@
-"""What a step needs of a GPU's memory, found without one: the step runs on tensors that have shapes and no content.
+"""Estimate of the GPU memory of a step, made without a GPU: the step runs on tensors that have shapes but no content.
 
     python -m hpc_trainer.features.memory.estimate < questions.jsonl    a line of JSON for each (runtime/own_process.py)
 
-A fake tensor allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
-optimizer state, averaged weights, the batch, and what a forward and a backward pass hold at their peak, which with a
-large vocabulary is in the backward pass of the loss; not the CUDA context, workspaces of kernels, and what the
-allocator cannot use. The step is the eager one: what the compiler fuses away is counted.
+A fake tensor allocates nothing, so an estimate takes a few seconds for a model of any size. Weights, gradients,
+optimizer state, averaged weights, the batch, and the peak of a forward and a backward pass are counted. With a large
+vocabulary this peak is in the backward pass of the loss. The CUDA context, workspaces of kernels, and memory that the
+allocator cannot use are not counted. The step is eager: tensors that the compiler would fuse away are counted.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _held(
 
 
 def _saved_bytes(model: nn.Module) -> int:
-    """Return the bytes of the weights that a state_dict has: adapters leave their base out."""
+    """Return the bytes of the weights in a state_dict; that of adapters leaves out their base weights."""
     saved = {id(each) for each in model.state_dict(keep_vars=True).values()}
     return num_bytes(weight for weight in model.parameters() if id(weight) in saved)
 
@@ -228,7 +228,7 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
         with as_gathered(config, model, batch) as cast:
             known = [*model.parameters(), *model.buffers(), *tensors_of(cast)]
             live, formats = LiveBytes(known, building.shares), autocast(config.precision, "cpu")
-            # The user's task may read a value after its forward pass, as num_targets does: the peak is known then.
+            # The user's task may read a value after its forward pass, as num_targets does; the peak is then known.
             with contextlib.suppress(DataDependentOutputException), live, torch.no_grad(), formats:
                 task.sums(model, cast, num_samples=size, dtype=torch.float64, metrics={})
     gone = found.activations + found.update + (0 if has_buckets(config) else found.gradients)

@@ -93,15 +93,15 @@ def stages_of(
     model: nn.Module, num_stages: int, *, inputs: Between, precision: PrecisionConfig, device_type: str,
     param_dtype: torch.dtype | None = None, measured: Measured | None = None,
 ) -> list[Stage]:  # fmt: skip
-    """Cuts `model`, which is left as it is. Not collective; the same on all ranks.
+    """Return the stages of `model`, which stays unchanged. Not collective; the result is the same on all ranks.
 
     Args:
-        inputs: one micro-batch, as the data set has it.
-        param_dtype: of the weights where they run, and of the inputs to a stage; None: their own.
-        measured: what was measured of such a model; None: it is measured here, on fake tensors.
+        inputs: one micro-batch, as the data set returns it.
+        param_dtype: dtype of the weights in computations and of a stage's inputs; None for that of the weights.
+        measured: measurements of such a model; None to measure it here, on fake tensors.
 
     Raises:
-        ConfigError: the model cannot be cut, or not into so many stages.
+        ConfigError: the model cannot be cut, or not into that many stages.
     """
     parts = parts_of(model)
     if num_stages > len(parts):
@@ -192,9 +192,9 @@ def measure(
     """Measure the parts of `model` in a forward pass, which leaves the model as it is.
 
     Args:
-        model, inputs, precision, device_type, param_dtype: as of `stages_of`.
-        example: real inputs on the device, which then holds all weights for the time of the pass; None: the pass is
-            made on fake tensors.
+        model, inputs, precision, device_type, param_dtype: as in `stages_of`.
+        example: real inputs on the device, which then holds all weights during the pass; None for a pass on fake
+            tensors.
 
     Raises:
         ConfigError: the model has no parts.

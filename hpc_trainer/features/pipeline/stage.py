@@ -31,13 +31,13 @@ from hpc_trainer.training.rng import random_state_kept
 
 
 def cut_out(model: nn.Module, building: Building) -> Stages:
-    """Leaves of `model`, which is whole and on the CPU, this rank's stage, in place. Collective in a run.
+    """Reduce `model`, which is whole and on the CPU, to this rank's stage, in place. Collective in a run.
 
-    Its names stay those of the whole model, in checkpoints too.
+    Weights keep the names that they have in the whole model, in checkpoints too.
 
     Raises:
-        ConfigError: it cannot be cut into so many stages, its forward pass fails, or a stage would have nothing to
-            train.
+        ConfigError: the model cannot be cut into that many stages, its forward pass fails, or a stage would have
+            nothing to train.
     """
     config, mesh = building.config, building.mesh
     is_channels_last = config.train.channels_last and building.run is not None  # an estimate counts bytes
@@ -135,10 +135,10 @@ def _data_group(mesh: Mesh) -> Any:
 
 
 def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Between) -> Measured:
-    """Return on all ranks what a separate process measures for rank 0. Collective.
+    """Return, on all ranks, the measurements that a separate process makes for rank 0. Collective.
 
-    The user's model never meets a fake tensor in the process of a rank. If the separate process dies or its pass fails,
-    rank 0 measures a pass with values.
+    The user's model never runs on fake tensors in the process of a rank. If the separate process dies or its pass
+    fails, rank 0 measures a pass with real values.
     """
     parts_of(model)  # its own error, without a process
     answer = {}
@@ -176,7 +176,7 @@ def _asked(building: Building, inputs: Between) -> dict[str, Any]:
 
 @random_state_kept()
 def _measured_with_values(model: nn.Module, building: Building, inputs: Between) -> dict[str, Any]:
-    """Return the answer of `measure.py` to a pass of the first sample, repeated, through the parts of `model`."""
+    """Return the measurements by `measure.py` of a pass of the first sample, repeated, through the parts of `model`."""
     config, device = building.config, building.device
     try:
         (first, _) = building.samples or building.dataset.__getitems__(range(1))

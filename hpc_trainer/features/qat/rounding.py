@@ -19,26 +19,26 @@ _OF_GROUPS = (QatTo.int4, QatTo.dynamic_int4)
 
 
 class _Rounded(torch.autograd.Function):
-    """The numbers of a torchao quantizer, with the gradient of the identity."""
+    """Rounding by a torchao quantizer, with the gradient of the identity."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, quantizer: nn.Module) -> torch.Tensor:
-        """Round as the export does."""
+        """Round the values as the export does."""
         rounded: torch.Tensor = quantizer(values)
         return rounded
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return the whole gradient (Bengio et al. 2013, the straight-through estimator)."""
+        """Return the gradient unchanged (the straight-through estimator, Bengio et al. 2013)."""
         return gradient, None
 
 
 class StraightThrough(nn.Module):
-    """A torchao quantizer of weights whose gradient reaches each weight, also the largest one of a row or a group.
+    """A torchao quantizer whose gradient reaches every weight, including the largest one of a row or group.
 
-    torchao's own gradient is 0 for a number that it clips. The scale of weights is their largest size / 127.5 or 7.5,
-    so the largest positive weight of a row or group is rounded to 128 or 8, clipped to 127 or 7, and never trained.
-    Inputs are rounded by their smallest and their largest number, and none of them is clipped.
+    torchao's own gradient is 0 for a value that it clips. The scale of weights is their largest magnitude / 127.5 or
+    7.5. The largest positive weight of a row or group is therefore rounded to 128 or 8, clipped to 127 or 7, and never
+    trained. Inputs are rounded by their smallest and largest value, and none of them is clipped.
     """
 
     def __init__(self, quantizer: nn.Module) -> None:
@@ -46,7 +46,7 @@ class StraightThrough(nn.Module):
         self.quantizer, self.enabled = quantizer, True
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Round `values`, or return them as they are while rounding is off."""
+        """Round `values`, or return them unchanged while rounding is off."""
         if not self.enabled:
             return values
         rounded: torch.Tensor = _Rounded.apply(values, self.quantizer)  # type: ignore[no-untyped-call]

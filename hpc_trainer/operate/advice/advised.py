@@ -111,7 +111,7 @@ def count_of(status: SweepStatus, run: RunStatus) -> int:
 
 
 def _limits_of(status: SweepStatus) -> Callable[[], Limits]:
-    """Return what asks the cluster for its limits, once; without an answer there are none."""
+    """Return a function that asks the cluster for its limits once; without an answer there are no limits."""
 
     @functools.cache
     def ask() -> Limits:

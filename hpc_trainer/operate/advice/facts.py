@@ -97,7 +97,7 @@ class Facts:
     stragglers: Sequence[Straggler] = ()
     """Ranks that held the others up when it was last looked, the slowest first."""
     ask_limits: Callable[[], Limits] = Limits
-    """Returns what the cluster allows; asked only for a change that asks Slurm for something else."""
+    """Function that returns the cluster's limits; called only for a change that alters the request to Slurm."""
     needs_s: Sequence[float] = ()
     """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts; of more
     than `MOST_LIKE` the first ones."""
@@ -139,7 +139,7 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
         ask_limits: as in Facts.
 
     Raises:
-        ConfigError: its frozen configuration is of another version.
+        ConfigError: the run's frozen configuration is of another version.
     """
     paths, faults = status.sweep.run(run.run_id), status.faults_of(run.run_id)
     records = read_metrics(paths.metrics, faults)

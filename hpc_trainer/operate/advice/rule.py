@@ -115,7 +115,7 @@ def choose(facts: Facts, rule: Rule, finding: Finding) -> Advice | None:
 
 
 def _is_refused_by_cluster(facts: Facts, changed: TrainConfig) -> bool:
-    """Return True if the cluster does not allow what the changed configuration asks of it, as `plan` would find."""
+    """Return True if the cluster does not allow the shape of the changed configuration, as `plan` would report."""
     before, after = facts.run.spec.shape, shape_of(changed)
     if after == before or changed.cluster.executor is not Executor.slurm:
         return False

@@ -123,12 +123,12 @@ Part = TypeVar("Part", Device, Host)
 
 
 def append_samples(paths: RunPaths, samples: Sequence[Sample], file: OwnLines | None = None) -> None:
-    """Add lines of one rank of one attempt.
+    """Append samples of one rank of one attempt.
 
     Args:
-        paths: the run's.
-        samples: at least one.
-        file: the rank's file, if it is open already.
+        paths: paths of the run.
+        samples: one sample or more.
+        file: the rank's file, if it is already open.
 
     Raises:
         OSError: the file system refused.

@@ -37,7 +37,7 @@ TRAINS = (Kind.step, Kind.program)
 """What of a step that lasted trained anything."""
 _ASKED_FOR = (*TRAINS, Kind.data_wait, Kind.evaluation)
 STARTS = (Kind.start_up, Kind.imports, Kind.rendezvous, Kind.compile, Kind.restore)
-"""What an attempt does before its first step."""
+"""Kinds of time that an attempt spends before its first step."""
 _FEWEST_TIMEOUTS = 3
 
 
@@ -127,12 +127,12 @@ def ledger_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut:
-    """The newest attempts of a run that its time limit ended, taken together."""
+    """Sums over the newest attempts of a run that its time limit ended."""
 
     count: int
     elapsed_s: float
     training_s: float
-    """Steps that lasted, their data wait, and evaluations: a longer time limit changes nothing of what each costs."""
+    """Seconds of steps that were not lost, their waits for data, and evaluations."""
 
     @property
     def share(self) -> float:
@@ -141,12 +141,12 @@ class TimedOut:
 
     @property
     def other_s(self) -> float:
-        """Mean seconds of an attempt that were not training: starts, saves, steps done again."""
+        """Mean seconds of an attempt that were not training: starts, saves, repeated steps."""
         return (self.elapsed_s - self.training_s) / self.count
 
 
 def most_timeouts(max_no_progress: int) -> int:
-    """Return how many attempts that the time limit ended are judged together (`cluster.min_goodput`)."""
+    """Return the number of attempts that are judged together against `cluster.min_goodput`."""
     return max(_FEWEST_TIMEOUTS, max_no_progress)
 
 
@@ -155,14 +155,14 @@ def newest_timeouts(
 ) -> TimedOut | None:
     """Sum up the newest `most` attempts that the time limit ended since a user last submitted the run.
 
-    Attempts that ended for another reason, as a preemption, are passed over: with no interruption they might have
-    trained, so they neither count against the run nor for it.
+    Attempts that ended for another reason, such as a preemption, are skipped: without the interruption they might have
+    trained.
 
     Returns:
-        None if there are fewer than `least` such attempts, or one of them did not tell what it spent its time on.
+        None if there are fewer than `least` such attempts, or the ledger of one of them is incomplete.
     """
     if sum(each.cause == TIMEOUT for each in attempts) < least:
-        return None  # nearly always; the files below are not read then
+        return None  # the usual case, in which the files below need not be read
     chain = newest_chain(attempts, successor_jobs(paths))
     ended = [each.attempt for each in chain if each.cause == TIMEOUT][-most:]
     ledger = ledger_of(paths, attempts, num_gpus=0, faults=faults) if len(ended) >= max(1, least) else None

@@ -34,7 +34,7 @@ def _largest(shares: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
 
 def timed_out_words(found: TimedOut, time_limit_min: int) -> str:
-    """Return a clause: how many attempts the time limit ended, and how much of their time was training."""
+    """Return a clause with the number of attempts that the time limit ended, and the training share of their time."""
     share = f"{found.share:.1%}".replace("%", " %")
     return (
         f"the time limit of {time_limit_min} min ended its last {found.count} attempts, and {share} of their "

@@ -99,9 +99,9 @@ class LifeSigns:
             write_json(self.paths.heartbeat, beat, sync=False)
 
     def _pause_s(self, now: float, force: bool) -> float:
-        """Return the least seconds between two heartbeats: `every_s` in the first minute, five times that later on.
+        """Return the minimum seconds between heartbeats: `every_s` in the first minute, five times as many later.
 
-        A heartbeat is some four requests to the file server: a run of a day must not make 170,000 of them.
+        A heartbeat costs about four requests to the file server, and a run of a day must not make 170,000 requests.
         """
         age_s = now - self._start_time
         if force and age_s < _YOUNG_S:
@@ -109,10 +109,10 @@ class LifeSigns:
         return self.every_s * min(max(1.0, age_s / _YOUNG_S), _MOST_TIMES)
 
     def ask_to_stop(self, names: Collection[str]) -> None:
-        """Set the stop flag for a reason that comes by no signal.
+        """Set the stop flag for a reason that does not arrive as a signal.
 
         Args:
-            names: the names in the run's folder as the server has them, or none to look for a deadline alone.
+            names: the names in the run's folder as the server has them; empty to check for a deadline only.
         """
         if CANCEL in names:
             # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
@@ -121,15 +121,15 @@ class LifeSigns:
             self.stop.request(DEADLINE)
 
     def give_way(self) -> None:
-        """Raise SupersededError if a later attempt of this run has begun: its journal lies in the run's folder.
+        """Raise SupersededError if the run's folder has the journal of a later attempt.
 
-        Any thread may call this: whichever sees it first, the others raise it too.
+        Any thread may call this function. After one thread has seen the journal, the others raise too.
         """
         self._look()
         self._check_superseded()
 
     def _look(self) -> list[str]:
-        """List the run's folder, as the server has it, and note the newest attempt; nothing if it cannot be listed."""
+        """Return the names that the server has in the run's folder, and note the newest attempt; [] after an error."""
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = names_in(self.paths.place) or []

@@ -147,7 +147,7 @@ def _write_plainly(config: TrainConfig, taken: Taken, path: Path, asked: Mapping
 def _prepare_lines(
     config: TrainConfig, facts: Mapping[str, Any], shape: DataShape | None, asked: Mapping[str, Any]
 ) -> str:
-    """Return `prepare` of load.py; the tokenizer's file is copied beside it, if it is there and the run's own."""
+    """Return the text of `prepare` for load.py; the run's tokenizer file is copied beside load.py if it is found."""
     made, folder = facts["preprocessing"], Path(asked["folder"])
     sha256 = (made or {}).get("tokenizer_sha256")
     has_tokenizer = False
@@ -165,7 +165,7 @@ def _prepare_lines(
 
 
 def _facts_of_data(asked: Mapping[str, Any], data: Data | None) -> dict[str, Any]:
-    """Return class names and preprocessing: as the checkpoint has them, else as the data here state them."""
+    """Return class names and preprocessing from the checkpoint, or else from the present data."""
     fed = asked.get("fed") or {"classes": None, "preprocessing": None, "unknown": None}
     here = described(None if data is None else data.samples)
     if fed["unknown"] and data is not None:

@@ -78,10 +78,11 @@ def open_data(config: TrainConfig, fed: Mapping[str, Any] | None = None, given: 
     """Build the task and the evaluation samples.
 
     Args:
-        fed: `classes` and `preprocessing` of the model; samples become inputs alike. None: as the configuration says.
+        fed: `classes` and `preprocessing` of the model, which apply to the samples too; None to use the configuration.
         given: keys of `data` that the user gave, which take precedence.
 
-    Raises ConfigError, DataError: the task or the data cannot be built here.
+    Raises:
+        ConfigError, DataError: the task or the data cannot be built here.
     """
     task = build_task(config)
     if fed is not None and fed["preprocessing"] is not None:
@@ -93,7 +94,7 @@ def open_data(config: TrainConfig, fed: Mapping[str, Any] | None = None, given: 
 
 
 def data_of(asked: Mapping[str, Any]) -> tuple[Data, list[str]]:
-    """Return the data that a model is asked about, and notes on each way in which they differ from its training."""
+    """Return the data on which a model is evaluated, and a note for each difference from its training data."""
     config, fed = from_plain(asked["config"]), asked.get("fed")
     notes: list[str] = []
     if fed is None:
@@ -122,7 +123,7 @@ def data_of(asked: Mapping[str, Any]) -> tuple[Data, list[str]]:
 def _with_own_data(
     config: TrainConfig, fed: Mapping[str, Any], plain: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """Return what the run's own table says today of its encoding, for checkpoints that do not have it; and a note."""
+    """Return the encoding by the run's own table as it is today, for checkpoints that lack it, and a note."""
     own = dataclasses.replace(config, data=section_from_plain(type(config.data), plain))
     try:
         found = described(build_dataset(own, "train", build_task(own)))
