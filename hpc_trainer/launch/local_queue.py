@@ -36,12 +36,12 @@ from hpc_trainer.state.last_words import NOT_STARTED, words_of_setup
 
 _POLL_S = 0.1
 _LAST_LINES = 12
-# The folder of runs may go away for a while: a server that reboots, a mount that is gone.
+# The folder of runs may disappear for a while: a server reboots, or a mount is gone.
 _AWAY_S = 900.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs every named run to its end, in order, and returns 0."""
+    """Run every named run to its end, in order, and return 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep-dir", type=Path, required=True)
     parser.add_argument("--max-parallel", type=int, required=True)
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Started:
-    """A run at work: its controller, its GPUs, and how many attempts it had before."""
+    """A running run: its controller, its GPUs, and the number of its earlier attempts."""
 
     spec: RunSpec
     process: subprocess.Popen[bytes]
@@ -94,7 +94,7 @@ def run_queue(
             seen = time.monotonic()
             count = waiting[0].shape.gpus_per_node
             if count > len(free_gpus) and at_work:
-                break  # others will free theirs; alone it starts and says itself what is missing
+                break  # other runs will free GPUs; if no run is left, the run starts and reports what is missing
             spec = waiting.popleft()
             if not is_there(paths.run(spec.run_id).marker(CANCEL)):
                 gpus, free_gpus = free_gpus[:count], free_gpus[count:]
@@ -111,7 +111,7 @@ def run_queue(
 
 
 def visible_gpus(num_wanted: int) -> list[int]:
-    """The GPUs that this queue may use: those that the person's CUDA_VISIBLE_DEVICES names, else the first ones."""
+    """Return the GPUs that this queue may use: those in the user's CUDA_VISIBLE_DEVICES, or else the first ones."""
     named = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     if named and all(word.isdecimal() for word in named):
         return [int(word) for word in named]
@@ -122,14 +122,14 @@ def _start(paths: SweepPaths, spec: RunSpec, gpus: list[int], archive: Path | No
     num_attempts = len(Journal(paths.run(spec.run_id)).read())
     cluster = spec.config["cluster"]
     command = worker_command(paths.folder, ["--run", spec.run_id], cluster["python"], archive)
-    # The controller's process id alone may come again, in a container after every start.
+    # The controller's process id alone may be reused, in a container after every start.
     start = os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
     process = start_local(paths.local_logs, command, spec.shape, gpus, cluster["setup"])
     return _Started(spec=spec, process=process, gpus=gpus, num_attempts=num_attempts, start=start)
 
 
 def _terminate(paths: SweepPaths, run: _Started) -> None:
-    """Asks the run to save and end: through its controller, or rank 0 itself if that was killed."""
+    """Ask the run to save and end: through its controller, or through rank 0 if the controller was killed."""
     if run.process.poll() is None:
         run.process.terminate()
     elif _lives_on(paths, run.spec):
@@ -138,7 +138,7 @@ def _terminate(paths: SweepPaths, run: _Started) -> None:
 
 
 def _lives_on(paths: SweepPaths, spec: RunSpec) -> bool:
-    """True while rank 0 works although its controller is gone (killed): the run keeps its slot."""
+    """Return True while rank 0 works although its controller was killed; the run then keeps its slot."""
     attempts = Journal(paths.run(spec.run_id)).read()
     return bool(attempts) and not attempts[-1].has_ended and bool(is_alive(attempts[-1].process))
 
@@ -156,7 +156,7 @@ def _is_over(paths: SweepPaths, run: _Started, *, is_urgent: bool) -> bool:
         return False
     run.ended = run.ended or time.monotonic()
     with contextlib.suppress(OSError):
-        if _is_here(paths):  # else the journal would seem to be empty
+        if _is_here(paths):  # else the journal would appear empty
             if _lives_on(paths, run.spec):
                 return False
             _record_silent_death(paths, run)
@@ -165,7 +165,7 @@ def _is_over(paths: SweepPaths, run: _Started, *, is_urgent: bool) -> bool:
 
 
 def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
-    """A run that was killed, or that could not even start, cannot say so; its journal has no other writer now."""
+    """Record the end of a run that was killed or could not start; its journal has no other writer now."""
     folder = paths.run(run.spec.run_id)
     journal = Journal(folder)
     attempts = journal.read()

@@ -1,4 +1,4 @@
-"""One look at a sweep after the other, until none of the runs that one waits for waits or works."""
+"""Repeated looks at a sweep, until none of the awaited runs waits or works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 # Run folders are ours and cheap to read; Slurm is asked at most this often (docs of squeue: no tight loops).
 _LOCAL_POLL_S = 0.5
 _SLURM_POLL_S = 10.0
-# What nobody has, and of which nothing changes for so long, will not change by itself. The accounting may be ten
+# A run that no scheduler has and that has not changed for so long will not change by itself. The accounting may be ten
 # minutes behind (state/run_state.py).
 _PATIENCE_S = 900.0
 
@@ -72,12 +72,12 @@ def _look(sweep: SweepPaths, before: SweepStatus | None) -> SweepStatus:
 
 
 def active_among(status: SweepStatus, run_ids: set[str]) -> list[RunStatus]:
-    """Those of the named runs that wait or work."""
+    """Return those of the named runs that wait or work."""
     return [run for run in status.open_runs.values() if run.run_id in run_ids and run.state.is_active]
 
 
 def _is_nobodys(run: RunStatus, status: SweepStatus) -> bool:
-    """True if neither a scheduler nor a process is known to have it, although who was asked has answered."""
+    """Return True if no scheduler and no process has the run, although those that were asked have answered."""
     if status.is_queue_silent:
         return False
     if run.waits_in_sweep:
@@ -87,7 +87,7 @@ def _is_nobodys(run: RunStatus, status: SweepStatus) -> bool:
 
 
 def _stands_since(run: RunStatus, before: tuple[object, float] | None, now: float) -> tuple[object, float]:
-    """How the run stands, and since when nothing of that has changed and it gave no sign of life."""
+    """Return the run's state, and the time since when it has not changed and the run gave no sign of life."""
     stands = run.state, run.cause, run.step, len(run.attempts)
     is_still = before is not None and before[0] == stands and (run.age_s is None or run.age_s >= now - before[1])
     return stands, before[1] if before is not None and is_still else now

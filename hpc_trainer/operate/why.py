@@ -1,4 +1,4 @@
-"""Why a run is as it is: a verdict in a sentence, what it rests on, what to do, and the story of its attempts."""
+"""Explanation of a run's state: a verdict in a sentence, its evidence, what to do, and the history of attempts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _AGAIN = "another configuration is another run: hpc-trainer submit with the key 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """One run's answer; each list is in the order to read it."""
+    """Explanation of one run; each list is in reading order."""
 
     run_id: str
     state: RunState
@@ -52,18 +52,18 @@ class Why:
     cause: str | None
     pending_reason: str | None
     frame: str | None
-    """Of an exception: the innermost line of the person's own code."""
+    """Innermost line of the user's own code in the traceback of an exception."""
     said: str | None = None
     """The last line that a failed program printed."""
     evidence: list[str]
     advice: list[str]
     timeline: list[str]
     ledger: RunLedger | None = None
-    """Where the time went; None: nobody knows, or nobody asked."""
+    """Where the time went; None if it is not known, or was not asked for."""
 
 
 def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, rank: int | None = None) -> Why:
-    """Explains one run from what its folder and the scheduler say.
+    """Return the explanation of one run, from its folder and the scheduler's answers.
 
     Args:
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work; and once in
@@ -142,7 +142,7 @@ def _waits(state: RunState, reason: Reason) -> Verdict:
 
 
 def _met_its_end(run: RunStatus) -> bool:
-    """True if a rank said itself that memory was not enough; older versions told it as an exception."""
+    """Return True if a rank itself reported that memory was not enough; earlier versions recorded an exception."""
     error = run.error
     if run.state is RunState.OUT_OF_MEMORY:
         return run.cause == OUT_OF_MEMORY
@@ -150,7 +150,7 @@ def _met_its_end(run: RunStatus) -> bool:
 
 
 def _memory(status: SweepStatus, run: RunStatus) -> Mapping[str, Any] | None:
-    """Of a run whose memory was not enough: what the rank told at its end, over what it told after its first steps."""
+    """Return memory figures of a run that ran out of memory: those at its end replace those of its first steps."""
     if not _met_its_end(run):
         return None
     before = read_json(status.sweep.run(run.run_id).memory, status.faults_of(run.run_id)) or {}
@@ -159,7 +159,7 @@ def _memory(status: SweepStatus, run: RunStatus) -> Mapping[str, Any] | None:
 
 
 def _flag(run: RunStatus) -> str:
-    """What a refused resume says itself that would allow it."""
+    """Return the option that would allow a refused resume, as the refusal names it."""
     found = _ALLOWS.search(str(run.error.get("message", "")))
     return found.group() if found else "checkpoint.allow_changes=[KEY,..]"
 
@@ -204,7 +204,7 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Seque
 
 
 def _rank_to_read(run: RunStatus) -> int | None:
-    """The rank that failed first; None where it is not to blame, as it may have waited for another."""
+    """Return the rank that failed first; None if it may only have waited for another rank."""
     if run.spec.shape.world_size == 1:
         return 0
     rank = run.error.get("rank")
@@ -238,7 +238,7 @@ def _newest_log(status: SweepStatus, run: RunStatus, rank: int | None) -> list[P
 
 
 def _grace(run: RunStatus) -> str | None:
-    """The warning of `plan`, for a run that a preemption may have cost work."""
+    """Return the warning of `plan` for a run that may have lost work by a preemption."""
     was_preempted = any(attempt.cause == "preempted" or not attempt.has_ended for attempt in run.attempts)
     partition = run.spec.shape.partition
     if run.stop_s is None or not was_preempted or partition is None or run.state is RunState.RUNNING:

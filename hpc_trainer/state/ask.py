@@ -1,7 +1,7 @@
-"""Asks Slurm about the runs of a sweep, and reads again what they wrote while it thought.
+"""Questions to Slurm about the runs of a sweep.
 
-A run goes on while it is looked at. So the folders of those that a scheduler no longer has are read once more after its
-answer: what they wrote at their end is there then.
+Runs go on while they are looked at. Folders of runs that the scheduler no longer has are therefore read again after its
+answer, so that files written at the end of a run are seen.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def ask_slurm(
     view = SchedulerView(queue, {}, asked_time=begin, cache_age_s=age_s)
     _take_found_jobs(folders, asked, queue)
     left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
-    if left and not look_anew(sweep.folder):  # folders of runs that began since they were looked for
+    if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
         raise went_away(sweep)
     for run_id in left:
         folders[run_id] = read(run_id)  # what they wrote at their end is there now
@@ -90,7 +90,7 @@ def went_away(sweep: SweepPaths) -> RunStateError:
 
 
 def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> SchedulerView:
-    """With the name of this cluster, if one of these runs' jobs is not known here, and may be another cluster's."""
+    """Return the view with this cluster's name, if a job is not known here and may be on another cluster."""
     if not any(each.submission and each.submission.cluster and not view.knows(each) for each in folders):
         return view
     try:
@@ -104,7 +104,7 @@ OVER_S = CLOCKS_S
 
 
 def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, float]], now: float) -> bool:
-    """True if a run has ended, by what is known without Slurm, and nothing brings it back unasked."""
+    """Return True if a run is known to have ended without asking Slurm, and nothing restarts it automatically."""
     if folder.doubt is not None or folder.untold_job is not None:
         return False
     if CANCEL in folder.markers and (folder.current is None or folder.is_settled):
@@ -120,7 +120,7 @@ def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, 
 def decide_now(
     run_id: str, folders: dict[str, RunFolder], view: SchedulerView, read: Callable[[str], RunFolder]
 ) -> End:
-    """The state of a run; of one on this machine that seems to be over, by its folder as it is after that was seen."""
+    """Return the state of a run; if a run on this machine seems to be over, its folder is read again first."""
     folder = folders[run_id]
     if not folder.is_on_slurm and not folder.is_settled and not decide(folder, view)[0].is_active:
         folders[run_id] = read(run_id)
@@ -128,7 +128,7 @@ def decide_now(
 
 
 def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
-    """Gives those folders their job that have an intent without an answer, where the queue shows it."""
+    """Set the job of each folder that has an intent without an answer, if the queue shows the job."""
     lost = [run_id for run_id in run_ids if folders[run_id].job_id is None]
     found = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
     for run_id in lost:

@@ -1,4 +1,4 @@
-"""What one run's own files say, read in one place."""
+"""Content of one run's own files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from hpc_trainer.state.submissions import Ledger, Submission, Waiting, newest_in
 
 @dataclass(slots=True, kw_only=True)  # not frozen: 10,000 of them would take 25 ms more
 class RunFolder:
-    """What one run's own files say. Nobody changes it."""
+    """Content of one run's own files. Treat it as read-only."""
 
     paths: RunPaths
     submission: Submission | None
-    """The newest: an array of the sweep's, or a successor job that an attempt submitted."""
+    """The newest submission: an array of the sweep, or a successor job that an attempt submitted."""
     element: int
     """The run's index in it."""
     job_id: str | None
@@ -38,15 +38,15 @@ class RunFolder:
     waits: str | None
     """Why the run waits in the sweep's own queue; None if it does not."""
     faults: tuple[str, ...] = ()
-    """What of its files cannot be read."""
+    """Faults of the run's files that cannot be read."""
     doubt: str | None = None
-    """What is lost that may tell of a later attempt or a later end than what was read."""
+    """Lost records that may hold a later attempt or a later end than those that were read."""
     unread: str | None = None
-    """Why its heartbeat was not to be read just now: it may live."""
+    """Why the heartbeat could not be read just now; the run may be alive."""
     is_empty: bool = False
     """True if the run has no folder, or the folder is empty."""
     untold_job: str | None = None
-    """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
+    """The job of the newest attempt, if it is newer than `submission` and no submission records it."""
 
     @property
     def newest(self) -> Attempt | None:
@@ -69,17 +69,17 @@ class RunFolder:
 
     @property
     def uuid(self) -> str:
-        """What its job carries; "" if it was never submitted."""
+        """Identifier that the run's job carries; "" if the run was never submitted."""
         return self.submission.uuid if self.submission is not None else ""
 
     @property
     def job_key(self) -> tuple[str, str]:
-        """What tells its job from all others: ids alone come again."""
+        """Key that identifies the run's job; Slurm reuses ids, so the id alone does not."""
         return self.uuid, self.job_id or ""
 
     @property
     def is_on_slurm(self) -> bool:
-        """True if it was given to Slurm last."""
+        """True if the latest submission went to Slurm."""
         return self.submission is not None and self.submission.executor == "slurm"
 
     @property
@@ -89,7 +89,7 @@ class RunFolder:
 
     @property
     def is_settled(self) -> bool:
-        """True if its files tell its end, whatever a scheduler says."""
+        """True if the run's files record its end, whatever a scheduler says."""
         return DONE in self.markers or journal_settles(self.current)
 
 
@@ -123,7 +123,7 @@ def read_folder(
         # DONE is written before the journal's end, and the folder was listed before the journal was read.
         present = list_folder(paths.place, unseen) or present
     markers = frozenset(name for name in (DONE, CANCEL) if name in present)
-    if listed is None:  # it may be entered, and not be listed
+    if listed is None:  # the folder may be entered but not listed
         markers = frozenset(name for name in markers if exists(paths.at(name), unseen))
     lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
     if listed and not journal_faults:
@@ -134,7 +134,7 @@ def read_folder(
         waiting = None  # the array that these follow took it out of the queue, and its line is lost
     submission, index = newest_in(book, latest) or (None, 0)
     own_jobs = {each.job_id for each in book.submissions if each.job_id is not None}
-    all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # a copy only where there is something to add
+    all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # copied only if there is something to add
     is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
     if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
         waiting = None  # so did the array that it lived in
@@ -174,7 +174,7 @@ def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attem
 
 
 def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
-    """What there is of a run that has no folder yet; arguments as of `read_folder`."""
+    """Return the RunFolder of a run that has no folder yet; arguments as for `read_folder`."""
     submission, index = latest or (None, 0)
     return RunFolder(
         paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
@@ -183,7 +183,7 @@ def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, wai
 
 
 def _read_book(paths: RunPaths) -> Ledger:
-    """The run's own submissions.jsonl; one that others may have changed costs this run only."""
+    """Return the run's own submissions.jsonl; a file that others may have changed affects this run only."""
     try:
         return read_ledger(paths, may_fail=True)
     except UntrustedFileError as error:
@@ -191,7 +191,7 @@ def _read_book(paths: RunPaths) -> Ledger:
 
 
 def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any], unseen: Faults) -> list[str]:
-    """An attempt that has left a sign of life or an error, and no line in the journal."""
+    """Return an attempt that has left a sign of life or an error, but no line in the journal."""
     number = attempts[-1].attempt + 1 if attempts else 0
     if heartbeat.get("attempt", -1) >= number:
         return [_lost_journal(paths, heartbeat["attempt"])]
@@ -203,7 +203,7 @@ def _lost_journal(paths: RunPaths, attempt: int) -> str:
 
 
 def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:
-    """When the run lived last, seconds since the epoch; late rather than early, for clocks differ."""
+    """Return the time of the last sign of life, in seconds since the epoch; late rather than early, as clocks differ."""
     times = [each.start_time for each in attempts[-1:]]
     with contextlib.suppress(OSError):
         times.append(paths.failure(0).stat().st_mtime)

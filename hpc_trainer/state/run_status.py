@@ -1,4 +1,4 @@
-"""How one run stands, as every verb shows it: from its folder, and from what the scheduler says of its job."""
+"""Status of one run, as every verb shows it: from its folder and from the scheduler's answer about its job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hpc_trainer.state.submissions import Submission
 
 @dataclass(slots=True, kw_only=True)  # not frozen: 10,000 of them would take 45 ms more
 class RunStatus:
-    """One run, as `status` shows it. `step` is the newest one known; `age_s` how old that knowledge is."""
+    """Status of one run, as `status` shows it. `step` is the newest known step, `age_s` the age of that knowledge."""
 
     spec: RunSpec
     state: RunState
@@ -45,27 +45,29 @@ class RunStatus:
     eta_s: float | None
     age_s: float | None
     num_steps: int
-    """Of the whole run; 0 if nobody knows."""
+    """Steps of the whole run; 0 if the number is not known."""
     speed: Mapping[str, float] = field(default_factory=dict)
     """The newest figures of `runs.metrics_log.SPEED`, of a run that works or is complete."""
     remarks: Sequence[str] = ()
-    """What its newest attempt says that a person should know, while it works: a rank that holds up the others."""
+    """Remarks of the running attempt for the user, such as a rank that delays the others."""
     failure: Mapping[str, Any] = field(default_factory=dict)
     stop_s: float | None = None
-    """How long this run needs to stop: a step and a save, the slowest 1 % of both, as it measured itself."""
+    """Seconds that the run needs to stop: a step and a save, the slowest 1 % of both, as the run measured them."""
     submission: Submission | None = None
-    """The newest: an array of the sweep's, or a successor job."""
+    """The newest submission: an array of the sweep, or a successor job."""
     waits_in_sweep: bool = False
-    """PENDING in the sweep's own queue: no scheduler has it yet."""
+    """True if the run is PENDING in the sweep's own queue, so that no scheduler has it yet."""
     own_job: str | None = None
-    """The id of its Slurm job, if that is surely its own: only then may it get a signal, and others wait for it."""
+    """Id of the run's Slurm job, if the job is certainly its own. Only then may it be signalled or waited for."""
     waiting_job: str | None = None
-    """The id of its Slurm job, if the queue shows that it has not begun."""
+    """Id of the run's Slurm job, if the queue shows that the job has not begun."""
     elsewhere: str | None = None
     """Words after "it was": why its job may be on another cluster than this one (`SchedulerView.elsewhere`)."""
     device_warning: str | None = None
-    """What is wrong with a GPU of a run at work: too hot, or failing (`runs/monitoring/warnings.py`); of one that
-    waits to go on without that node, why (`runs/monitoring/moves.py`)."""
+    """Problem of a GPU of a running run: too hot, or failing (`runs/monitoring/warnings.py`).
+
+    For a run that waits to restart without a node, the reason (`runs/monitoring/moves.py`).
+    """
     limit_warning: str | None = None
     """Warning that the time limit leaves too little for training, for a run that works or comes back."""
     pending_reason: str | None = None
@@ -78,24 +80,24 @@ class RunStatus:
 
     @property
     def has_slurm_job(self) -> bool:
-        """True if its newest job is one of Slurm's: the local queue's ids begin with the name of a host."""
+        """True if the newest job is a Slurm job; ids of the local queue begin with a host's name."""
         return self.job_id is not None and self.job_id[:1].isdecimal()
 
     @property
     def progress(self) -> str:
-        """Steps as a table shows them: `120/200`; of a program that has not said how many there are `120`, or `-`."""
+        """Steps as a table shows them: `120/200`, or `120` or `-` if a program has not logged the number of steps."""
         return f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step or "-")
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """The first error that it recorded: `type`, `message`, `exit_code`, `traceback`, ...; {} if none."""
+        """The first error that the run recorded: `type`, `message`, `exit_code`, `traceback`, ...; {} if none."""
         return self.failure or (self.attempts[-1].error if self.attempts else {})
 
     @property
     def reason(self) -> str | None:
-        """Why the run is not complete, in a line; None if nothing tells that.
+        """Reason why the run is not complete, in one line; None if it is not known.
 
-        The first error that it recorded, else the cause and what its job waits for.
+        The reason is the first recorded error, or else the cause and what the job is waiting for.
         """
         if self._failure_text is not None:
             return self._failure_text.splitlines()[0]
@@ -116,7 +118,7 @@ class RunStatus:
 
     @property
     def whole_reason(self) -> str | None:
-        """As `reason`; of a configuration that cannot be (exit 78) every line: the last one says what to do."""
+        """Like `reason`, but with every line for an invalid configuration (exit 78): the last line says what to do."""
         return self._failure_text if self.error.get("exit_code") == ExitCode.CONFIG else self.reason
 
     @property
@@ -130,9 +132,9 @@ class RunStatus:
 def status_of(
     spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None, faults: Faults
 ) -> RunStatus:
-    """What its folder and the scheduler say of a run, of which `decided` is the state, the cause and the node.
+    """Return the status of a run, with the state, cause and node of `decided`.
 
-    `refused`: Slurm's words, if it took no job of it.
+    `refused` is Slurm's message if it refused the run's job.
     """
     state, cause, node = decided
     newest = folder.newest
@@ -151,14 +153,14 @@ def status_of(
     beat = folder.heartbeat
     seen = beat.get("time")
     if newest is not None and (seen is None or beat.get("attempt") != newest.attempt):
-        seen = newest.end_time or newest.start_time  # a heartbeat of the attempt before says nothing of this one
+        seen = newest.end_time or newest.start_time  # a heartbeat of the previous attempt says nothing about this one
     entry = view.job_of(folder)
     waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
     return RunStatus(
         spec=spec,
         state=state,
-        # A loop of a person's own may finish before num_steps.
+        # A user's own loop may finish before num_steps.
         step=folder.result.get("step", spec.num_steps) if state is RunState.COMPLETED else _step(folder),
         attempts=folder.attempts,
         job_id=None if folder.waits is not None else folder.job_id or (newest.job_id if newest else None),
@@ -227,14 +229,14 @@ def _step(folder: RunFolder) -> int:
     if newest is not None and newest.saved_step is not None:
         return newest.saved_step
     if newest is None or newest.attempt != folder.heartbeat.get("attempt"):
-        # The heartbeat is of an attempt before: only what was saved counts.
+        # The heartbeat is of an earlier attempt, so only saved steps count.
         known = ((attempt.saved_step, attempt.resumed_step) for attempt in reversed(folder.attempts))
         return next((step for steps in known for step in steps if step is not None), beat)
     return beat
 
 
 def gpu_hours(run: RunStatus) -> float:
-    """GPU-hours that all attempts of a run held, up to the last sign of life."""
+    """Return the GPU-hours that all attempts of a run held, up to the last sign of life."""
     gpus = run.spec.shape.num_nodes * run.spec.shape.gpus_per_node
     # An attempt that was killed told no end: it ended before the next one began, or with the last sign of life.
     ends = [*(attempt.start_time for attempt in run.attempts[1:]), time.time() - (run.age_s or 0.0)]

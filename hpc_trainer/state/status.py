@@ -1,4 +1,4 @@
-"""The state of every run of a sweep: what the run wrote, then what Slurm says, never a guess."""
+"""State of every run of a sweep, from the run's own files, then from Slurm, and never guessed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["RunStatus", "SweepStatus", "gpu_hours", "read_status"]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """Every run of a sweep, in order of submission. Folders of runs that are done are read when somebody asks."""
+    """Status of every run of a sweep, in order of submission. Folders of done runs are read only on demand."""
 
     sweep: SweepPaths
     specs: Mapping[str, RunSpec]
@@ -45,14 +45,14 @@ class SweepStatus:
     open_runs: Mapping[str, RunStatus]
     """Run id -> the run, of those that are not done."""
     read_done: Callable[[str], RunStatus]
-    """Reads the folder of a run that is done."""
+    """Function that reads the folder of a run that is done."""
     remarks: Sequence[str] = ()
-    """What could not be asked, and what a person has to know."""
+    """Questions that were not answered, and other remarks for the user."""
     ledger: Ledger = field(default_factory=Ledger)
     top_up_job: str | None = None
-    """The job in the queue that will submit what waits, if there is one that has not begun."""
+    """The job in the queue that will submit the waiting runs, if there is one that has not begun."""
     tending_job: str | None = None
-    """As `top_up_job`, or one that is at work; None if nobody will submit what waits."""
+    """Like `top_up_job`, or such a job that is running; None if no job will submit the waiting runs."""
     silence: str | None = None
     """What Slurm did not answer, if it was asked and did not."""
     is_queue_silent: bool = False
@@ -60,13 +60,13 @@ class SweepStatus:
     is_away: bool = False
     """True if the sweep's folder could not be read just now; everything is then as of the last successful read."""
     faults: Faults = field(default_factory=Faults)
-    """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
+    """Faults of the files of the sweep and its runs that were read; `notes` begins with them."""
     lost: LostJobs = field(default_factory=LostJobs)
-    """What waits or works for this sweep and stands in none of its files."""
+    """Jobs that wait or work for this sweep but are in none of its files."""
     queue_error: str | None = None
-    """Why nobody knows which jobs are these runs': squeue did not answer, or submissions.jsonl was not to be read."""
+    """Why the runs' jobs are not known: squeue did not answer, or submissions.jsonl could not be read."""
     left_alone: list[str] = field(default_factory=list)
-    """The notes, among `notes`, about runs that another cluster has, or may have, or a job of which no line is left."""
+    """Those of `notes` about runs that another cluster has or may have, or about a job without a record."""
 
     @functools.cached_property
     def runs(self) -> list[RunStatus]:
@@ -79,16 +79,16 @@ class SweepStatus:
         return self.read_done(run_id) if found is None else found
 
     def faults_of(self, run_id: str) -> Faults:
-        """For what is read of one run: it becomes a note with the run's name."""
+        """Return the faults of one run, which become notes with the run's name."""
         return FaultsOf(run_id, self.faults)
 
     def open_among(self, run_ids: Iterable[str]) -> list[RunStatus]:
-        """Those of these runs that are not done."""
+        """Return those of the runs that are not done."""
         return [self.open_runs[run_id] for run_id in run_ids if run_id in self.open_runs]
 
     @property
     def notes(self) -> list[str]:
-        """What cannot be read, the first few, then the remarks."""
+        """The first few faults, then the remarks."""
         return [*told_few(self.faults), *self.remarks]
 
     @property

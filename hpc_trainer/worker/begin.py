@@ -1,4 +1,4 @@
-"""The beginning of an attempt, as rank 0 records it. No torch."""
+"""Beginning of an attempt, as rank 0 records it. No torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:  # it brings torch
 
 
 def begin_attempt(paths: RunPaths, env: RankEnv, attempt: int) -> Journal:
-    """The journal of the run, in which this attempt has begun; what the one before spent is kept. Ranks but 0 write
-    nothing.
+    """Record the beginning of this attempt, keep the time spent by the previous one, and return the run's journal.
+
+    Only rank 0 writes.
     """
     journal = Journal(paths)
     if env.rank == 0:

@@ -1,7 +1,8 @@
-"""One rank of a run whose work is a program of the person's own (`train.command`): starts it, hears it, concludes.
+"""One rank of a run whose work is a user's program (`train.command`): its start, its stop and its end.
 
-What the program ends with decides (docs/any_program.md): 0 is done; 75, or any end after a stop signal, goes on later;
-everything else has failed. No torch: a program in another framework shares its node with none of it.
+The program's exit code decides (docs/any_program.md). After 0 the run is done. After 75, or any end after a stop
+signal, it goes on later. All other ends are failures. No torch, so that a program in another framework does not share
+its node with torch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from hpc_trainer.worker.program_story import Story
 from hpc_trainer.worker.telemetry.sampler import sampler_of
 
 ASKED = "exit 75"
-"""What the journal has as the signal of a stop that the program asked for itself."""
+"""Signal in the journal for a stop that the program itself asked for."""
 _POLL_S = 0.1
 # Between looks at files that other ranks or commands write: of 512 ranks some 100 stats a second.
 _LOOK_S, _LOOK_PER_RANK_S = 1.0, 0.03
@@ -52,15 +53,15 @@ _DEAF_S = 30.0
 _LAST_LINES, _LAST_BYTES = 25, 8_000
 _STOPS = (*STOP_SIGNALS, signal.SIGINT)
 _STARTS = "the program starts in "
-"""How the line of the log begins before what the program prints."""
+"""Beginning of the log line before the program's output."""
 
 
 class _PeerFailed(Exception):  # noqa: N818  (no error of this rank)
-    """Another rank of this attempt has failed, and has recorded it."""
+    """Another rank of this attempt has failed and recorded its failure."""
 
 
 def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
-    """Runs the program as one rank and returns the exit code of this rank."""
+    """Run the program as one rank, and return the exit code of this rank."""
     journal = begin_attempt(paths, env, attempt)
     rank = _Rank(config, paths, env, stop, attempt, spans)
     try:
@@ -119,7 +120,7 @@ class _Rank:
 
     @property
     def as_stop(self) -> Stop:
-        """What concluding needs to know of this attempt."""
+        """Facts about this attempt for its conclusion."""
         return Stop(
             config=self._config, paths=self._paths, env=self._env, flag=self._stop, attempt=self._attempt,
             saved_step=self._step, spent=lambda: (self._step or 0, self._spent()),
@@ -133,7 +134,7 @@ class _Rank:
         return None if self._story is None else self._story.step
 
     def run(self) -> int:
-        """Starts the program and follows it to its end; the exit code of this rank."""
+        """Start the program, follow it to its end, and return the exit code of this rank."""
         with self._spans.within(Kind.rendezvous):
             place = meeting_place(self._config, self._paths, self._env, self._attempt, self._must_stop)
         if place is None or self._must_stop():
@@ -171,11 +172,11 @@ class _Rank:
 
     @staticmethod
     def _shown(words: Sequence[str]) -> str:
-        """For the log, which others read: without secrets."""
+        """Return the command line without secrets, for the log, which others may read."""
         return one_line(Redaction.of_process().words(words))
 
     def _follow(self, program: Program) -> None:
-        """Until the program and all that it started have ended; hands a stop on to it."""
+        """Wait until the program and all its processes have ended; pass a stop on to it."""
         told_time: float | None = None
         left_time: float | None = None
         while program.is_alive():
@@ -198,7 +199,7 @@ class _Rank:
             time.sleep(_POLL_S)
 
     def _finish(self) -> int:
-        """The program is done here. Rank 0 waits for the others, and says that the run is."""
+        """Conclude after the program is done. Rank 0 waits for the other ranks, then records that the run is done."""
         if self._story is None:
             write_json(self._paths.program_end(self._attempt, self._env.rank), {"time": time.time()})
             return ExitCode.OK
@@ -228,7 +229,7 @@ class _Rank:
         conclude_error(self.as_stop, record)
 
     def end_program(self) -> None:
-        """Leaves nothing of the program behind."""
+        """End all processes of the program."""
         if self._program is None or not self._program.is_alive():
             return
         self._program.send(signal.SIGTERM)
@@ -244,7 +245,7 @@ class _Rank:
             self._story.look(is_last=True)
 
     def _must_stop(self) -> bool:
-        """True once this rank has been asked to stop: by a signal, the cancel marker, or another rank.
+        """Return True once this rank was asked to stop by a signal, the cancel marker, or another rank.
 
         Raises _PeerFailed: srun ends us with the signal of a preemption, and the failing rank has told it before.
         """
@@ -275,7 +276,7 @@ def _told(code: int | None) -> str:
 
 
 def _last_lines(log: Path) -> str:
-    """What the program printed last."""
+    """Return the last lines that the program printed."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LAST_BYTES))

@@ -51,9 +51,9 @@ class Defaults:
 
 
 class HydraParts:
-    """Hydra's composition in steps, over the folders that the open `Composer` has given it.
+    """Hydra's composition in separate steps, over the folders of the open `Composer`.
 
-    `root` is the primary configuration, `before` are overrides that name further folders (hydra.searchpath).
+    `root` is the primary configuration. `before` are overrides that name further folders (hydra.searchpath).
     """
 
     def __init__(self, root: str, before: Sequence[str] = ()) -> None:
@@ -66,13 +66,13 @@ class HydraParts:
         self._groups: dict[str, bool] = {}
 
     def is_group(self, key: str) -> bool:
-        """Whether Hydra takes an override of `key` for a choice of a group."""
+        """Return True if Hydra treats an override of `key` as the choice of a group."""
         if key not in self._groups:
             self._groups[key] = self._repo.group_exists(key)
         return self._groups[key]
 
     def defaults(self, choices: Sequence[Override]) -> Defaults:
-        """The files that these group overrides choose. Raises what Hydra raises."""
+        """Return the files that these group overrides choose. Raises what Hydra raises."""
         with _quiet(), _cheap_interpolation_map():
             made = hydra_defaults.create_defaults_list(
                 repo=self._repo,
@@ -85,7 +85,7 @@ class HydraParts:
         return Defaults(entries=tuple(made.defaults), choices=dict(made.overrides.known_choices))
 
     def compose(self, entries: Sequence[ResultDefault]) -> DictConfig:
-        """The files merged, before any override of a value. Raises what Hydra raises."""
+        """Return the merged files, before any override of a value. Raises what Hydra raises."""
         with _quiet():
             repo: Any = _Copies(self._repo, entries)
             composed = self._loader._compose_config_from_defaults_list(defaults=list(entries), repo=repo)
@@ -93,17 +93,17 @@ class HydraParts:
         return composed
 
     def apply(self, overrides: Sequence[Override], composed: DictConfig) -> None:
-        """Overrides of values, in order, on `composed` itself. Raises what Hydra raises."""
+        """Apply overrides of values, in order, to `composed` in place. Raises what Hydra raises."""
         with _quiet():
             ConfigLoaderImpl._apply_overrides_to_config(list(overrides), composed)
 
     def sections_touched(
         self, before: Sequence[ResultDefault], after: Sequence[ResultDefault]
     ) -> frozenset[str] | None:
-        """Sections whose files differ; None where the difference may reach further.
+        """Return the sections whose files differ; None if the difference may affect other sections.
 
-        A section is merged from the files of its package and of the root package, in order. If the files of two
-        choices differ in one package only, and the choice steers no other one, all other sections stay the same.
+        A section is merged from the files of its package and of the root package, in order. If the files of two choices
+        differ only in one package, and no other choice depends on the difference, all other sections stay the same.
         """
         ours, theirs = {_identity(each): each for each in before}, {_identity(each): each for each in after}
         if len(ours) != len(before) or len(theirs) != len(after):
@@ -120,14 +120,14 @@ class HydraParts:
         return frozenset(section_of(each) for each in different)
 
     def _defaults_of(self, entry: ResultDefault) -> list[InputDefault]:
-        """The defaults list of one file; [] without one."""
+        """Return the defaults list of one file; [] if it has none."""
         assert entry.config_path is not None
         loaded = self._repo.load_config(entry.config_path)
         return list(loaded.defaults_list or []) if loaded is not None else []
 
 
 def _has_interpolation(default: InputDefault) -> bool:
-    """Whether a line of a defaults list depends on other choices."""
+    """Return True if a line of a defaults list depends on other choices."""
     value = default.value if isinstance(default, GroupDefault) else getattr(default, "path", "")
     return "${" in f"{value} {default.package or ''}"
 
@@ -137,20 +137,20 @@ def _identity(entry: ResultDefault) -> tuple[str | None, str | None, str | None,
 
 
 def section_of(entry: ResultDefault) -> str:
-    """The section that a file is merged into; "" for the root package, which may reach any section."""
+    """Return the section that a file is merged into; "" for the root package, which may change any section."""
     return (entry.package or "").partition(".")[0]
 
 
 def leaf_of(section: DictConfig, key: str) -> ValueNode | None:
-    """The typed leaf under `key`, which converts values as an assignment would; None where there is no leaf."""
+    """Return the typed leaf under `key`, which converts values as an assignment does; None if there is no leaf."""
     node = section._get_node(key)
     return node if isinstance(node, ValueNode) and not isinstance(node, AnyNode) else None
 
 
 class _Copies:
-    """A repository whose files may be changed by the merge: those that it adopts are handed out as copies.
+    """Repository that returns copies of the files that the merge adopts and may change.
 
-    A file with a package is embedded, and copied on that occasion by OmegaConf itself.
+    A file with a package is embedded, which copies it in OmegaConf itself.
     """
 
     def __init__(self, repo: CachingConfigRepository, entries: Sequence[ResultDefault]) -> None:
@@ -398,19 +398,19 @@ class _SharedStore:
 
 
 def share_schemas() -> None:
-    """Lets Hydra, as it is open now, copy its folders for each question without all schemas (15 of 16 ms)."""
+    """Let the open Hydra copy its folders for each query without all schemas, which took 15 of 16 ms."""
     loader = GlobalHydra.instance().config_loader()
     assert isinstance(loader, ConfigLoaderImpl)
     assert isinstance(loader.repository, ConfigRepository)
     for source in loader.repository.sources:
-        if source.scheme() == "structured":  # of a class that Hydra has imported by a way of its own
+        if source.scheme() == "structured":  # the class is not compared: Hydra imports it under another path
             store: ConfigStore = vars(source)["store"]
             vars(source)["store"] = _SharedStore(store)
 
 
 @contextlib.contextmanager
 def own_hydra() -> Iterator[None]:
-    """Sets aside what an app in this process has told Hydra, its configurations too: the state is one for a process."""
+    """Set aside the state of an app's Hydra, including its configurations, because a process has one Hydra state."""
     instances = Singleton._instances
     store = copy.copy(ConfigStore.instance())
     store.repo = {name: node for name, node in store.repo.items() if name in _HYDRAS_OWN}
@@ -425,15 +425,15 @@ def own_hydra() -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Hydra's own deprecations are not the person's business
+        warnings.simplefilter("ignore")  # Hydra's own deprecations do not concern the user
         yield
 
 
 @contextlib.contextmanager
 def _cheap_interpolation_map() -> Iterator[None]:
-    """Leaves out the map of choices that Hydra builds for every file, where no default of the file needs it.
+    """Skip the map of choices that Hydra builds for every file, if no default of the file needs it.
 
-    It takes 13 of the 18 ms of a defaults list, and is read only to resolve `${...}` in defaults.
+    The map takes 13 of the 18 ms of a defaults list, and is read only to resolve `${...}` in defaults.
     """
     full: Callable[..., DictConfig] = hydra_defaults._create_interpolation_map
 
