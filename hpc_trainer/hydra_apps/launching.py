@@ -1,7 +1,7 @@
-"""What our launcher does with a batch of points: hands them to `--app`, or submits their runs and may wait for them.
+"""Actions of our launcher on a batch of points: write them for `--app`, or submit their runs and wait if needed.
 
-An app that Python started by its script or module is started so again, once a run: nothing is pickled. Only a task that
-no command starts, as one of a notebook or of a test, is pickled (hydra_apps/pickled.py).
+An app that Python started by its script or module is started in the same way for each run, and nothing is pickled. Only
+a task that no command starts, such as one in a notebook or a test, is pickled (hydra_apps/pickled.py).
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def launch(
     context: HydraContext, task: TaskFunction, config: DictConfig, keys: Mapping[str, Any],
     job_overrides: Sequence[Sequence[str]], first: int,
 ) -> list[JobReturn]:  # fmt: skip
-    """Submits a run for each list of overrides. Of runs that are waited for, and were done before, with their values.
+    """Submit a run for each list of overrides, and return the results; only runs that are done have a value.
 
     Raises:
-        CompactHydraException: there is something wrong with the runs, in our words.
+        CompactHydraException: a problem of the runs, with our message.
     """
     setup_globals()
     composer = PointComposer(context.config_loader, config)
@@ -108,7 +108,7 @@ class _Batch:
 
 
 def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, list[str]]:
-    """Submits the runs of a batch that are new or interrupted: the grid, and the run's id of each point."""
+    """Submit the new and interrupted runs of a batch, and return the grid and each point's run id."""
     ours, start, more = list(_our_words(keys)), _start(batch.task, sys.modules["__main__"]), batch.more
     pickle: str | None = None
     content = b""
@@ -138,7 +138,7 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
 
 
 def _words(listed: ListConfig) -> list[str]:
-    """Overrides as they were typed, with their interpolations."""
+    """Return overrides as they were typed, with their interpolations."""
     words: Any = OmegaConf.to_container(listed, resolve=False)
     return [str(word) for word in words]
 
@@ -172,7 +172,7 @@ def _axes(words: Sequence[str], given: Set[str]) -> dict[str, str]:
 
 
 def _output(composed: DictConfig) -> str | None:
-    """The output folder, where the app or its words name one; None: that of our run."""
+    """Return the output folder that the app or its words name; None for the folder of our run."""
     raw: Any = OmegaConf.to_container(composed.hydra.sweep, resolve=False)
     if raw["dir"] == _DEFAULT_DIR or POINTS in os.environ:
         return None
@@ -192,7 +192,7 @@ def _our_words(keys: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _waits(config: DictConfig, wait: bool | None) -> bool:
-    """Whether to stay until the runs have ended. Raises ConfigError: the sweeper needs what they return."""
+    """Return True if the launcher waits for the runs. Raises ConfigError if the sweeper needs their return values."""
     target = str(config.hydra.sweeper.get("_target_"))
     is_plain = target.endswith(".BasicSweeper")
     if wait is False and not is_plain:
@@ -204,14 +204,14 @@ def _waits(config: DictConfig, wait: bool | None) -> bool:
 
 
 def _packages_of(task: TaskFunction, given: Sequence[str]) -> list[str]:
-    """The word that has the code of a task frozen that is pickled by its module's name."""
+    """Return the override that freezes the code of a task that is pickled by its module's name."""
     module = str(getattr(task, "__module__", "__main__")).partition(".")[0]
     is_said = any(word.startswith("snapshot") for word in given)
     return [] if module == "__main__" or is_said else [f"snapshot.packages=[{module}]"]
 
 
 def _start(task: TaskFunction, main: ModuleType) -> tuple[str, ...] | None:
-    """The command that starts the app of this task; None if it is none that a command has started."""
+    """Return the command that starts the app of this task; None if no command has started it."""
     file = getattr(main, "__file__", None)
     if getattr(task, "__module__", None) != "__main__" or file is None:
         return None
@@ -232,7 +232,7 @@ def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
 
 
 def _return_of(paths: RunPaths, status: SweepStatus | None, composed: DictConfig, point: AppPoint) -> JobReturn:
-    """What Hydra's own launcher would return of this run; `status` is None where nobody waits for its end."""
+    """Return the value that Hydra's own launcher would return; `status` is None if the launcher does not wait."""
     found = JobReturn(overrides=_words(composed.hydra.overrides.task), task_name=composed.hydra.job.name)
     output = point.output or str(paths.output)
     found.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")

@@ -1,8 +1,8 @@
-"""A task that no command starts again: of a notebook, of a test, or of a module that is imported.
+"""Task that no command can start again: from a notebook, a test, or an imported module.
 
-It is pickled with what Hydra knows, in a file that the person alone may read or write. The run checks the owner and the
-mode of the file, and of its folder, before it reads it. Nothing else in this package reads a pickle, and a training of
-the shared loop imports none of this.
+The task is pickled with Hydra's state, in a file that only the user may read or write. The run checks owner and mode of
+the file and of its folder before it reads the file. Nothing else in this package reads a pickle, and a training of the
+shared loop does not import this module.
 
     python -m hpc_trainer.hydra_apps.pickled NAME      in a run, as its program
 """
@@ -31,21 +31,21 @@ from hpc_trainer.runs.modes import make_folder
 
 
 def start_of_pickled(task: TaskFunction) -> tuple[str, ...]:
-    """The command of a pickled task: its name, and a digest of its code, which make the run what it is."""
+    """Return the command of a pickled task: its name and a digest of its code, on which the run's id depends."""
     name = getattr(task, "__name__", type(task).__name__)
     digest = hashlib.sha256(cloudpickle.dumps(task)).hexdigest()[:8]
     return ("python", "-m", __name__, f"{name}-{digest}")
 
 
 def pickle_of(task: TaskFunction, context: HydraContext, configs: Mapping[int, DictConfig]) -> tuple[str, bytes]:
-    """Name and content of the file for a batch of points; `configs`: number of a point -> its configuration."""
+    """Return name and content of the file for a batch of points; `configs`: number of a point -> its configuration."""
     state = {"task": task, "context": context, "configs": dict(configs), "singletons": Singleton.get_state()}
     content = cloudpickle.dumps(state)
     return f"{hashlib.sha256(content).hexdigest()[:16]}.pickle", content
 
 
 def store(sweep: SweepPaths, name: str, content: bytes) -> None:
-    """Writes the file into the sweep's folder, whole, for the person alone."""
+    """Write the file into the sweep's folder atomically, readable only by the user."""
     make_folder(sweep.folder)
     check_place(sweep.folder)
     sweep.pickles.mkdir(mode=0o700, exist_ok=True)
@@ -56,7 +56,7 @@ def store(sweep: SweepPaths, name: str, content: bytes) -> None:
 
 
 def main() -> None:
-    """Runs the task of this run, as Hydra's own launcher would."""
+    """Run the task of this run as Hydra's own launcher would."""
     output = Path(os.environ["HPC_TRAINER_RUN_DIR"])
     run = (
         output if output.name == os.environ["HPC_TRAINER_RUN_ID"] else output.parent

@@ -1,4 +1,4 @@
-"""What a task of a Hydra app returns becomes the run's results, and a sweeper's value."""
+"""Return value of a Hydra app's task, as the run's results and the sweeper's value."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from hpc_trainer.runs.told_metrics import VARIABLE, NewLines, log_metrics
 log = logging.getLogger(__name__)
 
 NAME = "return_value"
-"""The metric of a task that returns one number."""
+"""Name of the metric of a task that returns one number."""
 
 
 class Returns(Callback):
-    """Hydra calls it when the task of a run has ended; the words of the run's command name it."""
+    """Callback that Hydra calls when a run's task has ended; the run's command names it."""
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Tells what the task returned, if it ended well."""
+        """Record the task's return value, if the task ended well."""
         if job_return.status is JobStatus.COMPLETED:
             tell_return(job_return.return_value)
 
 
 def tell_return(value: Any) -> None:
-    """From the first rank of a run: its numbers are metrics, and all of it waits for the launcher in a file.
+    """Record the return value on the first rank: numbers become metrics, and a file keeps the value for the launcher.
 
-    What JSON cannot hold is named in the log, and comes back as None: nobody loads a pickle that a run has written.
+    A value that JSON cannot represent is named in the log and becomes None, because no pickle that a run has written is
+    loaded.
     """
     told = os.environ.get(VARIABLE)
     if value is None or told is None or os.environ.get("RANK", "0") != "0":
@@ -63,13 +64,13 @@ def _told_steps(folder: Path) -> Iterator[int]:
 
 
 def returned_value(paths: RunPaths) -> Any:
-    """What the task of a run returned; None if that was nothing, or nothing that JSON holds."""
+    """Return the value that a run's task returned; None if there is none, or JSON cannot represent it."""
     old = Path(paths.at(RETURNED))  # where earlier versions wrote it
     return (read_json(paths.returned) or read_json(old) or {}).get("value")
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch as Python's, configurations and tuples as dicts and lists."""
+    """Return numbers of numpy and torch as Python numbers, and configurations and tuples as dicts and lists."""
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=True, enum_to_str=True)
     if isinstance(value, dict):

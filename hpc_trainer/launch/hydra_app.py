@@ -1,6 +1,6 @@
-"""A Hydra app of a person's own, as it is: what its own Hydra makes of its words becomes frozen runs.
+"""Frozen runs of a user's unchanged Hydra app, as composed by the app's own Hydra.
 
-Each point of its grid is a run of a program (`train.command`): the app with the overrides of this point. The app's
+Each point of the app's grid is a run of a program (`train.command`): the app with the overrides of the point. The app's
 whole configuration is `params` of the run, so that a changed file of the app makes another run (docs/hydra_apps.md).
 """
 
@@ -30,9 +30,9 @@ from hpc_trainer.launch.freeze import Grid, by_known_names, freeze_grid
 from hpc_trainer.runs.spec import RunSpec
 
 POINTS = "HPC_TRAINER_APP_POINTS"
-"""Variable that names a file: our launcher writes the points of the app's grid there, and starts none."""
+"""Variable that names a file, into which our launcher writes the points of the app's grid without starting them."""
 OUTPUT, NUMBER, PICKLE = "HPC_TRAINER_APP_OUTPUT", "HPC_TRAINER_APP_NUMBER", "HPC_TRAINER_APP_PICKLE"
-"""Variables of a run: the app's output folder, its number in the grid, and what was pickled for it."""
+"""Variables of a run: the app's output folder, its number in the grid, and its pickled task."""
 CALLBACK = "hpc_trainer.hydra_apps.returns.Returns"
 # `hydra.mode`: the configuration may say MULTIRUN. What hangs on the run stands in its environment, so that the command
 # is the same wherever the run lies and however many points the grid has.
@@ -45,7 +45,7 @@ _OF_EACH_RUN = (
 )
 _FLAGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 _LAST_LINES = 12
-# Lines of Hydra's messages that tell a person nothing more.
+# Lines of Hydra's messages that add nothing for the user.
 _NO_HELP = (
     "Set the environment variable HYDRA", "Config search path", "provider=", "full_key:", "object_type=", "See https",
 )  # fmt: skip
@@ -63,9 +63,9 @@ class AppPoint:
     words: tuple[str, ...]
     """The app's overrides."""
     axes: Mapping[str, str]
-    """Those that its sweeper chose."""
+    """The values that the app's sweeper chose."""
     config: Mapping[str, Any]
-    """The app's configuration, composed, interpolations as they stand."""
+    """The app's composed configuration, with interpolations unresolved."""
     number: int
     output: str | None = None
     """The app's output folder; None: the folder of the run."""
@@ -76,9 +76,9 @@ class HydraApp:
     """An app and the points of its grid."""
 
     name: str
-    """As Hydra has it (`hydra.job.name`)."""
+    """Name of the app in Hydra (`hydra.job.name`)."""
     start: tuple[str, ...]
-    """What starts it, without an override."""
+    """Command that starts the app, without an override."""
     more: tuple[str, ...]
     """Options and overrides of Hydra's own configuration, the same on all points."""
     points: tuple[AppPoint, ...]
@@ -87,14 +87,14 @@ class HydraApp:
 
 
 def start_of(app: str) -> tuple[str, ...]:
-    """The command of an app: a script (`train.py`, `my/train.py`), or a module (`my.train`)."""
+    """Return the command of an app: a script (`train.py`, `my/train.py`), or a module (`my.train`)."""
     return ("python", app) if app.endswith(".py") else ("python", "-m", app)
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra's own options that say where the configuration is, and all other words but those that ask for a multirun.
+    """Return Hydra's options for the location of the configuration, and all other words except those for a multirun.
 
-    Its command line takes options before or after the overrides, not among them.
+    Hydra's command line takes options before or after the overrides, not among them.
     """
     flags: list[str] = []
     others: list[str] = []
@@ -110,10 +110,10 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_app(text: str) -> HydraApp:
-    """The points that the app's own Hydra makes of what stands after `--app`. Runs the app as far as its sweeper.
+    """Return the points that the app's own Hydra makes of the words after `--app`. Runs the app up to its sweeper.
 
     Raises:
-        ConfigError: its configuration does not compose, or it is no Hydra app.
+        ConfigError: the app's configuration does not compose, or the program is not a Hydra app.
     """
     try:
         app, *words = shlex.split(text)
@@ -135,12 +135,12 @@ def read_app(text: str) -> HydraApp:
 
 
 def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str:
-    """What the app's own Hydra makes of these words, or what it says is wrong with them."""
+    """Return the result of the app's own Hydra for these words, or its error message."""
     start = start_of(app)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "points.json")
         ask = ["hydra/launcher=hpc_trainer", "hydra/sweeper=hpc_trainer", f"hydra.sweep.dir={override_value(folder)}"]
-        env = {**os.environ, "PYTHONWARNINGS": "ignore", POINTS: str(file)}  # what it prints is taken for the error
+        env = {**os.environ, "PYTHONWARNINGS": "ignore", POINTS: str(file)}  # its output is taken for the error message
         done = subprocess.run(
             [sys.executable, *start[1:], "-m", *flags, *words, *ask], env=env, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
@@ -187,7 +187,7 @@ def _section_text(key: str, value: Any) -> str:
 
 
 def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) -> str:
-    """What is wrong with an app that told no points: Hydra's own words, and the nearest key to one that is unknown."""
+    """Return the error of an app that wrote no points: Hydra's own message, and the key nearest to an unknown one."""
     if not said:
         return "is no Hydra app: it ended without a look at its words. Use --command for any program."
     # Of a traceback (an app's own, or with HYDRA_FULL_ERROR) the error alone, which may have several lines.
@@ -205,7 +205,7 @@ def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) 
 def freeze_app(
     app: HydraApp, overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()
 ) -> Grid:
-    """Each point of the app on each point of our own overrides, which name the hardware, the cluster and the like.
+    """Return the grid of each point of the app with each point of our own overrides (hardware, cluster and so on).
 
     Raises:
         ConfigError: as `freeze_grid`; or an override is for what the app decides.
@@ -229,7 +229,7 @@ def freeze_app(
 
 
 def specs_of(app: HydraApp, base: RunSpec) -> list[RunSpec]:
-    """A run for each point of the app, alike in all that is ours."""
+    """Return a run for each point of the app; our own keys are equal in all of them."""
     return [_spec_of(app, point, base) for point in app.points]
 
 
@@ -256,19 +256,19 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
 
 
 def _telling_first(point: AppPoint) -> list[str]:
-    """The words of a point, first those that its sweeper chose: a name is cut, and many words stand in all points."""
+    """Return the words of a point, those of the sweeper first, because names are cut and the other words are shared."""
     words = [word for word in point.words if not word.startswith("~")]
     keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
     return sorted(words, key=lambda word: keys[word] not in point.axes)
 
 
 def _short(word: str) -> str:
-    """`lr0.1` of `optim.lr=0.1`, as the names of other runs have it."""
+    """Return `lr0.1` for `optim.lr=0.1`, as in the names of other runs."""
     key, _, value = word.lstrip("+~").partition("=")
     name = re.split(r"[./]", key)[-1].partition("@")[0]
     return name if is_secret_value(name, value) else name + value
 
 
 def _as_command(words: Sequence[str]) -> str:
-    """`train.command` of these words: none of their braces is a placeholder of ours."""
+    """Return `train.command` for these words, with braces escaped so that none is a placeholder."""
     return shlex.join(words).replace("{", "{{").replace("}", "}}")

@@ -1,9 +1,9 @@
-"""What a program of a person's own tells of itself: JSON lines in the file that `$HPC_TRAINER_METRICS` names.
+"""Metrics that a user's program logs: JSON lines in the file that `$HPC_TRAINER_METRICS` names.
 
     {"step": 10, "loss": 0.31, "num_steps": 1000}
 
-A program writes them by itself, by `hpc_trainer.log_metrics`, or by `hpc-trainer log` from a shell. Each attempt has a
-file of its own; the worker of rank 0 takes what is new into metrics.jsonl and the heartbeat (worker/program_story.py).
+A program writes the lines itself, by `hpc_trainer.log_metrics`, or by `hpc-trainer log` from a shell. Each attempt has
+a file of its own. The worker of rank 0 copies new lines into metrics.jsonl and the heartbeat (worker/program_story.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
     step: int
     num_steps: int | None
-    """Of the whole run, if the program says so."""
+    """Steps of the whole run, if the program logs them."""
     metrics: dict[str, float]
 
 
@@ -79,14 +79,14 @@ def log_metrics(
 
 
 class NewLines:
-    """Reads such a file while it grows; what cannot be read is told in `problems`, each kind once."""
+    """Reader of such a file while it grows; each kind of unreadable line is reported once in `problems`."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
         self.problems: list[str] = []
 
     def read(self) -> Iterator[Told]:
-        """The lines since the last call, whole ones only."""
+        """Return the complete lines since the last call."""
         try:
             with open_given(self._path) as file:
                 file.seek(self._offset)

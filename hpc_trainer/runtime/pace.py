@@ -1,4 +1,4 @@
-"""How long steps and saves take, when to stop before the time limit, and how often to save. No torch."""
+"""Durations of steps and saves, the time to stop before the time limit, and the interval of saves. No torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ASSUMED_S = 24 * 3600.0
 SIGNAL_SLACK_S = 60
 """sbatch(1): the signal may come up to 60 s earlier than requested."""
 JOB_START = "HPC_TRAINER_JOB_START"
-"""Set by the batch script, seconds since the epoch: Slurm 22.05 does not tell its jobs when they began."""
+"""Variable that the batch script sets to its start in seconds since the epoch, which Slurm 22.05 does not tell jobs."""
 
 
 class Pace:
@@ -43,12 +43,12 @@ class Pace:
 
     @property
     def save_s(self) -> float | None:
-        """99th percentile of a save, until it stands; None before the first."""
+        """99th percentile of a save until it is complete; None before the first."""
         return nearest_rank(self._saves, 0.99)
 
     @property
     def stall_s(self) -> float | None:
-        """99th percentile of how long training stood still for a save; None before the first."""
+        """99th percentile of the time that training stops for a save; None before the first."""
         return nearest_rank(self._stalls, 0.99)
 
     @property
@@ -58,23 +58,25 @@ class Pace:
 
     @property
     def lead_s(self) -> float:
-        """How long before the end a stop must begin so that its checkpoint stands in time."""
+        """Seconds before the end at which a stop must begin, so that its checkpoint is complete in time."""
         return _MARGIN_S + 2 * (self.step_s or 0.0) + _SAVE_FACTOR * (self.save_s or 0.0)
 
 
 def nearest_rank(values: Collection[float], share: float) -> float | None:
-    """The quantile of these values that is one of them: of 99 values and a share of 0.99 the largest; None of none.
+    """Return the nearest-rank quantile, which is one of the values; None without values.
+
+    For 99 values and a share of 0.99 it is the largest value.
 
     Args:
-        share: of the values that are not above it, in (0, 1].
+        share: share of the values that are not above the quantile, in (0, 1].
     """
     return sorted(values)[math.ceil(share * len(values)) - 1] if values else None
 
 
 def job_end_time(time_limit_min: int, environ: Mapping[str, str] | None = None) -> float | None:
-    """Seconds since the epoch at which Slurm ends this job; None where nobody said when it began.
+    """Return the time at which Slurm ends this job, in seconds since the epoch; None if its start is not known.
 
-    Slurm 23.02 and later tell (SLURM_JOB_END_TIME); for older ones our batch script says when it started.
+    Slurm 23.02 and later set SLURM_JOB_END_TIME; for earlier versions our batch script records its start.
     """
     environ = os.environ if environ is None else environ
     if "SLURM_JOB_ID" not in environ:
@@ -86,13 +88,13 @@ def job_end_time(time_limit_min: int, environ: Mapping[str, str] | None = None) 
 
 
 def job_start_time() -> float | None:
-    """Seconds since the epoch at which Slurm gave this job its nodes, as near as Slurm or its script tells."""
+    """Return the time at which this job got its nodes, in seconds since the epoch, by Slurm or the batch script."""
     told = os.environ.get("SLURM_JOB_START_TIME") or os.environ.get(JOB_START, "")
     return float(told) if "SLURM_JOB_ID" in os.environ and told.isdecimal() else None
 
 
 def must_stop(pace: Pace, end_time: float | None, now: float | None = None) -> bool:
-    """True when a save that begins later may not be finished before the time limit."""
+    """Return True if a save that begins later may not be finished before the time limit."""
     return end_time is not None and (time.time() if now is None else now) >= end_time - pace.lead_s
 
 
@@ -136,7 +138,7 @@ def better_limit_min(now_min: int, other_s: float, asked_lead_s: int | None) -> 
 
 
 def grace_warning(needed_s: float, partition: str, grace_s: float, kill_wait_s: float) -> str | None:
-    """A sentence if a preempted run needs longer to stop (`needed_s`) than its partition gives it; None if not."""
+    """Return a warning if a preempted run needs longer to stop (`needed_s`) than its partition allows; None if not."""
     given_s = grace_s + kill_wait_s
     if needed_s <= given_s:
         return None
@@ -156,17 +158,17 @@ def last_moment(
     grace_s: float = 0.0,
     kill_wait_s: float,
 ) -> float | None:
-    """When a rank that cannot reach the end of its step must leave without a save, so that its run still comes back.
+    """Return the time at which a rank in a step that is too long must exit without a save, so that its run comes back.
 
-    Seconds since the epoch, some seconds before the SIGKILL; None: nothing ends the job that we know of.
+    The time is in seconds since the epoch, some seconds before the SIGKILL; None if no end of the job is known.
 
     Args:
         signal_time: when the stop signal came.
         end_time: the time limit by Slurm's clock.
-        is_at_work: Slurm has not yet begun to end the job.
-        preempt_time: when Slurm noted its preemption; None: it did not.
-        grace_s: that preempted jobs of its partition have.
-        kill_wait_s: from SIGTERM to SIGKILL.
+        is_at_work: True if Slurm has not yet begun to end the job.
+        preempt_time: time at which Slurm noted its preemption; None if it did not.
+        grace_s: grace period of preempted jobs in the partition.
+        kill_wait_s: seconds from SIGTERM to SIGKILL.
     """
     if preempt_time is not None:
         return preempt_time + grace_s + kill_wait_s - _LEAVE_S
@@ -176,12 +178,12 @@ def last_moment(
 
 
 def mean_time_between_interruptions(num_interruptions: int, observed_s: float) -> float:
-    """Seconds from one interruption to the next, from what was seen of a run and one assumed interruption a day."""
+    """Return the mean seconds between interruptions, from those observed and one assumed interruption a day."""
     return (observed_s + _ASSUMED_S) / (num_interruptions + 1)
 
 
 def best_interval(save_s: float, between_s: float) -> float:
-    """Seconds of work between two saves that lose the least time to saves and to work done twice.
+    """Return the seconds of work between saves that lose the least time to saves and repeated work.
 
     Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart dumps", equation 37; its
     first term is Young's (1974), the square root of 2 · save_s · between_s.
@@ -197,9 +199,9 @@ def best_interval(save_s: float, between_s: float) -> float:
 
 
 def steps_between_saves(pace: Pace, between_s: float, default: int) -> int:
-    """`best_interval` in steps of this run, ≥ 1; `default` before a save was measured.
+    """Return `best_interval` in steps of this run, ≥ 1; `default` before a save was measured.
 
-    Only the time that training stands still is lost to a save; but the next one cannot begin before it is written.
+    A save costs only the time that training stops, but the next save cannot begin before the previous one is written.
     """
     lost_s = pace.stall_s or pace.save_s
     if not lost_s or not pace.typical_step_s:

@@ -203,7 +203,7 @@ def _lost_journal(paths: RunPaths, attempt: int) -> str:
 
 
 def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:
-    """Return the time of the last sign of life, in seconds since the epoch; late rather than early, as clocks differ."""
+    """Return the time of the last sign of life, in seconds since the epoch; rather late than early: clocks differ."""
     times = [each.start_time for each in attempts[-1:]]
     with contextlib.suppress(OSError):
         times.append(paths.failure(0).stat().st_mtime)

@@ -1,7 +1,8 @@
-"""What a checkpoint was made with, and whether a start may go on from it. The verdicts are config/resume_contract.py's.
+"""Facts about the making of a checkpoint, and the check whether a start may resume from it.
 
-Facts are gathered on rank 0 alone: reading a data set or hashing sources once is enough, and ranks of one job run one
-code. Every checkpoint's manifest holds them, as `meta.made_with`.
+The verdicts are those of config/resume_contract.py. Facts are gathered only on rank 0: reading a data set or hashing
+sources once is enough, because all ranks of a job run the same code. Every checkpoint's manifest holds the facts as
+`meta.made_with`.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointInfo
 
-# A checkpoint may be handed on: the site's environment and folders are nobody's business, and never matter.
+# A checkpoint may be passed on to others, so the site's environment and folders must not be in it; they never matter.
 _NOT_KEPT = frozenset({"cluster", "paths"})
 
 
 @dataclass(slots=True)
 class ResumeContract:
-    """The facts of one start, and what may differ. The default holds none: it compares nothing and saves nothing.
+    """Facts of one start, and the allowed differences. The default has no facts: it compares and saves nothing.
 
-    `changes` are the differences from the checkpoint that the run goes on from, in words, once `check` has passed.
+    After `check` has passed, `changes` are the differences from the checkpoint, in words.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
     described: dict[str, Any] = field(default_factory=dict)
-    """Of the facts those that `describe` added."""
+    """Those of the facts that `describe` added."""
     fed_with: dict[str, Any] | None = None
     """Class names and preprocessing of `dataset` (`datasets/preprocessing.py`), for users of the model. A resume
     compares the data set's fingerprint instead."""
@@ -53,11 +54,11 @@ class ResumeContract:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
     mesh: MeshShape | None = None
-    """None: all ranks are data-parallel ones, or the loop is a person's own, and nobody knows."""
+    """None if all ranks are data-parallel, or if a user's own loop leaves it unknown."""
 
     @classmethod
     def of(cls, config: TrainConfig, group: RankGroup) -> ResumeContract:
-        """The contract of a start with this configuration; call `describe` for data. Not collective."""
+        """Return the contract of a start with this configuration; call `describe` for data. Not collective."""
         checkpoint = config.checkpoint
         contract = cls(allow=tuple(checkpoint.allow_changes), resume_from=checkpoint.resume_from)
         contract.mesh = mesh_shape(config.parallel, group.world_size)
@@ -73,9 +74,10 @@ class ResumeContract:
         return contract
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Adds facts; of a data set its size, shapes and fingerprint.
+        """Add facts; a data set adds its size, shapes and fingerprint.
 
-        Raises LoopError: a name is taken by the configuration, or a value is not JSON.
+        Raises:
+            LoopError: a name is taken by the configuration, or a value is not JSON.
         """
         taken = sorted(self.facts.keys() & facts.keys())
         if taken:
@@ -92,7 +94,7 @@ class ResumeContract:
         self.facts |= self.described
 
     def told(self) -> dict[str, Any]:
-        """For the record of what an attempt runs with: `code` as in `facts`, and as `data` what `describe` added."""
+        """Return the facts for the record of an attempt: `code` as in `facts`, and `data` with those of `describe`."""
         return {"code": self.facts.get("code", {}), "data": self.described}
 
     def meta(self) -> dict[str, Any]:
@@ -101,10 +103,10 @@ class ResumeContract:
         return {"made_with": self.facts, **fed_with} if self.facts else {}
 
     def is_same_world(self, checkpoint: CheckpointInfo, group: RankGroup) -> bool:
-        """True if each rank's own state in the checkpoint is that of the same place on the mesh. Not collective.
+        """Return True if each rank's own state in the checkpoint belongs to the same place on the mesh. Not collective.
 
-        Of as many ranks on another mesh it is not: tensor-parallel neighbours must draw the same random numbers, and
-        those of other data-parallel ranks would not be.
+        It does not for as many ranks on another mesh: tensor-parallel neighbours must draw the same random numbers, but
+        data-parallel ranks have different ones.
         """
         if self.mesh is None or checkpoint.world_size != group.world_size:
             return checkpoint.world_size == group.world_size
@@ -113,21 +115,21 @@ class ResumeContract:
         return (was.get("pipeline_parallel", 1), was.get("tensor_parallel", 1)) == (self.mesh.pp, self.mesh.tp)
 
     def stream(self, rank: int) -> int | str:
-        """What goes beside the seed into the random numbers of a rank (`MeshShape.stream`)."""
+        """Number that, with the seed, determines the random numbers of a rank (`MeshShape.stream`)."""
         return rank if self.mesh is None else self.mesh.stream(rank)
 
     def check(self, checkpoint: CheckpointInfo, group: RankGroup) -> None:
-        """Compares, and prints what differs. Collective.
+        """Compare the facts with the checkpoint, and print the differences. Collective.
 
         Raises:
-            IncompatibleResumeError: on all ranks; the differences that are not allowed.
+            IncompatibleResumeError: a difference is not allowed; raised on all ranks.
         """
         refused = group.broadcast(self._compare(checkpoint) if group.is_rank_zero else None)
         if refused is not None:
             raise IncompatibleResumeError(refused)
 
     def _compare(self, checkpoint: CheckpointInfo) -> str | None:
-        """Rank 0's part: the message that refuses, or None."""
+        """Return the message that refuses the resume, or None; for rank 0."""
         was = checkpoint.meta.get("made_with")
         if not self.facts:
             return None
@@ -145,10 +147,10 @@ class ResumeContract:
 
 
 def fingerprint(value: Any) -> Any:
-    """JSON that tells two data sets apart; other values as they are.
+    """Return JSON that distinguishes data sets; other values are returned unchanged.
 
-    Of an object with `__len__`, `input_shape` and `num_classes` these; and what its `fingerprint()` returns, if it has
-    that: JSON, cheap to make, the same wherever the content is the same (no times, no paths).
+    For an object with `__len__`, `input_shape` and `num_classes` it has these, and the result of `fingerprint()` if the
+    object has this method: JSON that is cheap to make and equal for equal content (no times, no paths).
     """
     facts: dict[str, Any] = {}
     if hasattr(value, "input_shape") and hasattr(value, "__len__"):

@@ -1,6 +1,6 @@
-"""Changes of a frozen configuration, as `retry RUN hardware.time_limit_min=480` gives them: where and how a run is run.
+"""Changes of a frozen configuration, such as `retry RUN hardware.time_limit_min=480`.
 
-By Hydra's grammar and the schemas, as on the command line of a submit; no file of a configuration is read again.
+Overrides follow Hydra's grammar and the schemas, as at a submit. No configuration file is read again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _STAYS = "cluster.executor"
 
 
 def with_changes(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
-    """The configuration with other values of `cluster.*` and `hardware.*`; `config` stays as it is.
+    """Return the configuration with other values of `cluster.*` and `hardware.*`; `config` itself is not changed.
 
     Raises:
-        ConfigError: a change is of another section, is no single value, or does not fit the schema.
+        ConfigError: a change is of another section, has more than one value, or does not fit the schema.
     """
     with Composer() as composer:
         return _changed(composer, config, changes, CHANGEABLE, _problem)
@@ -74,7 +74,7 @@ def _changed(
     composer: Composer, config: TrainConfig, words: Sequence[str], names: Sequence[str],
     problem_of: Callable[[Override], str | None],
 ) -> TrainConfig:  # fmt: skip
-    """`config` with single keys of these sections changed."""
+    """Return `config` with single keys of these sections changed."""
     overrides = composer.parse(words)
     sections = OmegaConf.create({name: OmegaConf.structured(getattr(config, name)) for name in names})
     OmegaConf.set_struct(sections, True)

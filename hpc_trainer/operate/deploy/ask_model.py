@@ -1,4 +1,4 @@
-"""What a run's model, or an exported one, says of data: metrics, and a prediction for each sample."""
+"""Evaluation of a run's model or an exported model: metrics, and a prediction for each sample."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PREDICTIONS = (".jsonl", ".npz")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A run's checkpoint, or the folder of an export; and the data that it is asked about.
+    """A run's checkpoint or the folder of an export, and the data on which the model is evaluated.
 
-    `overrides`: of `data`; none: the run's own validation set. `trust`: packages that an export's configuration may
-    name; a run has its own.
+    `overrides` change `data`; without overrides the run's own validation set is used. `trust` names the packages that
+    an export's configuration may use; a run has its own trust.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Target:
 
 
 def evaluate(target: Target) -> dict[str, Any]:
-    """The metrics on all samples of the evaluation set, and what was asked of what.
+    """Return the metrics on all samples of the evaluation set, and a description of the model and the data.
 
     Raises:
-        ConfigError: the target or the data cannot be meant so, or model and data do not fit.
+        ConfigError: the target or the data are invalid, or the model does not fit the data.
         RunStateError: there is no such run, checkpoint or export; UntrustedFileError: others may have changed it.
         CheckpointError, DataError: weights or samples cannot be read.
     """
@@ -59,7 +59,7 @@ def evaluate(target: Target) -> dict[str, Any]:
 
 
 def predict(target: Target, output: Path) -> dict[str, Any]:
-    """Writes a prediction for each sample of the evaluation set to `output`; raises as `evaluate`."""
+    """Write a prediction for each sample of the evaluation set to `output`; raises as `evaluate`."""
     if output.suffix not in PREDICTIONS:
         raise ConfigError(
             f"--output {output}: predictions are lines of JSON (.jsonl) or arrays of numpy (.npz). Use "
@@ -78,7 +78,7 @@ def _with_notes(told: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
 
 
 def _asked(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(What the answer says of the target, what the process with torch is told.)"""
+    """Return the answer's description of the target, and the request to the process with torch."""
     folder = Path(target.name)
     is_folder = os.sep in target.name and folder.is_dir() and not journals_in(names_in(folder) or ())
     if is_folder or (folder / CARD).exists():
@@ -115,7 +115,7 @@ def _export(target: Target, folder: Path) -> tuple[dict[str, Any], dict[str, Any
     check_packages(f"{folder} ({card['to']})", card["to"], card["quantize"])
     try:
         plain = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-        # What the folder says to trust is not asked: it may come from anywhere.
+        # The folder's own trust is ignored, because the folder may come from anywhere.
         config = from_plain({**plain, "trust": list(target.trust)})
     except (yaml.YAMLError, UnicodeError, TypeError) as error:
         raise RunStateError(f"{folder / CONFIG} cannot be read: {error}. Export anew.") from error

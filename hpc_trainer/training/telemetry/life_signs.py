@@ -1,4 +1,4 @@
-"""What rank 0 tells of a run while it runs, and what it looks for meanwhile: a cancel, a deadline, a later attempt."""
+"""Signs of life that rank 0 writes while a run works, and its checks for a cancel, a deadline or a later attempt."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOST_TIMES = 5.0
 
 
 class SupersededError(HpcTrainerError):
-    """Slurm gave this incarnation's node up and has started another one: this one must touch nothing any more."""
+    """Slurm gave up this incarnation's node and has started another incarnation: this one must not write any more."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LifeSigns:
     """heartbeat.json of one attempt; for rank 0 alone.
 
-    `every_s`: least seconds between two writes, ≥ 0; in between, a call costs a look at the clock.
+    `every_s` is the minimum of seconds between two writes, ≥ 0. A call in between only reads the clock.
     """
 
     paths: RunPaths
@@ -41,7 +41,7 @@ class LifeSigns:
     saves: SaveTimer
     stop: StopFlag
     spent: Callable[[int], Mapping[str, Any]] = lambda step: {}
-    """What was spent up to this step (`Spans.spent`)."""
+    """Function that returns the time spent up to a step (`Spans.spent`)."""
     _first_step: int = 0
     _start_time: float = field(default_factory=time.time)
     _last_time: float = 0.0
@@ -49,14 +49,14 @@ class LifeSigns:
     _speed: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
-    """What a person should know of the run now, under the name of who says it; `status` shows it."""
+    """Current remarks for the user, by the name of their source; `status` shows them."""
 
     def start(self, step: int) -> None:
-        """Training goes on from this step."""
+        """Record the step from which training goes on."""
         self._first_step, self._start_time = step, time.time()
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """The newest value of each metric is shown, and `steps_per_s` is taken for the speed."""
+        """Store the newest value of each metric for display; `steps_per_s` becomes the speed."""
         self._speed = metrics.get("steps_per_s", self._speed)
         self._metrics |= metrics
 
@@ -65,11 +65,11 @@ class LifeSigns:
 
         Args:
             step: optimizer steps done.
-            force: in the first minute, tell it a second after the last time at the latest. Steps of a millisecond log
-                ten times a second, and each file that is replaced is work for the server of a shared file system.
+            force: in the first minute, write at the latest a second after the last write. Steps of a millisecond log
+                ten times a second, and each replaced file is work for the server of a shared file system.
 
         Raises:
-            SupersededError: as `give_way`.
+            SupersededError: as in `give_way`.
         """
         now = time.time()
         is_last = force and step >= self.num_steps  # its figures stay when the run is done

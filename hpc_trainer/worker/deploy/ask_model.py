@@ -1,4 +1,4 @@
-"""What a model says of data: the metrics of an evaluation (`eval`), and a prediction for each sample (`predict`)."""
+"""Evaluation of a model on data (`eval`), and a prediction for each sample (`predict`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 
 class Asked:
-    """A run's model on its device, or an export's on the CPU, and the data that it is asked about."""
+    """A run's model on its device, or an export's model on the CPU, with the data on which it is evaluated."""
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
         self.notes: list[str] = []
@@ -67,7 +67,7 @@ class Asked:
             return _CPU
 
     def told(self) -> dict[str, Any]:
-        """What both verbs say besides."""
+        """Return the other facts that both verbs show."""
         name = kind_of(self.device).name(self.device)
         return {
             "data": self.data.config.data.name, "num_samples": len(self.data.samples),
@@ -76,15 +76,15 @@ class Asked:
 
 
 def evaluate_model(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics on all samples. Raises as `open_data` and the task do."""
+    """Return the metrics on all samples. Raises as `open_data` and the task do."""
     found = Asked(asked)
     return {"metrics": found.data.figures(found.model, found.device, found.precision), **found.told()}
 
 
 def predict(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a prediction for each sample to `asked["output"]`, whole or not at all: JSON lines, or arrays of numpy.
+    """Write a prediction for each sample to `asked["output"]` atomically, as JSON lines or arrays of numpy.
 
-    Raises as `open_data` and the task do; OSError.
+    Raises OSError, and as `open_data` and the task do.
     """
     found, output = Asked(asked), Path(asked["output"])
     classes = (asked.get("fed") or {}).get("classes") or getattr(found.data.samples, "classes", None)
@@ -97,7 +97,7 @@ def predict(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _predictions(found: Asked) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-    """Batch by batch: `index`, what the task predicts, and `target`, where batches are pairs."""
+    """Yield for each batch `index`, the task's predictions, and `target` if batches are pairs."""
     data, task = found.data, found.data.task
     for start in range(0, len(data.samples), data.batch_size):
         rows = range(start, min(start + data.batch_size, len(data.samples)))

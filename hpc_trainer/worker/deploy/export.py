@@ -1,4 +1,4 @@
-"""Fills the folder of an export: the file, the lines that load it, and its card. The asking process made the folder."""
+"""Content of an export's folder: the file, load.py, and the card. The asking process has created the folder."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from hpc_trainer.worker.deploy.weights import Taken, write_weights
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is exported: the model as it is deployed, and what it was built and trained for.
+    """Model to be exported, as it is deployed, and the data that it was built and trained for.
 
-    `model`: what the file shall answer like. `original`: the same, but for what `--prune` takes from it.
+    The file must give the outputs of `model`. `original` is the same model before `--prune`.
     """
 
     config: TrainConfig
@@ -56,12 +56,12 @@ class Subject:
     original: nn.Module
     data: Data
     state: Mapping[str, Any]
-    """What a file of weights holds: the checkpoint's own numbers, as they are there, where no feature changes them."""
+    """Content of a file of weights: the checkpoint's own values, if no feature changes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that is there: what it holds of the model, and what the card and load.py say of it."""
+    """A written file: its content, and its descriptions in the card and in load.py."""
 
     state: Mapping[str, Any]
     shape: DataShape | None
@@ -70,13 +70,13 @@ class Written:
 
 
 def export(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes into the folder `asked["folder"]`; returns what stands in the card.
+    """Write the export into the folder `asked["folder"]`, and return the content of the card.
 
-    Weights alone are written also where the model or its data cannot be had here, or asked; a note says why.
+    If the model or its data cannot be built or evaluated here, a file of weights is still written, and a note says why.
 
     Raises:
-        ConfigError: the model has no such form, or the file would give other answers.
-        CheckpointError, DataError, RunStateError: what it is made of cannot be read.
+        ConfigError: the model has no such form, or the file would give other outputs.
+        CheckpointError, DataError, RunStateError: the checkpoint, the data or the run cannot be read.
     """
     config, taken = taken_of(asked)
     to, quantize, folder = asked["to"], asked["quantize"], Path(asked["folder"])
@@ -87,7 +87,7 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     if not is_plain or (asked["is_model"] and asked["measure"]):
         try:
             made = _write(_subject(config, taken, asked), path, to, quantize, asked)
-        except Exception as error:  # of a person's own code, among others
+        except Exception as error:  # errors of a user's code, among others
             if not is_plain:
                 raise
             path.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ def _subject(config: TrainConfig, taken: Taken, asked: Mapping[str, Any]) -> Sub
 
 
 def _write_plainly(config: TrainConfig, taken: Taken, path: Path, asked: Mapping[str, Any]) -> Written:
-    """The weights, of which nobody has made a model."""
+    """Write the weights, without building the model."""
     write_weights(path, taken.state)
     shape = shape_of(config, taken.made_with, None) if asked["is_model"] else None
     nothing = dict.fromkeys(("num_quantized", "inputs", "outputs", "same", "measured"))
@@ -174,7 +174,7 @@ def _facts_of_data(asked: Mapping[str, Any], data: Data | None) -> dict[str, Any
 
 
 def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: Mapping[str, Any]) -> Written:
-    """The file, proved and, if wanted, measured."""
+    """Return the written file, after a check of its outputs and, if requested, a measurement."""
     original = subject.model
     inputs = subject.data.inputs(original, NUM_SAMPLES)
     what = what_of(to, quantize, asked["prune"])

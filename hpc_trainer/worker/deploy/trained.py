@@ -1,4 +1,4 @@
-"""What a run has trained, or an export holds, in this process: the model, its task and its data."""
+"""A trained or exported model in this process, with its task and its data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpc_trainer.worker.deploy.weights import Taken, take_out
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The evaluation samples, and what asks a model about them."""
+    """The evaluation samples, and the means to evaluate a model on them."""
 
     config: TrainConfig
     task: Task
@@ -38,11 +38,11 @@ class Data:
 
     @property
     def batch_size(self) -> int:
-        """Of evaluations, as in the run."""
+        """Batch size of evaluations, as in the run."""
         return BatchSizes.given(self.config.train).eval_batch_size
 
     def figures(self, model: nn.Module, device: torch.device, precision: PrecisionConfig) -> dict[str, float]:
-        """What the run's evaluation would tell of `model`."""
+        """Return the metrics that the run's evaluation would give for `model`."""
         found = evaluate(
             model, self.samples, task=self.task, group=RankGroup(device=device), batch_size=self.batch_size,
             precision=precision, seed=self.config.seed,
@@ -51,9 +51,10 @@ class Data:
         return found
 
     def inputs(self, model: nn.Module, count: int) -> torch.Tensor:
-        """What the task gives `model` of the first `count` samples, [at most count, ..], on the CPU.
+        """Return the inputs that the task passes to `model` for the first samples, [at most count, ..], on the CPU.
 
-        Raises ConfigError: the task calls the model with more, or with other things, than one tensor.
+        Raises:
+            ConfigError: the task calls the model with other arguments than one tensor.
         """
         batch = self.samples.__getitems__(range(min(count, len(self.samples))))
         seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -135,17 +136,17 @@ def _with_own_data(
 
 
 def shape_of(config: TrainConfig, made_with: Mapping[str, Any], samples: MapDataset | None) -> DataShape | None:
-    """What the model was built for: as the checkpoint says, else as the data of now. None: neither says it."""
+    """Return the shape that the model was built for, by the checkpoint or else the present data; None if unknown."""
     facts = made_with.get("dataset")
     if isinstance(facts, dict) and {"input_shape", "num_classes"} <= facts.keys():
-        # A task of one's own takes data without a shape, which a checkpoint holds as [].
+        # A user's own task accepts data without a shape, which a checkpoint holds as [].
         has_shape = facts["input_shape"] or not isinstance(config.task, CustomTaskConfig)
         return DataShape(tuple(facts["input_shape"]) if has_shape else None, facts["num_classes"])
     return None if samples is None else DataShape(samples.input_shape, samples.num_classes)
 
 
 def check_same_shape(was: DataShape | None, data: Data) -> None:
-    """Raises ConfigError: the model was built for data of another shape, or for fewer classes than these have."""
+    """Raise ConfigError if the model was built for data of another shape, or for fewer classes than these data."""
     if was is None:
         return
     now, name = data.samples, f"data={data.config.data.name}"
@@ -162,7 +163,7 @@ def check_same_shape(was: DataShape | None, data: Data) -> None:
 
 
 def taken_of(asked: Mapping[str, Any]) -> tuple[TrainConfig, Taken]:
-    """The configuration and the weights of a run's checkpoint, as the asking process names them."""
+    """Return the configuration and the weights of the run's checkpoint that the asking process names."""
     over = asked["over"]
     taken = take_out(
         Path(asked["checkpoints"]), asked["step"], name=asked["name"], over=None if over is None else (over[0], over[1])
