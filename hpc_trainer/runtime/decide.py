@@ -1,8 +1,8 @@
-"""What to do when an attempt ends before its run is done: pure logic, no input or output, no torch.
+"""Decisions when an attempt ends before its run is done: pure logic, no input or output, no torch.
 
-The table is in design section 6. Three questions, asked in this order: how does the job stand (`decide_stop`, or
-`decide_failure` for an error), what became of the requeue that was asked for (`decide_answer`), and what of the
-successor job (`decide_successor`). tests/unit/runtime/test_decide.py goes through every combination of all of them.
+The table is in design section 6. Three decisions follow each other: on the state of the job (`decide_stop`, or
+`decide_failure` for an error), on the answer to a requeue (`decide_answer`), and on the answer to a successor job
+(`decide_successor`). tests/unit/runtime/test_decide.py tests every combination of all of them.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from hpc_trainer.slurm import reasons, states
 
 
 class Action(str, enum.Enum):
-    """What brings the run back, after everything is saved."""
+    """Way in which the run comes back, after everything is saved."""
 
     none = "none"
     requeue = "requeue"
     """`scontrol requeue Incomplete`."""
     batch_requeue = "requeue by the batch script"
-    """The same, outside: where a container has no scontrol, or the controller did not answer."""
+    """The same by the batch script: a container has no scontrol, or the controller did not answer."""
     successor = "successor"
-    """Another job with the same run, where this one cannot be requeued."""
+    """Another job with the same run, if this job cannot be requeued."""
 
 
 class Answer(str, enum.Enum):
-    """What became of a requeue that was asked for."""
+    """Answer to a requeue request."""
 
     requeued = "requeued"
     already_pending = "already_pending"
-    """Slurm, or somebody, was faster."""
+    """Slurm or a user acted first."""
     refused = "refused"
     no_scontrol = "no_scontrol"
     silent = "silent"
-    """No answer in time: it may have been requeued or not."""
+    """No answer in time: the job may have been requeued or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopFacts:
-    """What is known at the stop. The fields after `can_submit` are Slurm's own words.
+    """Facts known at the stop. The fields after `can_submit` are Slurm's own values.
 
     Attributes:
         on_slurm: the run is a Slurm job.
@@ -54,10 +54,10 @@ class StopFacts:
         ran_full_time: the time limit is used up.
         was_preempted: Slurm noted a preemption (jobs in their grace period carry its time).
         preempts_by_requeue: preempted jobs of this partition go back into the queue by themselves; None: not known.
-        is_in_grace: the preempted job's grace period is not over yet.
+        is_in_grace: True if the preempted job's grace period is not over yet.
         was_requeued: Slurm has counted a restart that this incarnation is not: it took the job back by itself.
         accounting_state: what sacct says of a job that is no longer at work; None without an answer.
-        keeps_accounting: False where Slurm says that this site keeps none.
+        keeps_accounting: False if Slurm says that this site keeps no accounting.
         reason: scontrol's reason for the job's state; "None" if it gives none, "" if it was not heard.
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
@@ -85,9 +85,9 @@ class StopFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The action, and what the journal and the exit code say.
+    """Action at an end, with the entries of the journal and the exit code.
 
-    `state` is what is true if the action succeeds; `fallback` if it does not, and what is recorded until it has.
+    `state` holds if the action succeeds. `fallback` holds if it fails, and is recorded until it has succeeded.
     """
 
     action: Action
@@ -97,25 +97,26 @@ class Decision:
     fallback: RunState | None = None
 
 
-# Words by which Slurm says itself why it takes the nodes back.
+# States by which Slurm itself says why it takes the nodes back.
 _SAID_PLAINLY = {word: state for word, state in states.ENDS.items() if state.is_interrupted}
 TIMEOUT = "timeout"
 """Cause of an end by the time limit, with or without its warning."""
 UNEXPLAINED = "unexplained"
-"""The cause of an end of which Slurm has not said yet whether somebody cancelled the job: its accounting will."""
+"""Cause of an end before Slurm says whether a user cancelled the job; its accounting will say it."""
 BATCH_SHELL = "batch_shell"
-"""The job ended beside its ranks: its batch shell was killed, or ended for a reason of its own."""
+"""Cause of an end outside the ranks: the batch shell was killed, or ended for a reason of its own."""
 
 
 def decide_stop(facts: StopFacts) -> Decision:
-    """The decision for one agreed stop.
+    """Return the decision for a stop on which the ranks have agreed.
 
-    Never a requeue after a cancel, never two requeues, never a silent end: every path names a state and a cause.
+    There is never a requeue after a cancel, never a second requeue, and never a silent end: every path names a state
+    and a cause.
     """
     if facts.has_cancel_marker or facts.job_state == states.CANCELLED:
         return cancelled()
     if not facts.on_slurm:
-        # Nobody brings a local run back but the person: the next `submit` or `train` goes on from here.
+        # Only the user restarts a local run: the next `submit` or `train` goes on from here.
         return _interrupted(RunState.PREEMPTED, "stopped")
     if facts.has_token:
         return _interrupted(RunState.REQUEUED, _cause(facts))
@@ -125,12 +126,12 @@ def decide_stop(facts: StopFacts) -> Decision:
     if facts.job_state is None or facts.job_state in states.AT_WORK:
         return _requeue(_cause(facts))
     # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
-    # person cancelled. What happened shows in what Slurm already did.
+    # user cancelled. What Slurm has already done shows what happened.
     if facts.was_requeued or facts.job_state in states.NOT_BEGUN:
         causes = {states.PREEMPTED: "preempted", states.NODE_FAIL: "node_fail"}
         known = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
         return _interrupted(RunState.REQUEUED, known)
-    # A preemption that was noted is what ended the job, unless its grace is not over: then a person cancelled it.
+    # A noted preemption has ended the job. If its grace period is not over, a user has cancelled the job instead.
     is_cancelled = facts.accounting_state == states.CANCELLED and facts.job_state not in _SAID_PLAINLY
     is_preemption = facts.was_preempted and not facts.is_in_grace and not is_cancelled
     if is_preemption and facts.preempts_by_requeue and not facts.ran_full_time:
@@ -148,13 +149,13 @@ def decide_stop(facts: StopFacts) -> Decision:
     if {states.FAILED, states.COMPLETED} & set(words):
         return _interrupted(RunState.PREEMPTED, BATCH_SHELL)
     if facts.job_state == states.COMPLETING and facts.reason == reasons.NONE and not facts.keeps_accounting:
-        # No accounting will ever say it, and Slurm has a reason, or a time of preemption, for every other end.
+        # No accounting will ever say it, and for every other end Slurm has a reason or a time of preemption.
         return cancelled()
     return _interrupted(RunState.PREEMPTED, UNEXPLAINED)
 
 
 def _words(facts: StopFacts, *, is_preemption: bool) -> list[str | None]:
-    """What Slurm calls the end of the job, the surest word first."""
+    """Return Slurm's states for the end of the job, the most reliable first."""
     return [
         states.TIMEOUT if facts.ran_full_time else None,
         states.PREEMPTED if is_preemption else None,
@@ -165,15 +166,15 @@ def _words(facts: StopFacts, *, is_preemption: bool) -> list[str | None]:
 
 
 def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failures: int) -> Decision | None:
-    """What to do after an error that may pass: of storage or data, a hang, a lost rank. None: the run has failed.
+    """Return the decision after a temporary error (storage, data, a hang, a lost rank); None if the run has failed.
 
     Args:
-        cause: as the journal has it.
-        num_failures: how often such an error brought the run down since a person submitted it, this time included.
+        cause: the cause in the journal.
+        num_failures: number of such errors since a user last submitted the run, including this one.
         max_failures: `cluster.max_failures`.
     """
     if facts.has_cancel_marker or (facts.on_slurm and states.CANCELLED in (facts.job_state, facts.accounting_state)):
-        return cancelled()  # the error is its echo: --retry-failed must not bring it back
+        return cancelled()  # the error results from the cancel: --retry-failed must not restart the run
     if not facts.on_slurm or num_failures > max_failures:
         return None
     if facts.has_token or facts.was_requeued or facts.job_state in states.NOT_BEGUN:
@@ -187,10 +188,10 @@ def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failu
 
 
 def decide_answer(decision: Decision, answer: Answer, *, can_submit: bool) -> Decision:
-    """What follows from the answer to a requeue. Its action is done if it is `none`, or still to do.
+    """Return the decision that follows from the answer to a requeue. Its action is `none`, or still to be done.
 
     Args:
-        decision: one whose action is `requeue`.
+        decision: a decision whose action is `requeue`.
         can_submit: sbatch is on PATH here.
     """
     if answer in (Answer.requeued, Answer.already_pending):
@@ -203,13 +204,13 @@ def decide_answer(decision: Decision, answer: Answer, *, can_submit: bool) -> De
 
 
 def decide_successor(decision: Decision, *, is_accepted: bool) -> Decision:
-    """What is recorded when sbatch has answered to the successor job of `decision`."""
+    """Return the decision to record after sbatch has answered to the successor job of `decision`."""
     state = decision.state if is_accepted else decision.fallback or RunState.PREEMPTED
     return replace(decision, action=Action.none, state=state)
 
 
 def cancelled() -> Decision:
-    """What is decided of a run that somebody has cancelled."""
+    """Return the decision for a run that a user has cancelled."""
     return Decision(action=Action.none, state=RunState.CANCELLED, cause="cancelled", exit_code=ExitCode.OK)
 
 

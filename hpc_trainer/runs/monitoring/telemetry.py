@@ -1,10 +1,9 @@
-"""telemetry/attempt-000.rank-0.jsonl: what a rank's device and host did, a line for each period. No torch.
+"""Telemetry of a rank's device and host (telemetry/attempt-000.rank-0.jsonl), a line for each period. No torch.
 
     {"time", "elapsed_s", "node", "step", "device": {..} or null, "host": {..} or null}
 
-A program that drives all GPUs of its node (`train.command_per=node`) has a line for each of them, the host in the
-first. What is not known is left out of `device` and `host`, and None in what is read. What counts up begins at 0 with
-the attempt.
+A program that uses all GPUs of its node (`train.command_per=node`) has a line for each GPU, and the host in the first
+line. Unknown values are left out of `device` and `host`, and read as None. Counters begin at 0 with the attempt.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hpc_trainer.runs.reading import Faults, list_folder, parse_record, read_end
 from hpc_trainer.runs.record_values import as_count, as_time, is_number
 
 MAX_LINES, _DENSE = 2_048, 256
-"""A file never has more lines: below 2 MB. When it is full it is thinned out to half, but for the newest `_DENSE`."""
+"""Most lines of a file, which stays below 2 MB. A full file is thinned out to half, except for the newest `_DENSE`."""
 _MOST_READ = 2 * MAX_LINES  # of a file that is not ours, or of several devices
 _TAIL = 8_192  # bytes that hold the last line
 _LINE = 1_024  # bytes that hold one, mostly
@@ -35,54 +34,54 @@ J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU, or a part of one (MIG). Clocks are those of now; `throttle` says why they are below their best."""
+    """A GPU, or a part of a GPU (MIG). Clocks are current values; `throttle` says why they are below their maximum."""
 
     uuid: str | None = None
     name: str | None = None
     utilisation: float | None = None
-    """Share of the time in which a kernel ran, 0 to 1: over NVML's own window, up to a second."""
+    """Share of time in which a kernel ran, 0 to 1, over NVML's own window of up to a second."""
     memory_used: int | None = None
     memory_total: int | None = None
     temperature_c: float | None = None
     temperature_limit_c: float | None = None
-    """From there on the device lowers its clocks by itself."""
+    """Temperature from which on the device lowers its clocks."""
     power_w: float | None = None
     power_limit_w: float | None = None
     energy_j: float | None = None
-    """Since the attempt began: by the device's counter, else its power added up."""
+    """Energy since the attempt began, by the device's counter or else its summed power."""
     sm_clock_mhz: int | None = None
     mem_clock_mhz: int | None = None
     throttle: tuple[str, ...] | None = None
-    """Of THROTTLE; () where nothing holds it back."""
+    """Reasons from THROTTLE; () if the clocks are not limited."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     """Errors of memory since the driver was loaded (volatile); the aggregate is of the device's whole life."""
     ecc_corrected_aggregate: int | None = None
     ecc_uncorrected_aggregate: int | None = None
     xid: tuple[int, ...] | None = None
-    """NVIDIA's numbers of the faults since the line before."""
+    """NVIDIA's numbers of the faults since the previous line."""
     nvlink_bytes: int | None = None
     pcie_bytes: int | None = None
     """Both ways together, since the attempt began."""
     is_lost: bool | None = None
-    """True from the moment on in which the driver lost it (NVML: GPU is lost)."""
+    """True once the driver has lost the device (NVML: GPU is lost)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A rank's processes, its own and those that they started; of what a node has only one of, the node."""
+    """A rank's processes and those that they started; for resources that a node has only once, the node."""
 
     cpus: float | None = None
-    """Cores that the rank kept busy since the line before."""
+    """Cores that the rank kept busy since the previous line."""
     cpus_allowed: float | None = None
-    """Cores that it may use: by affinity and by the control group's quota."""
+    """Cores that the rank may use, by affinity and by the control group's quota."""
     rss_bytes: int | None = None
-    """Resident memory of the rank's processes added up; pages that they share count in each."""
+    """Sum of the resident memory of the rank's processes; shared pages count in each."""
     memory_available: int | None = None
     memory_limit: int | None = None
-    """That of the control group, as Slurm sets it, else of the node; `memory_available` is what is left of it."""
+    """Memory of the control group, as Slurm sets it, or else of the node; `memory_available` is its free part."""
     major_faults: int | None = None
-    """Pages that were read from the disk, since the attempt began."""
+    """Pages read from the disk, since the attempt began."""
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
     """Of the rank's processes, since the attempt began; network file systems count where the kernel does."""
@@ -100,7 +99,7 @@ THROTTLE = (
 )  # fmt: skip
 """`power_cap` is the normal state of a GPU that works hard: it is at its power limit."""
 HARMFUL = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
-"""Those that a healthy, well cooled device does not show."""
+"""Reasons that a healthy, well cooled device does not show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +111,7 @@ class Sample:
     time: float
     """Seconds since the epoch, by the node's clock, which may be put back."""
     elapsed_s: float
-    """Since the sampling of the attempt began, by a clock that nobody puts back."""
+    """Seconds since sampling began in the attempt, by a monotonic clock."""
     node: str | None
     step: int | None
     device: Device | None
@@ -141,7 +140,7 @@ def append_samples(paths: RunPaths, samples: Sequence[Sample], file: OwnLines | 
 
 
 def record_of(sample: Sample) -> dict[str, Any]:
-    """What a line says."""
+    """Return the record of a sample, as a line holds it."""
     return {
         "time": round(sample.time, 3), "elapsed_s": round(sample.elapsed_s, 3), "node": sample.node,
         "step": sample.step, "device": _known(sample.device), "host": _known(sample.host),
@@ -156,9 +155,10 @@ def _known(part: Device | Host | None) -> dict[str, Any] | None:
 
 
 def thin_out(path: Path) -> int:
-    """Halves a file's lines: the newest stay, of the older ones those in equal spaces of time. Returns how many stay.
+    """Halve a file's lines, and return how many stay: the newest, and older ones at equal intervals of time.
 
-    Raises OSError: the file system refused; the file is as it was.
+    Raises:
+        OSError: the file system refused; the file is unchanged.
     """
     lines = [record for _, record in records(path) if record is not None]
     old, new = lines[:-_DENSE], lines[-_DENSE:]
@@ -236,7 +236,7 @@ def _spaced(files: Sequence[_File], most_ranks: int | None) -> list[_File]:
 
 
 def newest_energy_j(paths: RunPaths, faults: Faults | None = None) -> float | None:
-    """`energy_j` of a run. Where the first rank of an attempt has no GPU and no figure, the others are not read."""
+    """Return `energy_j` of a run. If an attempt's first rank has no GPU and no figure, the others are not read."""
     found: list[Sample] = []
     tells: dict[int, bool] = {}
     for attempt, rank, path in _files(paths, faults):
@@ -266,7 +266,7 @@ def _records_at_ends(path: str, faults: Faults | None) -> list[dict[str, Any]]:
 
 
 def _sample(attempt: int, rank: int, record: Mapping[str, Any]) -> Sample | None:
-    """None for what no writer of ours writes."""
+    """Return the sample of a record; None if no writer of ours writes such a record."""
     step, node = record.get("step"), record.get("node")
     try:
         return Sample(
@@ -308,7 +308,7 @@ def _items(value: object, kind: type) -> tuple[Any, ...] | None:
 
 
 def energy_j(samples: Iterable[Sample]) -> float | None:
-    """All attempts and ranks added: what each device used, else what each node's processors did; None: nobody knows.
+    """Return the energy of all attempts and ranks: of devices, or else of the nodes' processors; None if unknown.
 
     Energy counts up within an attempt, so the newest samples are enough.
     """
@@ -326,6 +326,6 @@ def energy_j(samples: Iterable[Sample]) -> float | None:
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None if none is."""
+    """Return the mean of the known values; None if no value is known."""
     known = [each for each in values if each is not None]
     return statistics.fmean(known) if known else None
