@@ -141,6 +141,8 @@ class _Rank:
             return conclude_start(self.as_stop)
         for own in (self._paths.output, self._paths.own_checkpoints, self._paths.told):
             make_folder(own)
+        if self._story is not None:
+            self._story.catch_up()
         folder = folder_of(self._config, self._paths)
         if is_of_run(self._config.train.command_dir):
             make_folder(Path(folder))

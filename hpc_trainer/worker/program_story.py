@@ -9,7 +9,7 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.beat import write_result
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import MetricsLog
+from hpc_trainer.runs.metrics_log import MetricsLog, newest_metrics_in
 from hpc_trainer.runs.told_metrics import NewLines, Told
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
@@ -38,6 +38,25 @@ class Story:
             paths=paths, env=env, attempt=attempt, num_steps=config.train.num_steps,
             every_s=config.monitor.heartbeat_every_s, saves=SaveTimer(), stop=stop, spent=lambda step: spent(),
         )  # fmt: skip
+
+    def catch_up(self) -> None:
+        """Take in the metrics that the attempt before told, and that its worker did not live to read.
+
+        The program may have saved the step that they tell of. Then no later attempt tells it again.
+        """
+        if self._attempt == 0:
+            return
+        newest = max((record["step"] for record in newest_metrics_in(self._paths.metrics)), default=0)
+        left: list[Told] = []
+        lines = NewLines(self._paths.told_metrics(self._attempt - 1))
+        while batch := list(lines.read()):
+            for told in batch:
+                while left and left[-1].step >= told.step:
+                    left.pop()
+                left.append(told)
+        for told in left:
+            if told.step > newest and told.metrics:
+                self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
 
     def look(self, *, is_last: bool = False) -> None:
         """Takes in what is new, and gives a sign of life. Raises SupersededError: a later attempt has begun."""

@@ -68,9 +68,9 @@ while step < num_steps:
     time.sleep(pace_s())
     step += 1
     link = hashlib.sha256(f"{link} {step}".encode()).hexdigest()
-    if step % saved_every == 0 or step == num_steps:
-        save(step, link)
     if step % 10 == 0:
         line = {"step": step, "num_steps": num_steps, "loss": int(link[:8], 16) / 2**32}
         with Path(os.environ["HPC_TRAINER_METRICS"]).open("a") as told:
             told.write(f"{json.dumps(line)}\n")
+    if step % saved_every == 0 or step == num_steps:
+        save(step, link)

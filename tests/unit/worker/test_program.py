@@ -17,6 +17,7 @@ import pytest
 from hpc_trainer.config.schema.train import CommandEnv, CommandPer, TrainConfig
 from hpc_trainer.errors import ConfigError, NoProgressError, RankEnvError
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.told_metrics import VARIABLE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
@@ -262,6 +263,30 @@ def test_steps_after_a_stop_that_the_program_does_not_hear_are_known(tmp_path: P
     assert not rank._program.is_alive()
     assert rank._step == 2
     assert [json.loads(line)["step"] for line in paths.metrics.read_text().splitlines()] == [2]
+
+
+def test_metrics_that_a_killed_worker_did_not_read_are_taken_in_by_the_next_attempt(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    """The program had saved step 3 and told it; the next attempt goes on with step 4. Step 3 was lost for good."""
+    for folder in (paths.logs, paths.told):
+        folder.mkdir(parents=True)
+    env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    first, second = (
+        program._Rank(_config("x", tmp_path), paths, env, StopFlag(), number, Spans()) for number in (0, 1)
+    )
+    tell = [f'{{"step": {step}, "loss": {step}}}\n' for step in range(7)]
+    paths.told_metrics(0).write_text("".join([*tell[1:3]]))
+    assert first._story is not None
+    first._story.look()
+    with paths.told_metrics(0).open("a") as told:
+        told.write("".join([tell[3], tell[6], tell[5]]))  # nobody looks any more; it went back from 6 to 5
+    assert second._story is not None
+    second._story.catch_up()
+    assert [record["step"] for record in read_metrics(paths.metrics)] == [1, 2, 3, 5]
+    paths.told_metrics(1).write_text(tell[4])
+    second._story.look()
+    assert [record["step"] for record in read_metrics(paths.metrics)] == [1, 2, 3, 4]
 
 
 def _attempts(*ends: tuple[int | None, str | None]) -> list[Attempt]:
