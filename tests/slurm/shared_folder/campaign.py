@@ -144,6 +144,8 @@ class Campaign(Soak):
             return
         scene = self.random.choice(self.scenes)
         kept = [run for run in scene.runs if run.folder not in self.cancelled]
+        if not kept:
+            return
         words: tuple[str, ...] = self.random.choice(
             (
                 ("submit", "cluster=testbed", *scene.words, "sweep_name=scene"),
