@@ -112,7 +112,7 @@ def read_folder(
     """
     faults, journal_faults, unseen = Faults(), Faults(), Faults()
     listed = list_folder(paths.place, unseen) if names is None else names
-    if is_listed and not listed and not is_there(paths.place):
+    if is_listed and listed == [] and not _is_still_there(paths, unseen):
         unseen.append("its folder was there a moment ago and is not now: ask again in a minute")
     present = _EVERYTHING if listed is None else listed
     heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults) if HEARTBEAT in present else {}
@@ -160,6 +160,15 @@ def read_folder(
         is_empty=listed == [],
         untold_job=untold_job,
     )
+
+
+def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
+    """Return whether the run's folder is there; a file system that refuses to say is a fault, and counts as yes."""
+    try:
+        return is_there(paths.place)
+    except OSError as error:
+        faults.refuse(paths.place, error)
+        return True
 
 
 _EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)

@@ -42,7 +42,7 @@ def test_diff_shows_what_is_not_the_same(submitted: LocalDriver) -> None:
     assert submitted.json("diff", first, second) == [{"key": "optim.lr", first: 0.001, second: 0.003}]
     assert "differ in nothing" in submitted.run("diff", first, first).stdout
     done = submitted.run("diff", first, check=False)
-    assert (done.returncode, "Name two or more" in done.stderr) == (2, True)
+    assert (done.returncode, "name two or more" in done.stderr) == (2, True)
 
 
 def test_sweeps_are_listed_without_a_scheduler(submitted: LocalDriver) -> None:

@@ -348,8 +348,8 @@ def test_what_became_of_an_intent_is_told_by_order_and_not_by_the_nodes_clocks(
     journal = Journal(run)
     for number, job_id in enumerate(("500_0", "600_0")):
         journal.start(number, job_id=job_id, restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
-    lines = list(read_lines(run.attempts))  # without their checksums
-    run.attempts.write_text("".join(json.dumps({**line, "time": line["time"] + skew_s}) + "\n" for line in lines))
+    lines = list(read_lines(run.journal(0)))  # without their checksums
+    run.journal(0).write_text("".join(json.dumps({**line, "time": line["time"] + skew_s}) + "\n" for line in lines))
     settle_intents(sweep)
     assert [each.job_id for each in read_submissions(sweep)] == ["500", "600"]
 

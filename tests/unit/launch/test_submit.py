@@ -266,8 +266,8 @@ def test_an_orphan_that_ran_by_a_clock_two_minutes_behind_is_found(
     run = SweepPaths(folder).run(make_specs(2, *SLURM)[0].run_id)
     run.logs.mkdir(mode=0o700, parents=True)
     Journal(run).start(0, job_id="900_0", restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
-    (line,) = read_lines(run.attempts)
-    run.attempts.write_text(json.dumps({**line, "time": line["time"] - 120}) + "\n")
+    (line,) = read_lines(run.journal(0))
+    run.journal(0).write_text(json.dumps({**line, "time": line["time"] - 120}) + "\n")
     submit(make_grid(folder, make_specs(2, *SLURM)))
     assert fake_slurm.calls("sbatch") == []
     assert [each.job_id for each in read_submissions(SweepPaths(folder))] == ["900"]

@@ -57,5 +57,5 @@ def test_every_form_is_each_format_with_each_number_format() -> None:
 
 def test_a_list_of_forms_is_no_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="hpc-trainer export RUN sweep=compress"):
+    with pytest.raises(ConfigError, match="Give it to hpc-trainer export, after the run"):
         freeze_grid(["experiment=digits", "cluster=local", "sweep=compress"])

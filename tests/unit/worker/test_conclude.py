@@ -18,7 +18,6 @@ from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.monitoring.moves import Move, write_move
-from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
@@ -95,7 +94,7 @@ def _stop(sweep: SweepPaths, rank: int = 0, restart_count: int = 0, *, job_id: s
 
 
 def _ends(run: RunPaths) -> list[tuple[str, str, str]]:
-    return [(r["state"], r["cause"], r["action"]) for r in read_lines(run.attempts) if r["event"] == "end"]
+    return [(r["state"], r["cause"], r["action"]) for r in journal_records(run.folder, "end")]
 
 
 def test_a_job_at_work_is_requeued_once(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:

@@ -154,11 +154,11 @@ def test_a_restart_that_slurm_has_counted_and_we_are_not_is_another_incarnation(
 
 def test_when_slurm_is_asked_to_requeue_all_is_written(job: Job) -> None:
     """It may kill the job the moment it agrees."""
-    copy = f'cp "{job.run.requeue_token}" "{job.run.attempts}" "{job.fake.folder}"; exit 0'
+    copy = f'cp "{job.run.requeue_token}" "{job.run.journal(0)}" "{job.fake.folder}"; exit 0'
     job.play("JobState=RUNNING", requeue=copy)
     job.end()
     assert read_json(job.fake.folder / job.run.requeue_token.name) == {"job_id": "101_0", "restart_count": 0}
-    last = list(read_lines(job.fake.folder / job.run.attempts.name))[-1]
+    last = list(read_lines(job.fake.folder / job.run.journal(0).name))[-1]
     assert (last["event"], last["state"], last["action"]) == ("end", "REQUEUED", "requeue")
 
 
@@ -166,12 +166,12 @@ def test_until_a_successor_is_accepted_the_journal_does_not_promise_one(job: Job
     """Killed while sbatch waits for a busy controller, the run is one that the next submit brings back."""
     sbatch = job.fake.bin / "sbatch"
     sbatch.write_text(
-        sbatch.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\ncp "{job.run.attempts}" "{job.fake.folder}"\n', 1)
+        sbatch.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\ncp "{job.run.journal(0)}" "{job.fake.folder}"\n', 1)
     )
     job.play("JobState=TIMEOUT")
     ended = job.end()
     assert (ended.state, ended.action) == (S.REQUEUED, "successor")
-    last = list(read_lines(job.fake.folder / job.run.attempts.name))[-1]
+    last = list(read_lines(job.fake.folder / job.run.journal(0).name))[-1]
     assert (last["event"], last["state"]) == ("end", "TIMEOUT")
 
 
