@@ -90,7 +90,7 @@ NEAREST = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One error at one place."""
+    """An error of one operator at one place in a file."""
 
     path: Path
     line: int
@@ -217,7 +217,7 @@ def is_in_function(path: Path, source: str) -> bool:
 
 
 def _skeleton(code: types.CodeType) -> tuple[Any, ...]:
-    """What an import computes: of functions the name alone."""
+    """Return what an import of the module computes; functions count by their names alone."""
     consts = [
         each if not isinstance(each, types.CodeType) or each.co_name.startswith("<")
         else each.co_name if each.co_flags & inspect.CO_OPTIMIZED else _skeleton(each)

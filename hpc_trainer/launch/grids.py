@@ -104,20 +104,20 @@ def submit_grid(
         if status is not None:
             before, status = _top_up(status, lock)
         known = what_is_known(status, grid) if status is not None else Known()
-        laid_down = (RunState.CANCELLED, RunState.GONE)
-        cancelled = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) in laid_down]
-        if revive and cancelled:
-            known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(cancelled, RunState.PREEMPTED)})
+        named = (RunState.CANCELLED, RunState.GONE)  # such a run comes back by its name alone
+        set_down = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) in named]
+        if revive and set_down:
+            known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(set_down, RunState.PREEMPTED)})
         known = _anew(grid, known) if fresh else known
         if checked is None or known.states:
             # What waits has had its turn, with the code that it was submitted with.
             checked, code = _checked(grid, dataclasses.replace(known, waiting=frozenset()), retry_failed)
         if revive and not checked.problems:
-            _end_what_waits(status, cancelled)
-            for run_id in cancelled:
+            _end_what_waits(status, set_down)
+            for run_id in set_down:
                 grid.sweep.run(run_id).marker(CANCEL).unlink(missing_ok=True)
         if fresh and not checked.problems:
-            _end_what_waits(status, cancelled)
+            _end_what_waits(status, set_down)
             _set_aside(grid)
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
     own = {spec.run_id for spec in grid.specs}

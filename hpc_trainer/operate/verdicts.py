@@ -11,7 +11,7 @@ from hpc_trainer.state.last_words import NOT_STARTED
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One sentence about the run (`says`), and what to type or change (`advice`).
+    """A verdict on a run: a sentence (`says`), and the commands or changes that help (`advice`).
 
     Placeholders besides {run}, {sweep} and {job}: `flag` is the option that allows a refused resume. `longer` is a
     longer time limit, in minutes. `memory` is the override for twice the memory. `words` are the overrides of the

@@ -174,7 +174,7 @@ class RunPaths:
     @property
     def own_checkpoints(self) -> Path:
         """The folder for checkpoints that a user's program or loop writes; hpc_trainer does not read them."""
-        return Path(self.at("own_checkpoints")) if self._is_old else self.output / "checkpoints"
+        return Path(self.at("own_checkpoints" if self._is_old else "output/checkpoints"))
 
     @property
     def _is_old(self) -> bool:

@@ -40,7 +40,7 @@ _MOST_UNLISTED = 1_000
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One start of a run, read from its records. A field is None until its record is written."""
+    """An attempt of a run, read from the records of its journal. A field is None until its record is written."""
 
     attempt: int
     job_id: str

@@ -66,7 +66,7 @@ class SweepStatus:
     queue_error: str | None = None
     """Why the runs' jobs are not known: squeue did not answer, or submissions.jsonl could not be read."""
     left_alone: list[str] = field(default_factory=list)
-    """Those of `notes` about runs that another cluster has or may have, or about a job without a record."""
+    """Notes about runs that another cluster has or may have, and about jobs without a record; a part of `notes`."""
 
     @functools.cached_property
     def runs(self) -> list[RunStatus]:

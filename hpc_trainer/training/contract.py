@@ -45,7 +45,7 @@ class ResumeContract:
 
     facts: dict[str, Any] = field(default_factory=dict)
     described: dict[str, Any] = field(default_factory=dict)
-    """Those of the facts that `describe` added."""
+    """The facts that `describe` added."""
     fed_with: dict[str, Any] | None = None
     """Class names and preprocessing of `dataset` (`datasets/preprocessing.py`), for users of the model. A resume
     compares the data set's fingerprint instead."""

@@ -136,7 +136,7 @@ def test_a_folder_by_two_paths_is_one_folder(tmp_path: Path, shares: list[Share]
 
 
 def test_a_name_that_no_folder_may_have_is_refused(tmp_path: Path, shares: list[Share]) -> None:
-    """Of 255 bytes at most; in multibyte characters too."""
+    """A file name has at most 255 bytes, also if its characters have several bytes each."""
     share = Share(tmp_path / "share", "nfs3", settings=CALM)
     shares.append(share)
     runs = share.client("login").mountpoint / ("ä" * 128)

@@ -229,7 +229,7 @@ def test_a_full_quota_that_is_told_at_the_close_is_an_error_of_the_write(
 
 
 def test_lines_of_a_file_that_stays_open_are_seen_at_once(clients: tuple[Path, Path], shares: list[Share]) -> None:
-    """What another client opens has them, although the file is not closed; and they cost no request but the write."""
+    """Another client that opens the file reads the lines before it is closed. A line costs one request, the write."""
     login, node = (each / "lines.jsonl" for each in clients)
     node.write_text('{"a": 0}\n{"a"')  # whoever wrote before was killed
     lines = OwnLines(node)

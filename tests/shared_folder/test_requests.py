@@ -120,7 +120,7 @@ _STEP_S, _LOG_EVERY = 1.0, 2  # a line of metrics every two seconds, as in a run
 def test_a_run_asks_at_most_once_a_second(
     kind: str, num_ranks: int, minutes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What rank 0 and the ranks' samplers do of a run, by a clock that goes 60 times as fast; so do the caches' ages.
+    """Play what rank 0 and the samplers of all ranks write, by a clock and cache ages that go 60 times as fast.
 
     From the fifth minute on. Saves are not in it: each is some 70 requests.
     """

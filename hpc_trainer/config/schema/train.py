@@ -49,7 +49,7 @@ class CommandPer(str, enum.Enum):
 
 
 class CommandEnv(str, enum.Enum):
-    """Which names tell the program its rank and where the others are."""
+    """The environment variables that tell a program its rank and where the other ranks are."""
 
     auto = "auto"
     torchrun = "torchrun"

@@ -109,7 +109,7 @@ def test_the_same_codes_of_a_run_that_had_begun_are_its_failure(
 def test_an_element_without_a_row_was_cancelled_before_it_began(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, row: str
 ) -> None:
-    """One that begins gets a row of its own; the array may have one for all that did not."""
+    """An element that begins gets a row of its own. The array may have one row for all that did not begin."""
     fake_slurm.answer("sacct", f"{row}\n")
     run = _one(sweep)
     assert (run.state, run.cause) == (S.CANCELLED, "cancelled before it began")

@@ -42,7 +42,7 @@ GPT = ["model=gpt", "model.num_layers=1", "model.num_heads=2", "model.embed_dim=
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process is asked, as JSON, is answered here."""
+    """Answer in this process what another process would be asked, with the question passed through JSON."""
 
     def ask(module: str, verb: str, asked: dict[str, Any]) -> dict[str, Any]:
         answer = {"eval": torch_side.evaluate_model, "predict": torch_side.predict}[verb]
