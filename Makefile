@@ -17,7 +17,7 @@ SIDE_BY_SIDE ?= 1
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 
-.PHONY: demo test test-long soak lint unit coverage mutants slurm-tests slurm-24.11 shared-folder xla keras bench slurm-up slurm-down pythons clean
+.PHONY: demo test test-long soak lint unit coverage mutants test-gpu slurm-tests slurm-24.11 shared-folder xla keras bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -70,6 +70,10 @@ slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 
 shared-folder: $(VENV)/.dev  ## What can happen to a run, on NFS, Lustre and others as they are played: some 20 min
 	$(BIN)/python -m pytest -m long --numprocesses $(CLUSTERS) --dist worksteal tests/shared_folder tests/slurm/shared_folder
+
+# Few at once: each has an import of torch and some GB of the GPU.
+test-gpu: $(VENV)/.dev  ## What makes sense on a GPU alone; some 5 min with GPU_WORKERS=8 and 16 cores
+	$(BIN)/python -m pytest -m gpu -p no:benchmark --numprocesses $(or $(GPU_WORKERS),1) --dist loadgroup -rA tests/gpu $(shell grep -rl mark.gpu tests/unit --include=test_*.py)
 
 test-long: export HPC_TRAINER_FUZZ_SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-long: $(VENV)/.dev $(VENV)-keras/.made  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h

@@ -2,7 +2,7 @@
 
 It knows all process groups: what our code sends, what DDP's and FSDP's backward sends. On gloo since torch 2.8, by
 default the last 2,000 (`TORCH_FR_BUFFER_SIZE`); there it knows when a collective was entered and whether it is over,
-not when that was. On NCCL the same recorder is asked by another name, which is unverified on a GPU.
+not when that was. On NCCL the same recorder is asked by another name.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 PAIRS = 7
@@ -110,11 +111,14 @@ def _prepare(folder: Path) -> tuple[Path, str]:
     return grid.sweep.folder, run_id
 
 
-def work(sweep: Path, run_id: str) -> None:
-    """The worker of one run, as a process of its own on this machine. Raises CalledProcessError: it failed."""
+def work(sweep: Path, run_id: str, env: Mapping[str, str] | None = None) -> None:
+    """Run the worker of one run, as a process of its own on this machine. Raises CalledProcessError: it failed.
+
+    `env`: more variables than this process has.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))}
     command = [sys.executable, "-m", "hpc_trainer.worker", "--sweep-dir", str(sweep), "--run", run_id]
-    subprocess.run(command, env=kept, check=True, capture_output=True)
+    subprocess.run(command, env={**kept, **(env or {})}, check=True, capture_output=True)
 
 
 def _ours(sweep: Path, run_id: str) -> float:

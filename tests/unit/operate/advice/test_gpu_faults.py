@@ -191,3 +191,28 @@ def test_what_a_rank_takes_is_its_means_and_shares() -> None:
     assert use.utilisation == pytest.approx(0.35), "without the first two"
     assert use.throttle == pytest.approx({"power_cap": 1 / 3, "sw_thermal": 1 / 3}), "of those that tell"
     assert (use.cpus, use.most_cpus, use.cpus_allowed, use.most_rss) == (1.5, 1.5, 2.0, GB)
+
+
+def test_a_short_run_is_not_called_idle_for_its_start_and_its_last_save() -> None:
+    """Measured on an H100: 9 s of start, 8 s at full load, 3 s until the last save was written (one sample a second)."""
+    at_work = range(9, 18)
+    samples = [
+        Sample(
+            attempt=0, rank=0, time=1e9 + number, elapsed_s=float(number), node="n0",
+            step=min(150, 18 * max(0, number - 8)), device=_device(0, utilisation=1.0 if number in at_work else 0.0),
+            host=None,
+        )
+        for number in range(21)
+    ]  # fmt: skip
+    (use,) = uses_of(samples)
+    assert use.utilisation == 1.0
+
+
+def test_a_program_that_tells_no_step_is_seen_after_its_start() -> None:
+    samples = [
+        Sample(attempt=0, rank=0, time=1e9, elapsed_s=float(number), node="n0", step=None, host=None,
+               device=_device(0, utilisation=number / 10))
+        for number in range(6)
+    ]  # fmt: skip
+    (use,) = uses_of(samples)
+    assert (use.samples, use.utilisation) == (4, pytest.approx(0.35))
