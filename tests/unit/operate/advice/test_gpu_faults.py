@@ -194,7 +194,7 @@ def test_what_a_rank_takes_is_its_means_and_shares() -> None:
 
 
 def test_a_short_run_is_not_called_idle_for_its_start_and_its_last_save() -> None:
-    """Measured on an H100: 9 s of start, 8 s at full load, 3 s until the last save was written (one sample a second)."""
+    """Measured on an H100: 9 s of start, 8 s at full load, 3 s for the last save; a sample a second."""
     at_work = range(9, 18)
     samples = [
         Sample(
