@@ -1,4 +1,4 @@
-"""Submit grids of training runs to Slurm in one line; they come back by themselves, with the same bits."""
+"""Training runs on Slurm: submit a grid in one line; interrupted runs resume by themselves, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RunContext", "__version__", "log_metrics", "plan", "submit", "sync"]
 
 
 def __getattr__(name: str) -> Any:
-    """Looks up what costs time when it is first asked for: `RunContext` brings torch, `plan` and its like Hydra."""
+    """Import a public name at its first use: `RunContext` imports torch; `plan`, `submit` and `sync` import Hydra."""
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

@@ -1,7 +1,7 @@
-"""What the command line does, for notebooks and scripts: `hpc_trainer.plan(...)`, `submit(...)` and `sync(...)`.
+"""Python API for notebooks and scripts: `hpc_trainer.plan(...)`, `submit(...)` and `sync(...)`.
 
-They take the words that the command line takes, and return typed objects. `plan` writes nothing; `submit`
-submits what is new or interrupted, once, however often it is called; `sync` sends trackers what they do not have.
+The functions take the overrides of the command line and return typed objects. `plan` writes nothing. `submit` submits
+new and interrupted runs; calling it again submits no run twice. `sync` sends trackers the records that they lack.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def plan(
     *overrides: str, config_dirs: Sequence[Path] = (), trust: Sequence[str] = (), retry_failed: bool = False,
     fresh: bool = False, extend: bool = False, app: str | None = None,
 ) -> SweepPlan:  # fmt: skip
-    """What `submit` with the same arguments would do. Writes nothing. `changed`: runs whose code has changed since.
+    """Return what `submit` with the same arguments would do, and write nothing. `changed` lists runs with changed code.
 
     Args:
-        overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
+        overrides: overrides as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
         config_dirs: folders of your own conf/ files, beside those of the project file.
         trust: packages that `_target_` and `train.main` may name, beside those of the project file.
         retry_failed: plan failed runs too.
-        fresh: plan all runs, as if there were none.
-        extend: begin where runs of fewer train.num_steps have ended; without it, `twins` has those that could.
-        app: a Hydra app and its words, as after `--app`: `"train.py model=a,b lr=1e-3"`.
+        fresh: plan all runs, as if none existed yet.
+        extend: start from the ends of runs with fewer train.num_steps. Otherwise `twins` lists runs that could do so.
+        app: a Hydra app and its overrides, as after `--app`: `"train.py model=a,b lr=1e-3"`.
 
     Raises:
-        ConfigError: a point of the grid cannot be. What the cluster would refuse is in `problems`; that it does not
-            answer is in `notes`.
+        ConfigError: a point of the grid is not valid. `problems` lists what the cluster would refuse; `notes` says
+            if the cluster does not answer.
     """
     grid = _frozen(overrides, config_dirs, trust, app, extend=extend)
     return plan_grid(grid, retry_failed=retry_failed, fresh=fresh)
@@ -45,21 +45,21 @@ def submit(
     *overrides: str, config_dirs: Sequence[Path] = (), trust: Sequence[str] = (), retry_failed: bool = False,
     fresh: bool = False, extend: bool = False, app: str | None = None,
 ) -> Submitted:  # fmt: skip
-    """Submits the runs of a grid that are new or interrupted; returns at once and is safe to repeat.
+    """Submit the new and interrupted runs of a grid; return at once. A repeated call is safe.
 
     Args:
-        overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
+        overrides: overrides as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
         config_dirs: folders of your own conf/ files, beside those of the project file.
         trust: packages that `_target_` and `train.main` may name, beside those of the project file.
-        retry_failed: submit failed runs again; they go on from their newest checkpoint.
-        fresh: begin all runs anew; what there is of them is set aside.
-        extend: begin where runs of fewer train.num_steps have ended.
-        app: a Hydra app and its words, as after `--app`: `"train.py model=a,b lr=1e-3"`.
+        retry_failed: submit failed runs again; they resume from their newest checkpoint.
+        fresh: start all runs from the beginning; their present folders are set aside.
+        extend: start from the ends of runs with fewer train.num_steps.
+        app: a Hydra app and its overrides, as after `--app`: `"train.py model=a,b lr=1e-3"`.
 
     Raises:
-        ConfigError: a point of the grid cannot be, or the cluster would refuse it; nothing was written.
-        RunStateError: `fresh`, and one of the runs works or waits.
-        SubmitError: the scheduler refused an array, or another submit is at work on this sweep.
+        ConfigError: a point of the grid is not valid, or the cluster would refuse it; nothing was written.
+        RunStateError: `fresh` is set and one of the runs is running or pending.
+        SubmitError: the scheduler refused an array, or another submit is working on this sweep.
         SlurmError: Slurm does not answer.
     """
     grid = _frozen(overrides, config_dirs, trust, app, extend=extend)
@@ -68,18 +68,18 @@ def submit(
 
 
 def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir: Path | None = None) -> SyncResult:
-    """Sends W&B or MLflow what runs have logged and they do not have; safe to repeat, while runs train and afterwards.
+    """Send W&B or MLflow the logged records that they lack; a repeated call is safe, during and after training.
 
     Args:
-        names: a sweep, or runs by their ids; none: the newest sweep.
+        names: a sweep, or ids of runs; without names, the newest sweep.
         sweep: the sweep to look in; None: the newest one.
-        to: `"wandb"` or `"mlflow"`, also for runs that have none; None: the tracker of each run.
-        runs_dir: folder of sweeps; None: the one that is configured.
+        to: `"wandb"` or `"mlflow"`, also for runs without a tracker; None: the tracker of each run.
+        runs_dir: folder of sweeps; None: the configured folder.
 
     Raises:
-        ConfigError: no run has a tracker for this, its package is not installed, or it has no key.
-        RunStateError: a name fits nothing, or another sync works on this sweep. What a tracker did not take of a run is
-            in `failed`.
+        ConfigError: no run has a tracker, the tracker's package is not installed, or the tracker has no key.
+        RunStateError: a name matches nothing, or another sync is working on this sweep. `failed` of the result lists
+            what a tracker did not accept.
     """
     tracker = None if to is None else tracker_named(to, "to=")
     return sync_named(runs_dir or configured_runs_dir(), names, sweep, tracker)[1]

@@ -38,21 +38,21 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# C0 but tab and line feed, DEL, C1, and what turns the direction of writing (as names of files in a listing).
+# C0 except tab and line feed, DEL, C1, and characters that reverse the direction of text (as in file names).
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters as Python writes them, a backslash and letters."""
-    if text.isprintable():  # 100,000 cells of a table: it says so of nearly all, a fifth of the time
+    """Return the text with its control characters as Python escapes: a backslash and letters."""
+    if text.isprintable():  # true of nearly all 100,000 cells of a table, and takes a fifth of the time
         return text
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class ExitCode(enum.IntEnum):
     """Exit codes of workers and commands.
 
-    None lies in 126-165 or is 255: the shell, signals and srun own those (sysexits.h gives 74, 75, 78).
+    No code is 255 or in 126-165: the shell, signals and srun use those (sysexits.h defines 74, 75, 78).
     """
 
     OK = 0
@@ -71,21 +71,21 @@ class HpcTrainerError(Exception):
 
 
 class ConfigError(HpcTrainerError, ValueError):
-    """A key, value, group or combination that cannot be; nothing was written."""
+    """A key, value, group or combination that is not valid; nothing was written."""
 
     exit_code = ExitCode.USAGE
 
 
 class IncompatibleResumeError(ConfigError):
-    """What the checkpoint was made with and what is here now would not be one training."""
+    """A checkpoint of another training: its configuration or code does not match the present one."""
 
 
 class SubmitError(HpcTrainerError):
-    """A submission cannot begin: another one is at work, its frozen code was changed, or its script cannot be."""
+    """A submission that cannot begin: another one runs, the frozen code was changed, or the script is not valid."""
 
 
 class SlurmError(HpcTrainerError):
-    """A Slurm command did not do what was asked. `said`: its own words, without ours."""
+    """A Slurm command that did not do what was asked. `said` is its own output, without text of hpc-trainer."""
 
     def __init__(self, message: str, said: str = "") -> None:
         super().__init__(message)
@@ -93,49 +93,49 @@ class SlurmError(HpcTrainerError):
 
 
 class MissingCommandError(SlurmError):
-    """The command is not on PATH. Nobody was asked."""
+    """A Slurm command that is not on PATH. Nothing was sent to Slurm."""
 
 
 class SilentError(SlurmError):
-    """No answer. The controller may have done what was asked all the same, or do it later."""
+    """A request without an answer. The controller may still have carried out the request, or may do so later."""
 
 
 class RefusedError(SlurmError):
-    """Slurm answered no."""
+    """A request that Slurm refused."""
 
 
 class NoRoomError(RefusedError):
-    """A limit on the number of submitted jobs is reached: later the same job would be accepted."""
+    """A limit on the number of submitted jobs that is reached; the same job would be accepted later."""
 
 
 class UnclearError(SlurmError):
-    """There was an answer, and it cannot be read: what was asked may have been done or not."""
+    """An answer that cannot be parsed: the request may have been carried out or not."""
 
 
 class RunStateError(HpcTrainerError):
-    """A sweep or run folder does not hold what it must."""
+    """A sweep or run folder without the content that it must have."""
 
 
 class UntrustedFileError(RunStateError):
-    """A file that another user owns or that others may write: refused, as ssh refuses such keys."""
+    """A file that another user owns or that others may write; it is refused, as ssh refuses such keys."""
 
 
 class RankEnvError(HpcTrainerError):
-    """The environment does not say which rank this is, or contradicts itself."""
+    """An environment that does not say which rank this is, or contradicts itself."""
 
     exit_code = ExitCode.CONFIG
 
 
 class LoopError(HpcTrainerError):
-    """A person's main(config, run) broke a rule of RunContext; docs/own_loop.md has the rules."""
+    """A broken rule of RunContext in a user's main(config, run); docs/own_loop.md lists the rules."""
 
 
 class DivergedError(HpcTrainerError):
-    """Steps in a row had gradients that were not finite. Deterministic: started again it would diverge again."""
+    """Consecutive steps with gradients that are not finite. A deterministic restart would diverge again."""
 
 
 class TooLargeError(HpcTrainerError):
-    """A rank's memory does not hold a step of the smallest micro-batch. `memory`: its figures, in bytes."""
+    """A rank's memory too small for a step of the smallest micro-batch. `memory` holds the figures, in bytes."""
 
     def __init__(self, message: str, memory: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -143,7 +143,7 @@ class TooLargeError(HpcTrainerError):
 
 
 class CheckpointError(HpcTrainerError):
-    """A checkpoint could not be written or read."""
+    """A checkpoint that could not be written or read."""
 
     exit_code = ExitCode.STORAGE
 
@@ -153,56 +153,56 @@ class CorruptCheckpointError(CheckpointError):
 
 
 class StorageError(CheckpointError):
-    """The file system refused a checkpoint: no space, quota, input/output error."""
+    """A checkpoint that the file system refused: no space, quota, input/output error."""
 
 
 class DataError(HpcTrainerError):
-    """A data set is missing, unreadable, or smaller than the configuration needs."""
+    """A data set that is missing, unreadable, or smaller than the configuration needs."""
 
     exit_code = ExitCode.STORAGE
 
 
 class BrokenPictureError(DataError):
-    """A file was read, and is no picture that can be decoded: it is truncated, damaged, or of another format.
+    """A readable file that cannot be decoded as a picture: it is truncated, damaged, or of another format.
 
-    Started again the run would meet it again.
+    A restarted run would meet the same file again.
     """
 
     exit_code = ExitCode.FAILED
 
 
 class PeerLostError(HpcTrainerError):
-    """The connection to another rank broke: it was killed, or its node failed. A rank that raises says so itself."""
+    """A lost connection to another rank: it was killed, or its node failed. A rank that raises reports itself."""
 
     exit_code = ExitCode.STORAGE
 
 
 class StuckError(HpcTrainerError):
-    """A rank showed no sign of life for `monitor.watchdog_s`: a hung collective, or data that never came."""
+    """A rank without a sign of life for `monitor.watchdog_s` seconds: a hung collective, or data that never came."""
 
     exit_code = ExitCode.STORAGE
 
 
 class NoProgressError(HpcTrainerError):
-    """The run was restarted again and again without a new step: going on would only burn the allocation."""
+    """A run restarted again and again without a new step; another restart would only waste the allocation."""
 
     exit_code = ExitCode.NO_PROGRESS
 
 
 class LowGoodputError(NoProgressError):
-    """Time limits ended attempts that spent less than `cluster.min_goodput` of their time on training."""
+    """Attempts, ended by time limits, that spent less than `cluster.min_goodput` of their time on training."""
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`Did you mean NAME? `, for a message: the nearest of `known`, whatever the case; nothing if none is near."""
+    """Return `Did you mean NAME? ` with the nearest of `known`, ignoring case; an empty string if none is near."""
     import difflib  # late: every command and rank imports this module, and few make a mistake
 
-    names = {each.lower(): each for each in known}
+    names = {name.lower(): name for name in known}
     close = difflib.get_close_matches(wrong.lower(), names, n=1)
     return f"Did you mean {names[close[0]]}? " if close else ""
 
 
 def valid(wrong: str, known: Iterable[str]) -> str:
-    """What may stand in place of `wrong`, the nearest first: `Did you mean b? Valid: a, b.`"""
+    """Return a sentence with the legal choices for `wrong`, the nearest first: `Did you mean b? Valid: a, b.`"""
     names = list(known)
     return f"{did_you_mean(wrong, names)}Valid: {', '.join(names)}."

@@ -1,1 +1,1 @@
-"""Afterwards: status, logs, cancel, results. Reads run folders first, one squeue second, one sacct last."""
+"""Commands after the submit: status, logs, cancel, results. Sources in order: run folders, one squeue, one sacct."""

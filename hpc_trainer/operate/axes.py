@@ -1,4 +1,4 @@
-"""What the runs of a sweep differ in, one value a run and key: for tables, whichever commands submitted the runs."""
+"""Keys in which the runs of a sweep differ, with one value per run and key: the columns of tables."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ _MOST_KEYS = 8
 
 
 def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
-    """The value of each run on each axis, by run id.
+    """Return the value of each run on each axis, by run id, whichever commands submitted the runs.
 
-    Axes are those that any command swept, the other keys that commands named and runs differ in, and then what tells
-    runs apart that are alike on all of these: a changed file. A run has the value of its frozen configuration on an
-    axis that it was not submitted with. Left out where the configuration has no such key: runs of another model.
+    Axes are the keys that any command swept, and the other keys that commands named and runs differ in. If runs are
+    alike on all of these, the keys in which their configurations differ are added: a file has changed. A run has the
+    value of its frozen configuration on an axis that it was not submitted with. An axis is absent from runs whose
+    configuration has no such key: runs of another model.
     """
-    # An override of an app that deletes a key (`~callbacks`) has no value; sweeps of before have it among their axes.
+    # An app's override that deletes a key (`~callbacks`) has no value; earlier versions stored it among the axes.
     swept = list(dict.fromkeys(axis for spec in specs for axis in spec.axes if "~" not in axis))
-    found: dict[str, dict[str, str | None]] = {spec.run_id: {} for spec in specs}
+    rows: dict[str, dict[str, str | None]] = {spec.run_id: {} for spec in specs}
     for axis in swept:
         typed = _words_as_typed(axis, specs)
         for spec in specs:
-            found[spec.run_id][axis] = _value(spec, axis, typed)
+            rows[spec.run_id][axis] = _value(spec, axis, typed)
     for key in _named(specs):
         values = [] if key in swept else [_value(spec, key, {}) for spec in specs]
         if len(set(values)) > 1:
             for spec, value in zip(specs, values, strict=True):
-                found[spec.run_id][key] = value
+                rows[spec.run_id][key] = value
     alike: dict[tuple[str | None, ...], list[RunSpec]] = {}
     for spec in specs:
-        alike.setdefault(tuple(found[spec.run_id].values()), []).append(spec)
+        alike.setdefault(tuple(rows[spec.run_id].values()), []).append(spec)
     more = dict.fromkeys(key for group in alike.values() if len(group) > 1 for key in _differing(group))
     for spec in specs if more else ():
-        found[spec.run_id] |= {key: _value(spec, key, {}) for key in more}
-    return {run_id: {key: value for key, value in row.items() if value is not None} for run_id, row in found.items()}
+        rows[spec.run_id] |= {key: _value(spec, key, {}) for key in more}
+    return {run_id: {key: value for key, value in row.items() if value is not None} for run_id, row in rows.items()}
 
 
 def typed_axes(spec: RunSpec, axes: Mapping[str, str]) -> dict[str, Any]:
@@ -47,15 +48,15 @@ def typed_axes(spec: RunSpec, axes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _named(specs: Sequence[RunSpec]) -> list[str]:
-    """Keys that commands named, of what a run computes and with what, but for what all runs were given alike."""
-    words = [dict.fromkeys(spec.overrides) for spec in specs]
-    counts = Counter(word for each in words for word in each)
+    """Return the keys of overrides that not all runs share, except sections that do not change the computation."""
+    overrides_by_run = [dict.fromkeys(spec.overrides) for spec in specs]
+    counts = Counter(word for overrides in overrides_by_run for word in overrides)
     keys = dict.fromkeys(word.split("=")[0].lstrip("+~") for word, count in counts.items() if count < len(specs))
     return [key for key in keys if key.split(".")[0] not in PASSED_OVER]
 
 
 def _words_as_typed(axis: str, specs: Sequence[RunSpec]) -> dict[str, str]:
-    """A value of the configurations -> how a command had it: 0.001 -> 1e-3. Nobody asks where all runs have words."""
+    """Map a configuration's value to the text that a command had: 0.001 -> 1e-3; empty if all runs have such a text."""
     if all(axis in spec.axes for spec in specs):
         return {}
     return {str(_configured(spec, axis)): spec.axes[axis] for spec in reversed(specs) if axis in spec.axes}
@@ -69,7 +70,7 @@ def _value(spec: RunSpec, key: str, typed: Mapping[str, str]) -> str | None:
 
 
 def _configured(spec: RunSpec, key: str) -> Any:
-    """A value of the frozen configuration; of a section the name of the choice."""
+    """Return a value of the frozen configuration; for a section, the name of the choice."""
     value: Any = spec.config
     for part in key.lstrip("+~").split("@")[0].replace("/", ".").split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -79,21 +80,21 @@ def _configured(spec: RunSpec, key: str) -> Any:
 
 
 def _differing(specs: Sequence[RunSpec]) -> list[str]:
-    """Keys in which these configurations differ; of a section that has another name that alone."""
+    """Return keys in which the configurations differ, at most `_MOST_KEYS`; a section with another name counts once."""
     runs = [dict(leaves(spec.config, without=PASSED_OVER)) for spec in specs]
-    keys = [key for key in dict.fromkeys(key for each in runs for key in each) if _differs(key, runs)]
+    keys = [key for key in dict.fromkeys(key for config in runs for key in config) if _differs(key, runs)]
     renamed = {key.removesuffix(".name") for key in keys if key.count(".") == 1 and key.endswith(".name")}
     keys = list(dict.fromkeys(key.split(".")[0] if key.split(".")[0] in renamed else key for key in keys))
     return keys[:_MOST_KEYS]
 
 
 def _differs(key: str, runs: Sequence[Mapping[str, Any]]) -> bool:
-    first, *others = (each.get(key, ...) for each in runs)
-    return any(type(each) is not type(first) or each != first for each in others)
+    first, *others = (config.get(key, ...) for config in runs)
+    return any(type(value) is not type(first) or value != first for value in others)
 
 
 def leaves(tree: Mapping[str, Any], path: str = "", without: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of a configuration, but for its sections `without`; an empty mapping is a value."""
+    """Yield (dotted key, value) of a configuration, except its sections `without`; an empty mapping is a value."""
     for key, value in tree.items():
         if key in without:
             continue

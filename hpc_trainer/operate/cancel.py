@@ -1,4 +1,4 @@
-"""Cancelled is cancelled: a marker that outlives every process first, then the signal."""
+"""Cancelling of runs: first a marker file that outlives every process, then the signal."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 def cancel_runs(
     status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False, is_whole: bool = False
 ) -> list[str]:
-    """Cancels those of `runs` that are not over, and returns their ids. Nothing brings them back by itself.
+    """Cancel those of `runs` that are not over, and return their ids. They do not restart by themselves.
 
-    The marker comes first, whatever the state: a run that was interrupted is one that somebody may be bringing back in
-    this moment. Whoever does reads the marker last. Over is what is complete, and what has recorded its own failure.
-    A job gets a signal only if it is surely that of the run: ids come again.
+    The marker is written first, whatever the state: another process may be resubmitting an interrupted run at this
+    moment, and reads the marker last. A run is over if it is complete or has recorded its own failure. A job gets a
+    signal only if it surely belongs to the run: Slurm reuses job ids.
 
     Args:
-        save: let those that run save a checkpoint, however long it takes. Without, Slurm kills them after KillWait (30
-            s by default): most save in that time, too.
-        is_whole: all runs of the sweep are meant: also what is the sweep's and stands in none of its files.
+        save: let running runs save a checkpoint, however long it takes. Otherwise Slurm kills them after KillWait (30 s
+            by default); most runs save within that time, too.
+        is_whole: the whole sweep is cancelled, including its jobs that none of its files name.
 
     Raises:
         RunStateError: jobs are, or may be, on another cluster. Their runs were not touched; the others are cancelled.
-        SlurmError: squeue did not answer, submissions.jsonl was not to be read, or scancel failed; the markers stand,
-            and the same command may be given again.
+        SlurmError: squeue did not answer, submissions.jsonl could not be read, or scancel failed. The markers stay, and
+            the same command may be repeated.
         UntrustedFileError: others may write the sweep's folder or a run's. Nothing was cancelled.
     """
     here = [run for run in runs if run.elsewhere is None]
@@ -56,19 +56,19 @@ def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
 
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
     for run in runs:
-        if run.state is RunState.CANCELLED:  # by scancel, perhaps: Slurm forgets that, and the marker does not
+        if run.state is RunState.CANCELLED:  # perhaps by scancel, which Slurm forgets; the marker stays
             _mark(status, run, is_whole=is_whole)
     chosen = [run for run in runs if run.state is not RunState.CANCELLED and not _is_over(run)]
     for run in chosen:
         _mark(status, run, is_whole=is_whole)
-    # A run that an earlier cancel marked may still have its job: that scancel may have failed.
+    # A run that an earlier cancel marked may still have its job, if that scancel failed.
     marked = [run for run in runs if run.state is RunState.CANCELLED and _may_have_job(run)]
     saving = [run for run in chosen if save and run.state is RunState.RUNNING]
     at_once = [run for run in chosen if run.state.is_active and not (save and run.state is RunState.RUNNING)]
     jobs = _jobs([*marked, *at_once, *_brought_back(status, chosen)])
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
-        jobs.append(status.top_up_job)  # nothing is left for it to bring in
+        jobs.append(status.top_up_job)  # no run is left that this job could submit
     if is_whole:
         jobs += status.lost.arrays
     may_have_jobs = any(run.has_slurm_job for run in (*chosen, *marked))
@@ -88,7 +88,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
 def _mark(status: SweepStatus, run: RunStatus, *, is_whole: bool) -> None:
     paths = status.sweep.run(run.run_id)
     make_folder(paths.folder)
-    # Of a job that has not begun Slurm says CANCELLED too, after a power cut as well; 20,000 fsyncs take a minute.
+    # No fsync before a first attempt: Slurm still reports CANCELLED after a power cut, and 20,000 fsyncs take a minute.
     marker, sync = paths.marker(CANCEL), bool(run.attempts)
     if is_whole and not os.path.lexists(marker):
         write_json(marker, {"time": time.time(), _WITH_SWEEP: True}, sync=sync)
@@ -96,12 +96,12 @@ def _mark(status: SweepStatus, run: RunStatus, *, is_whole: bool) -> None:
         write_marker(marker, sync=sync)
 
 
-# In the marker of a run that was cancelled with its whole sweep: the sweep's name brings it back.
+# Key in the marker of a run that was cancelled with its whole sweep: a retry of the sweep includes the run.
 _WITH_SWEEP = "with_sweep"
 
 
 def cancelled_with_sweep(status: SweepStatus, run_id: str) -> bool:
-    """Return whether a cancelled run was cancelled by its sweep's name, and not by its own."""
+    """Return True if a cancelled run was cancelled by its sweep's name, and not by its own."""
     return (read_json(status.sweep.run(run_id).marker(CANCEL), status.faults) or {}).get(_WITH_SWEEP) is True
 
 
@@ -113,7 +113,7 @@ def _is_over(run: RunStatus) -> bool:
 
 
 def _brought_back(status: SweepStatus, chosen: Sequence[RunStatus]) -> list[RunStatus]:
-    """Those that had been interrupted when they were looked at, and have a job again by now."""
+    """Return runs that were interrupted in `status` and have a job again by now."""
     interrupted = {run.run_id for run in chosen if not run.state.is_active}
     if not interrupted:
         return []
@@ -122,7 +122,7 @@ def _brought_back(status: SweepStatus, chosen: Sequence[RunStatus]) -> list[RunS
 
 
 def _jobs(runs: Sequence[RunStatus]) -> list[str]:
-    """Slurm's ids of the jobs that are surely these runs'; local ones have none."""
+    """Return the Slurm job ids that surely belong to these runs; local runs have none."""
     return [run.own_job for run in runs if run.own_job is not None]
 
 
@@ -133,7 +133,7 @@ def _may_have_job(run: RunStatus) -> bool:
 
 
 def _stop_local(run: RunStatus) -> None:
-    """One rank's signal is enough: the ranks agree on a step, save, and leave."""
+    """Signal one rank of a local run: all ranks then agree on a step, save, and exit."""
     if is_alive(run.attempts[-1].process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(run.attempts[-1].pid, signal.SIGTERM)

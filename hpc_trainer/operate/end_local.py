@@ -1,4 +1,4 @@
-"""Ends what sweeps of the local executor have at work: for a command whose runs must not outlive it."""
+"""Ending of local runs: for commands whose runs must not outlive the command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.state.status import read_status
 
-# A step, a save and the ranks' farewell. What takes longer is killed.
+# Enough for a step, a save and the ranks' exit. Processes that take longer are killed.
 GRACE_S = 30.0
 _KILLED_S = 10.0
 
@@ -24,12 +24,12 @@ _KILLED_S = 10.0
 def end_local(
     sweeps: Sequence[SweepPaths], *, grace_s: float = GRACE_S, say: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Cancels what waits or works in these sweeps, and returns when no process of theirs is left.
+    """Cancel the pending and running runs of these sweeps, and return when none of their processes is left.
 
     Args:
-        grace_s: seconds for the processes to end by themselves; then they are killed, as they are at once where this
-            is interrupted (a second Ctrl-C).
-        say: takes a line about what happens, if anything is left to end.
+        grace_s: seconds for the processes to end by themselves; then they are killed. They are killed at once if the
+            wait is interrupted (a second Ctrl-C).
+        say: called with a progress line if a process is left to end.
     """
     try:
         if processes_of(sweeps):
@@ -44,23 +44,23 @@ def end_local(
 
 
 def processes_of(sweeps: Sequence[SweepPaths]) -> list[psutil.Process]:
-    """The processes of this user that belong to these sweeps: queues, controllers, ranks and what ranks have forked."""
+    """Return this user's processes of these sweeps: queues, controllers, ranks and the processes that ranks forked."""
     folders = {str(sweep.folder) for sweep in sweeps}
     controlled = {str(sweep.local_logs) for sweep in sweeps}
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline", "uids"]):
-        words, uids = process.info["cmdline"] or [], process.info["uids"]
+        arguments, uids = process.info["cmdline"] or [], process.info["uids"]
         is_ours = any(
             (before == "--sweep-dir" and word in folders) or (before.startswith("submitit.") and word in controlled)
-            for before, word in itertools.pairwise(words)
+            for before, word in itertools.pairwise(arguments)
         )
         if is_ours and uids is not None and uids.real == os.getuid():
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def _ask(sweep: SweepPaths, say: Callable[[str], None]) -> None:
-    """The marker says that nothing comes back; the queue's signal reaches every rank, also one that is starting."""
+    """Write markers that prevent a restart, then signal the queue: its signal also reaches starting ranks."""
     # A folder that cannot be read must not keep the processes alive.
     with contextlib.suppress(HpcTrainerError, OSError):
         status = read_status(sweep)
@@ -74,7 +74,7 @@ def _ask(sweep: SweepPaths, say: Callable[[str], None]) -> None:
 
 
 def _wait(sweeps: Sequence[SweepPaths], timeout_s: float) -> None:
-    """Until none is left, or `timeout_s` seconds; looks anew, as a process may have started another."""
+    """Wait at most `timeout_s` seconds until no process is left; list them again, as a process may start another."""
     deadline = time.monotonic() + timeout_s
-    while (found := processes_of(sweeps)) and (left := deadline - time.monotonic()) > 0:
-        psutil.wait_procs(found, timeout=left)
+    while (processes := processes_of(sweeps)) and (left := deadline - time.monotonic()) > 0:
+        psutil.wait_procs(processes, timeout=left)

@@ -1,4 +1,4 @@
-"""From the names that a person types to sweeps and runs."""
+"""Lookup of sweeps and runs by the names that a user types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpc_trainer.state.status import SweepStatus, read_status
 
 
 def configured_runs_dir() -> Path:
-    """$HPC_TRAINER_RUNS, else the project file, else the person's own file, else ./runs."""
+    """Return the folder of sweeps: $HPC_TRAINER_RUNS, else the project file, else the user's own file, else ./runs."""
     from hpc_trainer.config.compose.project import own_defaults
 
     own = None if os.environ.get("HPC_TRAINER_RUNS") else own_defaults().get("paths.runs_dir")
@@ -25,14 +25,14 @@ def configured_runs_dir() -> Path:
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
-    """Every sweep of ours under `runs_dir`, the one submitted last first.
+    """Return the user's own sweeps under `runs_dir`, the latest submitted first.
 
-    A team may share the folder of sweeps. A colleague's sweep would be refused when it is read, so it is none of those
-    that a command without its name may mean.
+    A team may share the folder of sweeps. Reading a colleague's sweep would be refused, so a command without a sweep's
+    name never means such a sweep.
     """
     changes = {path: _newest_change(path) for path in _folders(runs_dir) if _is_ours(path)}
-    found = {folder: change for folder, change in changes.items() if change is not None}
-    return [SweepPaths(folder) for folder in sorted(found, key=lambda folder: found[folder], reverse=True)]
+    times = {folder: change for folder, change in changes.items() if change is not None}
+    return [SweepPaths(folder) for folder in sorted(times, key=lambda folder: times[folder], reverse=True)]
 
 
 def _folders(runs_dir: Path) -> list[Path]:
@@ -43,11 +43,11 @@ def _folders(runs_dir: Path) -> list[Path]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Of what another user owns, or may not be looked into, nothing is ours; root's is the site's."""
+    """Return True if a readable sweep belongs to this user or to root, as sweeps of the site do."""
     sweep = SweepPaths(folder)
     try:
         owners = {path.stat().st_uid for path in sweep.signs}
-    except OSError:  # one that is not to be seen just now: its folder is ours
+    except OSError:  # a file that cannot be seen just now: the folder's owner decides
         owners = set()
     try:
         return sweep.exists and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
@@ -56,7 +56,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _newest_change(folder: Path) -> float | None:
-    """When the newest of a sweep's own files was written; None if they went in this moment."""
+    """Return when the newest of a sweep's own files was written; None if the files have just disappeared."""
     times = []
     for path in SweepPaths(folder).signs:
         with contextlib.suppress(OSError):
@@ -85,10 +85,10 @@ def prepare_to_write(sweep: SweepPaths, run_ids: Iterable[str] = (), *, page: Pa
 
 
 def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
-    """The sweep of this name, or the newest one.
+    """Return the sweep of this name, or the newest sweep if `name` is None.
 
     Raises:
-        RunStateError: there is none.
+        RunStateError: there is no sweep.
     """
     if name is not None:
         as_path = Path(name)
@@ -107,20 +107,21 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
 def select(
     runs_dir: Path, names: Sequence[str], sweep: str | None, *, is_look: bool = False
 ) -> tuple[SweepStatus, list[str]]:
-    """The ids of the runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
+    """Return the sweep's status and the ids of the runs that `names` mean.
 
-    Without `sweep`, runs are looked for in the newest sweep first, then in the others; SWEEP RUN.. and SWEEP/RUN say
-    which. `is_look` is of `read_status`.
+    A sweep's name means all its runs; other names are run ids, their beginnings or their ends. Without `sweep`, the
+    newest sweep is searched first, then the others; SWEEP RUN.. and SWEEP/RUN name the sweep. `is_look` is passed to
+    `read_status`.
 
     Raises:
-        RunStateError: a name fits nothing.
+        RunStateError: a name matches nothing.
     """
     names, sweep = in_one_sweep(runs_dir, names, sweep)
     if sweep is not None or not names:
         status = read_status(find_sweep(runs_dir, sweep), is_look=is_look)
         return status, find_runs(status, names)
     for candidate in list_sweeps(runs_dir):
-        # Specs tell names without asking the scheduler.
+        # The specs have the names: the scheduler need not be asked.
         if all(any(fits(run_id, name) for run_id in _run_ids(candidate)) for name in names):
             status = read_status(SweepPaths(candidate.folder.absolute()), is_look=is_look)
             return status, find_runs(status, names)
@@ -128,13 +129,13 @@ def select(
     try:
         return status, find_runs(status, names)
     except RunStateError as error:
-        sweeps = [{*_run_ids(each)} for each in list_sweeps(runs_dir)]
+        sweeps = [{*_run_ids(other)} for other in list_sweeps(runs_dir)]
         if all(any(fits(run_id, name) for run_ids in sweeps for run_id in run_ids) for name in names):
             raise RunStateError(_SEVERAL.format(names=", ".join(names))) from None
-        # A person may have meant a sweep.
-        known = [each.name for each in list_sweeps(runs_dir)]
-        meant = did_you_mean(names[0], known)
-        shown = ", ".join(known[:_SWEEPS_SHOWN])
+        # The user may have meant a sweep.
+        sweep_names = [other.name for other in list_sweeps(runs_dir)]
+        meant = did_you_mean(names[0], sweep_names)
+        shown = ", ".join(sweep_names[:_SWEEPS_SHOWN])
         raise RunStateError(f"there is no such sweep, and {error} {meant}Sweeps: {shown}.") from None
 
 
@@ -143,12 +144,12 @@ _SEVERAL = "{names} are runs of several sweeps: name those of one at a time."
 
 
 def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Sequence[str], str | None]:
-    """Names and sweep, where names are SWEEP, SWEEP RUN.. or each SWEEP/RUN, of a sweep that is there; else unchanged.
+    """Split SWEEP, SWEEP RUN.. or SWEEP/RUN into run names and an existing sweep; return other names unchanged.
 
-    No name is left of SWEEP alone: it stands for all its runs.
+    SWEEP alone leaves no run names: it means all its runs.
 
     Raises:
-        RunStateError: they are two sweeps, the second one's name may fit runs of the first; or runs of several.
+        RunStateError: two names are sweeps (the second may match runs of the first), or runs are of several sweeps.
     """
     if sweep is not None or not names:
         return names, sweep
@@ -159,7 +160,7 @@ def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tup
         return names[1:], names[0]
     pairs = [name.partition("/") for name in names]
     sweeps = {first for first, _, _ in pairs}
-    if not all(run and "/" not in run for _, _, run in pairs) or not all(_is_sweep(runs_dir / each) for each in sweeps):
+    if not all(run and "/" not in run for _, _, run in pairs) or not all(_is_sweep(runs_dir / name) for name in sweeps):
         return names, sweep
     if len(sweeps) > 1:
         raise RunStateError(_SEVERAL.format(names=", ".join(names)))
@@ -167,13 +168,13 @@ def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tup
 
 
 def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[str], sweep: str | None) -> str | None:
-    """In words: other sweeps have runs of these ids, and nobody said which is meant. None: it is clear."""
+    """Return a remark if other sweeps have runs of these ids and the names do not say which sweep; None if they do."""
     names, sweep = in_one_sweep(status.sweep.folder.parent, names, sweep)
     if sweep is not None or not names:
         return None
     folder, wanted = status.sweep.folder, set(run_ids)
     others = [
-        each.name for each in list_sweeps(folder.parent) if each.name != folder.name and wanted & {*_run_ids(each)}
+        other.name for other in list_sweeps(folder.parent) if other.name != folder.name and wanted & {*_run_ids(other)}
     ]
     if not others:
         return None
@@ -182,26 +183,26 @@ def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[s
 
 
 def check_one_each(status: SweepStatus, names: Sequence[str], sweep: str | None) -> None:
-    """For what nothing undoes: each of the names that `select` was given is the sweep's, or fits one run.
+    """Check before an irreversible action that each name given to `select` is the sweep's or matches one run.
 
     Raises:
-        RunStateError: one fits several.
+        RunStateError: a name matches several runs.
     """
     for name in in_one_sweep(status.sweep.folder.parent, names, sweep)[0]:
-        found = find_runs(status, [name])
-        if len(found) > 1:
-            listed = ", ".join(found[:5]) + (" .." if len(found) > 5 else "")
-            of = f"{len(found)} runs of {status.sweep.name}: {listed}"
+        run_ids = find_runs(status, [name])
+        if len(run_ids) > 1:
+            listed = ", ".join(run_ids[:5]) + (" .." if len(run_ids) > 5 else "")
+            of = f"{len(run_ids)} runs of {status.sweep.name}: {listed}"
             raise RunStateError(f"{name} fits {of}. Write more of the id, or name the sweep.")
 
 
 def _is_sweep(folder: Path) -> bool:
-    """False of one that is not to be seen just now: what a person names is mostly a run."""
+    """Return True if the folder is a sweep; False if it cannot be seen just now, as most names are runs."""
     return bool(exists(folder, Faults())) and SweepPaths(folder).exists
 
 
 def _run_ids(sweep: SweepPaths) -> Iterable[str]:
-    """Of a sweep that others may have changed none: who names it is told so."""
+    """Return the run ids of a sweep; none if others may have changed its files, which is an error once it is named."""
     try:
         return known_by_files(sweep)[1]
     except UntrustedFileError:
@@ -209,15 +210,15 @@ def _run_ids(sweep: SweepPaths) -> Iterable[str]:
 
 
 def fits(run_id: str, name: str) -> bool:
-    """True if a person may mean this run by `name`: the whole id, its beginning, or its end."""
+    """Return True if `name` is the run's id, its beginning, or its end."""
     return bool(name) and (run_id.startswith(name) or run_id.endswith(name))
 
 
 def find_runs(status: SweepStatus, names: Iterable[str]) -> list[str]:
-    """The ids of the runs whose id is, or else begins or ends with, one of `names`; all runs if there are none.
+    """Return the ids that equal, or else begin or end with, one of `names`; all ids if `names` is empty.
 
     Raises:
-        RunStateError: a name fits no run.
+        RunStateError: a name matches no run.
     """
     wanted = list(names)
     if not wanted:

@@ -1,4 +1,4 @@
-"""What a run printed, over all its attempts."""
+"""Output of a run, over all its attempts."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pathlib import Path
 from hpc_trainer.runs.reading import Faults, exists, list_folder, open_file
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
-# Files are ours to read each second; the state may cost the scheduler a squeue.
+# Files may be read each second; the state may cost the scheduler a squeue.
 _POLL_S, _ASK_EVERY_S = 1.0, 10.0
 _LOG_NAME = re.compile(r"attempt-(\d+)\.rank-(\d+)\.log\Z")
 
 
 def log_files(status: SweepStatus, run: RunStatus, rank: int | None = 0) -> list[Path]:
-    """The run's logs in order of attempt, then rank; what Slurm's batch shell printed comes first.
+    """Return the run's logs in order of attempt, then rank; the output of Slurm's batch shell comes first.
 
     Args:
-        rank: only this rank's logs; None: every rank's.
+        rank: return only this rank's logs and those of the rank that failed first; None: the logs of every rank.
     """
     folder = status.sweep.run(run.run_id).logs
     names = list_folder(folder, status.faults) or ()
-    found = [(match, folder / name) for name in names if (match := _LOG_NAME.match(name))]
-    # The rank that failed first has the error, whichever rank was asked for.
+    matches = [(match, folder / name) for name in names if (match := _LOG_NAME.match(name))]
+    # The error is in the log of the rank that failed first, whichever rank was asked for.
     failed = run.failure.get("rank", rank)
-    chosen = [(int(m[1]), int(m[2]), path) for m, path in found if rank is None or int(m[2]) in (rank, failed)]
+    chosen = [(int(m[1]), int(m[2]), path) for m, path in matches if rank is None or int(m[2]) in (rank, failed)]
     batch = status.sweep.scripts / f"{run.job_id}.out"
     return [*([batch] if exists(batch, status.faults) else []), *(path for _, _, path in sorted(chosen))]
 
 
 def read_logs(files: list[Path], tail: int | None = None) -> Iterator[str]:
-    """The lines of all files, a header before each; only the last `tail` lines of each if given."""
+    """Yield the lines of all files, each file after a header line; only its last `tail` lines if given."""
     for path in files:
         yield f"==> {path} <=="
         faults = Faults()
@@ -50,7 +50,7 @@ def read_logs(files: list[Path], tail: int | None = None) -> Iterator[str]:
 
 
 def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterator[str]:
-    """Lines as they come, across attempts, until the run is neither waiting nor at work."""
+    """Yield new lines as they appear, across attempts, until the run is neither pending nor running."""
     offsets: dict[Path, int] = {}
     is_active = True
     asked = time.monotonic()
@@ -79,6 +79,6 @@ def _new_lines(path: Path, offsets: dict[Path, int], *, is_last_look: bool) -> I
         file.seek(offsets[path])
         for line in file:
             if not line.endswith(b"\n") and not is_last_look:
-                return  # it is still being written, and waits for the next look
+                return  # the line is still being written: the next look reads it
             offsets[path] += len(line)
             yield from line.decode(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""Names of sweeps and runs as the folders have them: for completion, which waits for no file to be read whole."""
+"""Names of sweeps and runs for shell completion, from folders; no large file is read."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths, is_run_id
 from hpc_trainer.runs.reading import read_json
 
 _MOST_NAMES = 20_000
-"""After so many runs older sweeps are not looked into."""
+"""Number of runs after which older sweeps are not listed."""
 _RUN_FOLDER = re.compile(r".+-[0-9a-f]{10}")
 
 
 def sweep_names(runs_dir: Path) -> list[str]:
-    """The sweeps, those that changed last first."""
-    found: dict[str, float] = {}
+    """Return the names of the sweeps, the latest changed first."""
+    times: dict[str, float] = {}
     with contextlib.suppress(OSError), os.scandir(runs_dir) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if is_run_id(entry.name) and any(os.path.lexists(f"{entry.path}/{name}") for name in SWEEP_FILES):
-                    found[entry.name] = entry.stat().st_mtime
-    return sorted(found, key=lambda name: found[name], reverse=True)
+                    times[entry.name] = entry.stat().st_mtime
+    return sorted(times, key=lambda name: times[name], reverse=True)
 
 
 def run_names(runs_dir: Path, sweep: str | None, prefix: str) -> list[str]:
-    """Runs whose id begins so, of this sweep or of all; if nothing was typed of the name, of the newest sweep."""
+    """Return run ids with this prefix, of one sweep or of all; an empty prefix lists the newest sweep only."""
     sweeps = [sweep] if sweep is not None else sweep_names(runs_dir)
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     num_seen = 0
-    for each in sweeps if prefix else sweeps[:1]:
-        for name in _runs_of(SweepPaths(runs_dir / each)):
+    for sweep_name in sweeps if prefix else sweeps[:1]:
+        for name in _runs_of(SweepPaths(runs_dir / sweep_name)):
             num_seen += 1
             if name.startswith(prefix):
-                found[name] = None
+                names[name] = None
         if num_seen > _MOST_NAMES:
             break
-    return [*found]
+    return [*names]
 
 
 def _runs_of(paths: SweepPaths) -> Iterator[str]:
-    """What the newest submit named, and what has a folder: a run of an older one that never began has no name here."""
+    """Yield runs of the newest submit and runs with a folder; runs of older submits that never began are missing."""
     newest = (read_json(paths.sweep) or {}).get("run_ids")
     listed = newest if isinstance(newest, list) else ()
     yield from (name for name in listed if isinstance(name, str) and is_run_id(name))
     with contextlib.suppress(OSError), os.scandir(paths.folder) as entries:
-        yield from (each.name for each in entries if _RUN_FOLDER.fullmatch(each.name) and is_run_id(each.name))
+        yield from (entry.name for entry in entries if _RUN_FOLDER.fullmatch(entry.name) and is_run_id(entry.name))

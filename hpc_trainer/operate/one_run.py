@@ -1,4 +1,4 @@
-"""Waits for the one run of a sweep that a verb has started itself, and says why it did not do what it should."""
+"""Waiting for the single run that a command has started, and the error if that run fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLL_S = 0.1
 
 
 def await_end(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
-    """The status of a run once no queue has it any more. Raises as `await_run`."""
+    """Return the status of a run once no queue has it any more. The errors are those of `await_run`."""
     return await_run(sweep, run_id, timeout_s, lambda _: False, what=f"{sweep.name} run had not ended")
 
 
@@ -23,13 +23,13 @@ def await_run(
     sweep: SweepPaths, run_id: str, timeout_s: float, is_there: Callable[[RunStatus], bool], *, what: str,
     poll_s: float = _POLL_S,
 ) -> RunStatus:  # fmt: skip
-    """The status of a run that `is_there`, or that no queue has any more.
+    """Return the status of a run once `is_there` holds or no queue has the run any more.
 
     Args:
-        what: had not come to pass, for the message.
+        what: the condition that did not come true, for the message.
 
     Raises:
-        RunStateError: neither in `timeout_s` seconds.
+        RunStateError: neither happened within `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -45,11 +45,11 @@ def await_run(
 
 
 def raise_failure(sweep: SweepPaths, run: RunStatus) -> NoReturn:
-    """Of a run that has ended otherwise than it should.
+    """Raise the error of a run that did not end as it should.
 
     Raises:
-        ConfigError: the worker found the configuration wrong: a name that leads nowhere, for instance.
-        RunStateError: it failed for another reason.
+        ConfigError: the worker found the configuration wrong, for instance a name that does not exist.
+        RunStateError: the run failed for another reason.
     """
     failure = read_failure(sweep.run(run.run_id).failure(run.attempts[-1].attempt if run.attempts else 0))
     if failure.get("exit_code") == ExitCode.CONFIG:

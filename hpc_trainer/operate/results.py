@@ -1,4 +1,4 @@
-"""One row a run: what it was asked, what came out, what it cost."""
+"""Table of results, one row per run: its axes, its metrics, its cost."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
 _MOST_RUNS = 200
-# Metrics of one moment of training; a table of results wants the outcome.
+# Metrics of one moment of training; a table of results shows the outcome.
 _PASSING = ("lr", "grad_norm", "loss", *SPEED)
 
 
-# Columns of every row that are ours: a metric of such a name, or of an axis's, is shown under TOLD and its name.
+# Fixed columns of every row: a metric with the name of one of them, or of an axis, gets the prefix TOLD.
 _OURS = frozenset({"run_id", "code", "metrics_step", "state", "step", "gpu_hours", "attempts"})
 _OF_ENERGY = frozenset({"energy_kwh", "j_per_sample", "co2_g"})
 TOLD = "metrics."
-"""What a metric's name gets before it where a column of ours has that name."""
+"""Prefix of a metric's name if another column has that name."""
 
 
 def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
-    """Return a flat dict for each run: run_id, what runs differ in, metrics, state, step, cost.
+    """Return a flat dict for each run: run_id, axes, metrics, state, step, cost.
 
-    `code`, where runs have other code: the first digits of the digest of what was frozen for them; None: nothing was.
-    `metrics_step`, where a run has not ended well: the step that its metrics are of.
+    `code` is present if runs have different code: the first 12 digits of the digest of the frozen code, or None if
+    nothing was frozen. `metrics_step` is present if a run has not completed and its metrics are of another step.
 
     Args:
         status: the sweep.
-        typed: numbers and truth values of the configuration as such, not as the user typed them.
+        typed: return numbers and booleans of the configuration as such, not as the user typed them.
     """
     axes = find_axes([run.spec for run in status.runs])
     taken = _OURS | _OF_ENERGY | {key for row in axes.values() for key in row}
@@ -65,7 +65,7 @@ def _row(
         **metrics,
         **({} if step in (None, run.step) else {"metrics_step": step}),
         "state": run.state.value,
-        "step": None if run.progress == "-" else run.step,  # a program that told none
+        "step": None if run.progress == "-" else run.step,  # a program that reported no step
         "gpu_hours": round(gpu_hours(run), 4),
         "attempts": len(run.attempts),
         **energy_columns(status, run),
@@ -75,24 +75,24 @@ def _row(
 def newest_metrics(
     status: SweepStatus, run: RunStatus, records: Iterable[Mapping[str, Any]] | None = None
 ) -> tuple[dict[str, Any], int | None]:
-    """The metrics that tell an outcome, and the step that they are of; None: nobody knows.
+    """Return the metrics of the outcome, and their step; None if the step is not known.
 
-    Of a run that has stopped they are the newest of its metrics.jsonl up to its step: its heartbeat may be older.
+    For a run that has stopped, these are the newest in its metrics.jsonl up to its step: its heartbeat may be older.
 
     Args:
-        records: the lines of its metrics.jsonl, where the caller has read them.
+        records: the records of the run's metrics.jsonl, if the caller has read them.
     """
     if run.state is RunState.COMPLETED or not run.attempts:
         return outcome_metrics(run), run.step if run.state is RunState.COMPLETED else None
     if records is None:
         records = read_metrics(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
-    known, _ = _up_to(run.step, records)
-    found = outcome_metrics(run, {key: value for key, (value, _) in known.items()})
-    return (found, max(known[key][1] for key in found)) if found else (outcome_metrics(run), None)
+    newest, _ = _up_to(run.step, records)
+    metrics = outcome_metrics(run, {key: value for key, (value, _) in newest.items()})
+    return (metrics, max(newest[key][1] for key in metrics)) if metrics else (outcome_metrics(run), None)
 
 
 def _up_to(last: int, records: Iterable[Mapping[str, Any]]) -> tuple[dict[str, tuple[Any, int]], frozenset[str]]:
-    """Metric -> its newest value up to a step, and the step that it is of; and the metrics that came after it."""
+    """Return each metric's newest (value, step) up to step `last`, and the names of metrics logged after `last`."""
     newest: dict[str, tuple[Any, int]] = {}
     later = set[str]()
     for record in records:
@@ -106,24 +106,24 @@ def _up_to(last: int, records: Iterable[Mapping[str, Any]]) -> tuple[dict[str, t
 
 
 def outcome_metrics(run: RunStatus, metrics: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Of the run's metrics, or these, what tells an outcome, as eval_accuracy; of a program all but its speed."""
+    """Return those of the run's metrics, or of `metrics`, that tell an outcome; for a program all except speed."""
     passing = _passing(run)
     return {key: value for key, value in (run.metrics if metrics is None else metrics).items() if key not in passing}
 
 
 def _passing(run: RunStatus) -> Sequence[str]:
-    return _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be all that it tells
+    return _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be its only metric
 
 
 def metrics_now(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, tuple[dict[str, Any], int | None]]:
-    """Run id -> its metrics as they are known now, and the step of its outcome where that is another than the run's.
+    """Return for each run id its newest metrics, and the step of its outcome if that differs from the run's step.
 
-    A run that has stopped is at the step that it saved: its last heartbeat, which has its metrics, is of another one.
-    So the end of its metrics.jsonl is read; of more than 200 runs none, as a look at 10,000 does without such files.
+    A stopped run is at the step that it saved, while its metrics come from its last heartbeat, at another step. So the
+    end of its metrics.jsonl is read, but not with more than 200 runs: a look at 10,000 runs must not read such files.
     """
     stopped = (run for run in runs if run.attempts and run.state not in (RunState.RUNNING, RunState.COMPLETED))
-    found = {} if len(runs) > _MOST_RUNS else {run.run_id: _where_it_stopped(status, run) for run in stopped}
-    return {run.run_id: found.get(run.run_id) or (dict(run.metrics), None) for run in runs}
+    by_run = {} if len(runs) > _MOST_RUNS else {run.run_id: _where_it_stopped(status, run) for run in stopped}
+    return {run.run_id: by_run.get(run.run_id) or (dict(run.metrics), None) for run in runs}
 
 
 def _where_it_stopped(status: SweepStatus, run: RunStatus) -> tuple[dict[str, Any], int | None]:
@@ -137,7 +137,7 @@ def _where_it_stopped(status: SweepStatus, run: RunStatus) -> tuple[dict[str, An
 
 
 def sort_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Rows by a column, best first: losses ascending, everything else descending; rows without it last.
+    """Return the rows sorted by a column, best first: losses ascend, other columns descend; rows without a value last.
 
     Raises:
         ConfigError: no row has the column.
@@ -147,15 +147,15 @@ def sort_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
         raise ConfigError(f"--sort {key}: there is no such column. {valid(key, columns)}")
     lower_is_better = key.endswith("loss")
     numbers = [(_number(row.get(key)), row) for row in rows]
-    known = [(number, row) for number, row in numbers if number is not None]
-    best_first = sorted(known, key=lambda each: each[0], reverse=not lower_is_better)
-    words = [row for number, row in numbers if number is None and isinstance(row.get(key), str)]
+    numeric = [(number, row) for number, row in numbers if number is not None]
+    best_first = sorted(numeric, key=lambda pair: pair[0], reverse=not lower_is_better)
+    texts = [row for number, row in numbers if number is None and isinstance(row.get(key), str)]
     rest = [row for number, row in numbers if number is None and not isinstance(row.get(key), str)]
-    return [*(row for _, row in best_first), *sorted(words, key=lambda row: str(row[key])), *rest]
+    return [*(row for _, row in best_first), *sorted(texts, key=lambda row: str(row[key])), *rest]
 
 
 def _number(value: Any) -> float | None:
-    """Axes are text, `1e-3` too; what is not a number has no rank."""
+    """Return a value as a number, also text such as `1e-3`; None if it is not a number."""
     try:
         number = float(value)
     except (TypeError, ValueError):

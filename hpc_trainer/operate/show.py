@@ -1,4 +1,4 @@
-"""What a run was frozen with: every key, where its value came from, and what two runs differ in. Asks no scheduler."""
+"""Frozen configuration of a run: every key, the source of its value, and differences between runs; no scheduler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpc_trainer.state.lost import known_by_files
 from hpc_trainer.state.submissions import Ledger, latest_of_each_run
 
 LINE, FILE, FILLED, DEFAULT = "command line", "file", "filled in", "default"
-# What `validate` works out where nobody says it (config/rules/validate.py).
+# Keys that `validate` computes if they are not given (config/rules/validate.py).
 _FILLED_IN = (
     "train.micro_batch_size",
     "train.grad_accum_steps",
@@ -36,7 +36,7 @@ _FILLED_IN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A run as its sweep's files have it."""
+    """A run as its sweep's files describe it."""
 
     sweep: SweepPaths
     spec: RunSpec
@@ -45,9 +45,9 @@ class Known:
 
     @property
     def command(self) -> list[str]:
-        """The command line of the sweep's newest submit, if that named this run."""
-        found = read_json(self.sweep.sweep) or {}
-        words = found.get("command") if self.spec.run_id in (found.get("run_ids") or ()) else None
+        """Command line of the sweep's newest submit if that submit named this run, else empty."""
+        newest = read_json(self.sweep.sweep) or {}
+        words = newest.get("command") if self.spec.run_id in (newest.get("run_ids") or ()) else None
         return [str(word) for word in words] if isinstance(words, list) else []
 
 
@@ -58,9 +58,9 @@ class Value:
     key: str
     value: Any
     source: str
-    """`LINE`, `FILE` (a file of conf/ or of your own says so), `FILLED` (it follows from others), or `DEFAULT`."""
+    """`LINE`, `FILE` (a file of conf/ or of your own), `FILLED` (computed from other keys), or `DEFAULT`."""
     said: str = ""
-    """The words of the command line."""
+    """Override on the command line."""
 
 
 class NoRunError(RunStateError):
@@ -68,13 +68,13 @@ class NoRunError(RunStateError):
 
 
 def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
-    """The one run that `name` is the id of, or the beginning or the end of its id; in the newest sweep that has it.
+    """Return the single run whose id is, begins with or ends with `name`, from the newest sweep that has such a run.
 
-    SWEEP/RUN says in which.
+    SWEEP/RUN names the sweep.
 
     Raises:
-        NoRunError: there is none.
-        RunStateError: there are several, or it is the name of a sweep.
+        NoRunError: no run matches.
+        RunStateError: several runs match, or `name` is the name of a sweep.
     """
     asked = name
     names, within = in_one_sweep(runs_dir, [name], sweep)
@@ -85,11 +85,11 @@ def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
     for paths in sweeps:
         ledger, specs = known_by_files(paths)
         of_that_name = specs if paths.name == name.rstrip("/") else of_that_name
-        found = [name] if name in specs else [run_id for run_id in specs if fits(run_id, name)]
-        if len(found) > 1:
-            raise RunStateError(f"{name} may be {', '.join(found[:5])}. Write more of the id.")
-        if found:
-            return Known(sweep=paths, spec=specs[found[0]], code=_code(ledger, found[0]))
+        run_ids = [name] if name in specs else [run_id for run_id in specs if fits(run_id, name)]
+        if len(run_ids) > 1:
+            raise RunStateError(f"{name} may be {', '.join(run_ids[:5])}. Write more of the id.")
+        if run_ids:
+            return Known(sweep=paths, spec=specs[run_ids[0]], code=_code(ledger, run_ids[0]))
     if of_that_name is not None:
         first = next(iter(of_that_name), "RUN")
         raise RunStateError(f"{name.rstrip('/')} is a sweep: name one of its runs, as {first}.")
@@ -102,23 +102,23 @@ def _code(ledger: Ledger, run_id: str) -> str | None:
 
 
 def values(spec: RunSpec) -> list[Value]:
-    """Every key of the run, in the order of the configuration."""
+    """Return every key of the run with its value and source, in the order of the configuration."""
     said = {_key(line): line for line in spec.overrides}
     fresh = dict(leaves(_defaults(spec)))
     return [_value(key, value, said, fresh) for key, value in leaves(spec.config)]
 
 
 def _defaults(spec: RunSpec) -> dict[str, Any]:
-    """What the schemas of the run's sections have; of a section that needs values, those of the run itself."""
+    """Return the defaults of the run's sections; for a section with required fields, the default of TrainConfig."""
     config = spec.typed()
-    found: dict[str, Any] = {}
-    for each in dataclasses.fields(TrainConfig):
-        part = getattr(config, each.name)
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(TrainConfig):
+        part = getattr(config, field.name)
         kind: Any = type(part)
         with contextlib.suppress(TypeError):
-            part = kind() if dataclasses.is_dataclass(part) else getattr(TrainConfig(), each.name)
-        found[each.name] = plain_value(part)
-    return found
+            part = kind() if dataclasses.is_dataclass(part) else getattr(TrainConfig(), field.name)
+        defaults[field.name] = plain_value(part)
+    return defaults
 
 
 def _value(key: str, value: Any, said: Mapping[str, str], fresh: Mapping[str, Any]) -> Value:
@@ -140,32 +140,32 @@ def _key(line: str) -> str:
 
 
 def difference(runs: Sequence[Known]) -> list[tuple[str, list[Any]]]:
-    """(key, its value in each run) of the keys that are not the same in all; None where a run has no such key."""
+    """Return (key, its value in each run) for keys whose values differ; None if a run has no such key."""
     flat = [{**dict(leaves(run.spec.config)), "frozen code": run.code and run.code[:12]} for run in runs]
-    keys = dict.fromkeys(key for each in flat for key in each)
-    rows = [(key, [each.get(key) for each in flat]) for key in keys]
-    return [(key, found) for key, found in rows if any(value != found[0] for value in found)]
+    keys = dict.fromkeys(key for config in flat for key in config)
+    rows = [(key, [config.get(key) for config in flat]) for key in keys]
+    return [(key, row) for key, row in rows if any(value != row[0] for value in row)]
 
 
 def as_text(value: Any) -> str:
-    """A value as the command line has it."""
+    """Return a value as the command line writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepLine:
-    """A sweep, by its files alone."""
+    """A sweep as its files describe it."""
 
     name: str
     num_runs: int
     time: float
-    """When it was submitted last, seconds since the epoch; 0.0 if nobody knows."""
+    """Time of the latest submit, in seconds since the epoch; 0.0 if it is not known."""
     executor: str
     command: list[str]
 
 
 def sweep_lines(runs_dir: Path) -> list[SweepLine]:
-    """Every sweep of yours, the one submitted last first."""
+    """Return a line for each of the user's sweeps, the latest submitted first."""
     return [_line(paths) for paths in list_sweeps(runs_dir)]
 
 

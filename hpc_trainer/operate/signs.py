@@ -1,4 +1,4 @@
-"""What a failed run's last words mean, and what helps: for `why` and the report."""
+"""Meaning of a failed run's last output, and remedies: for `why` and the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpc_trainer.state.status import RunStatus
 
 
 def meaning_of(run: RunStatus) -> Sign | None:
-    """Of what it said or printed last; None where that tells nothing, or is told in words of its own."""
+    """Return what a failed run's last output means; None if it means nothing or the cause has a verdict of its own."""
     error = run.error
     if not run.state.has_failed or run.cause in REFUSALS:
         return None
@@ -17,7 +17,7 @@ def meaning_of(run: RunStatus) -> Sign | None:
 
 
 def last_lines(run: RunStatus) -> list[str]:
-    """What its job or program printed last, where that is known to be of its end."""
+    """Return the last lines that the run's job or program printed before its failure; empty if they are not known."""
     return str(run.error.get("output", "")).splitlines()
 
 

@@ -1,4 +1,4 @@
-"""Asks a process that may import torch (`worker/answer.py`): the login node's layers do without it."""
+"""Questions to a process that may import torch (`worker/answer.py`): the login node's layers never import torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.runtime.start import start_words
 
 Tell = Callable[[int, int], None]
-"""Called with (done, of how many)."""
+"""Callback that takes (done, total)."""
 
 
 def ask(module: str, verb: str, asked: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
-    """What `module` answers. However this ends, its process has ended.
+    """Return the answer of a new process that runs `module`; the process has ended on return, also after an error.
+
+    Args:
+        module: the module to run.
+        verb: the question.
+        asked: arguments of the question.
+        tell: called with the progress.
 
     Raises:
-        RunStateError: the process was killed. Else the error that it met; OSError for one that is none of ours.
+        RunStateError: the process was killed. Otherwise the error of that process is raised, as by `error_of`.
     """
     command = [sys.executable, *start_words(module)]
     with (
@@ -34,14 +40,14 @@ def ask(module: str, verb: str, asked: Mapping[str, Any], tell: Tell | None = No
             process.stdin.write(json.dumps({**asked, "verb": verb}))
             process.stdin.close()
             for line in process.stdout:
-                told = json.loads(line)
-                if "answer" in told:
-                    answer: dict[str, Any] = told["answer"]
+                message = json.loads(line)
+                if "answer" in message:
+                    answer: dict[str, Any] = message["answer"]
                     return answer
-                if "error" in told:
-                    raise error_of(told)
+                if "error" in message:
+                    raise error_of(message)
                 if tell is not None:
-                    tell(*told["told"])
+                    tell(*message["told"])
             said.seek(0)
             last = ": ".join([f"exit code {process.wait()}", *said.read().strip().splitlines()[-1:]])
             raise RunStateError(f"{verb} failed in the process that does it: {last}")
@@ -50,6 +56,6 @@ def ask(module: str, verb: str, asked: Mapping[str, Any], tell: Tell | None = No
 
 
 def error_of(told: Mapping[str, str]) -> Exception:
-    """The error that another process met, as it told it (`worker.answer.told_error`); OSError for none of ours."""
+    """Return the error reported by another process (`worker.answer.told_error`); OSError if it is not in errors.py."""
     kind = getattr(errors, told["error"], None)
     return kind(told["message"]) if kind else OSError(f"{told['error']}: {told['message']}")

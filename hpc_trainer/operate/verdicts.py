@@ -1,4 +1,4 @@
-"""What each way of ending means and what to do about it: the table behind `why`, told at length in docs/failures.md."""
+"""Meaning and remedy of each way a run can end: the table behind `why`; docs/failures.md explains it at length."""
 
 from __future__ import annotations
 
@@ -120,22 +120,22 @@ BY_DOUBT: dict[DoubtKind, Verdict] = {
 
 
 def of_unknown(cause: str | None, job_id: str | None) -> Verdict:
-    """Return what an UNKNOWN run means, by the kind of doubt that its cause tells.
+    """Return the verdict on an UNKNOWN run, by the kind of doubt that its cause names.
 
     Args:
-        cause: of the run's status.
+        cause: the cause in the run's status.
         job_id: the job in Slurm's queue that is surely its own; None if there is none.
     """
-    found = BY_DOUBT[kind_of_doubt(cause)]
-    return TAKEN if found is _DAMAGED and job_id is not None else found
+    verdict = BY_DOUBT[kind_of_doubt(cause)]
+    return TAKEN if verdict is _DAMAGED and job_id is not None else verdict
 
 
 INCOMPATIBLE_RESUME = "incompatible_resume"
 INVALID_CONFIG = "invalid_config"
 REFUSALS = (INCOMPATIBLE_RESUME, INVALID_CONFIG)
-"""Where in our code they were said tells nobody anything."""
+"""Causes without a traceback: the line of hpc_trainer that raised them does not help the user."""
 
-# Of FAILED: by the cause that the worker recorded.
+# Verdicts on FAILED runs, by the cause that the worker recorded.
 BY_CAUSE: dict[str, Verdict] = {
     "exception": Verdict(
         "The training raised an exception: started again it would do so again, so it was not.",

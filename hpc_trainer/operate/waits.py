@@ -1,4 +1,4 @@
-"""Repeated looks at a sweep, until none of the awaited runs waits or works."""
+"""Repeated looks at a sweep, until none of the awaited runs is pending or running."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
-# Run folders are ours and cheap to read; Slurm is asked at most this often (docs of squeue: no tight loops).
+# Run folders are cheap to read; Slurm is asked at most this often (docs of squeue: no tight loops).
 _LOCAL_POLL_S = 0.5
 _SLURM_POLL_S = 10.0
-# A run that no scheduler has and that has not changed for so long will not change by itself. The accounting may be ten
-# minutes behind (state/run_state.py).
+# A run that no scheduler has will not change by itself after so many seconds without a change. The accounting may be
+# ten minutes behind (state/run_state.py).
 _PATIENCE_S = 900.0
 
 
 def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
-    """Yield the sweep's status until none of the named runs waits or works; the last status is yielded too.
+    """Yield the sweep's status until none of the named runs is pending or running; the last status is yielded too.
 
     A run that no scheduler has is waited for at most `_PATIENCE_S` seconds; a remark of the status then reports it. If
     Slurm does not answer, it is asked again. If the folder disappears after a look that saw it, it is read again.
@@ -72,7 +72,7 @@ def _look(sweep: SweepPaths, before: SweepStatus | None) -> SweepStatus:
 
 
 def active_among(status: SweepStatus, run_ids: set[str]) -> list[RunStatus]:
-    """Return those of the named runs that wait or work."""
+    """Return those of the named runs that are pending or running."""
     return [run for run in status.open_runs.values() if run.run_id in run_ids and run.state.is_active]
 
 

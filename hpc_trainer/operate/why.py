@@ -54,21 +54,21 @@ class Why:
     frame: str | None
     """Innermost line of the user's own code in the traceback of an exception."""
     said: str | None = None
-    """The last line that a failed program printed."""
+    """Last line that a failed program printed."""
     evidence: list[str]
     advice: list[str]
     timeline: list[str]
     ledger: RunLedger | None = None
-    """Where the time went; None if it is not known, or was not asked for."""
+    """Use of the run's time; None if it is not known or was not asked for."""
 
 
 def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, rank: int | None = None) -> Why:
     """Return the explanation of one run, from its folder and the scheduler's answers.
 
     Args:
-        asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work; and once in
-            the life of each attempt for how long it had its nodes (`ask_ledgers`). Else there is no ledger.
-        rank: the one whose log tells most; None: the one that failed first, if one did by itself.
+        asks_slurm: ask how the run's partition preempts if a preemption may have cost work. Also ask, once per attempt,
+            how long the attempt had its nodes (`ask_ledgers`). If False, there is no ledger.
+        rank: the rank whose log is shown; None: the rank that failed first, if one failed by itself.
     """
     rank = _rank_to_read(run) if rank is None else rank
     verdict, memory = _verdict(status, run), _memory(status, run)
@@ -82,10 +82,10 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         "memory": more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
     }  # fmt: skip
     told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
-    evidence, advice = list(_evidence(status, run, rank, slow)), [each.format(**words).rstrip() for each in told]
+    evidence, advice = list(_evidence(status, run, rank, slow)), [line.format(**words).rstrip() for line in told]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
-        with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
+        with contextlib.suppress(ConfigError):  # a configuration of another version: the general advice stays
             advice = [*memory_advice(run.spec.typed(), memory), _AGAIN]
     if run.limit_warning is not None:
         evidence.append(run.limit_warning)
@@ -160,8 +160,8 @@ def _memory(status: SweepStatus, run: RunStatus) -> Mapping[str, Any] | None:
 
 def _flag(run: RunStatus) -> str:
     """Return the option that would allow a refused resume, as the refusal names it."""
-    found = _ALLOWS.search(str(run.error.get("message", "")))
-    return found.group() if found else "checkpoint.allow_changes=[KEY,..]"
+    match = _ALLOWS.search(str(run.error.get("message", "")))
+    return match.group() if match else "checkpoint.allow_changes=[KEY,..]"
 
 
 def _frame(run: RunStatus) -> str | None:
@@ -188,7 +188,7 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Seque
             yield from frames[-_TRACEBACK_LINES:]
     elif run.cause == NOT_FINITE and run.warning is not None:
         yield run.warning
-    elif run.pending_reason is not None:  # what the word means the verdict says
+    elif run.pending_reason is not None:  # the verdict says what this reason means
         yield "; ".join([*([] if run.cause is None else [run.cause]), f"Slurm's reason: {run.pending_reason}"])
     elif run.reason is not None and run.state is not RunState.COMPLETED and run.reason.upper() != run.state.value:
         yield run.reason
@@ -234,7 +234,7 @@ def _logs(run: RunStatus, rank: int | None) -> str:
 
 def _newest_log(status: SweepStatus, run: RunStatus, rank: int | None) -> list[Path]:
     files = log_files(status, run, rank or 0)
-    return ([each for each in files if each.name.endswith(f".rank-{rank}.log")] or files)[-1:]
+    return ([file for file in files if file.name.endswith(f".rank-{rank}.log")] or files)[-1:]
 
 
 def _grace(run: RunStatus) -> str | None:
@@ -244,39 +244,39 @@ def _grace(run: RunStatus) -> str | None:
     if run.stop_s is None or not was_preempted or partition is None or run.state is RunState.RUNNING:
         return None
     try:
-        found = show_preemption(partition)
+        preemption = show_preemption(partition)
     except SlurmError:
         return None
-    if found is None or found.mode == OFF:
+    if preemption is None or preemption.mode == OFF:
         return None
-    return grace_warning(run.stop_s, partition, found.grace_s, found.kill_wait_s)
+    return grace_warning(run.stop_s, partition, preemption.grace_s, preemption.kill_wait_s)
 
 
 def _timeline(
     status: SweepStatus, run: RunStatus, slow: Sequence[Straggler], moves: Sequence[tuple[int, Move]]
 ) -> list[str]:
-    told = [(attempt.start_time, list(_story(attempt))) for attempt in run.attempts]
-    told += [
-        (each.time, [f"{_clock(each.time)}  {each.user} changed {' '.join(each.changes)}"])
-        for each in status.ledger.changes
-        if run.run_id in each.run_ids
+    events = [(attempt.start_time, list(_story(attempt))) for attempt in run.attempts]
+    events += [
+        (change.time, [f"{_clock(change.time)}  {change.user} changed {' '.join(change.changes)}"])
+        for change in status.ledger.changes
+        if run.run_id in change.run_ids
     ]
-    told += [(each.time, [f"{_clock(each.time)}  attempt {number}: {each.text}"]) for number, each in moves]
-    told += [
+    events += [(move.time, [f"{_clock(move.time)}  attempt {number}: {move.text}"]) for number, move in moves]
+    events += [
         (each.time, [f"{_clock(each.time)}  attempt {each.attempt}, step {each.step}: {each.in_words()}"])
         for each in slow[-_MOST_SLOW:]
     ]
-    return [line for _, lines in sorted(told, key=lambda each: each[0]) for line in lines]
+    return [line for _, lines in sorted(events, key=lambda event: event[0]) for line in lines]
 
 
 def _story(attempt: Attempt) -> Iterator[str]:
     where = f"job {attempt.job_id} on {attempt.node}" if attempt.executor == "slurm" else f"on {attempt.node}"
-    # A program never tells where it begins, and an attempt may end before it knows.
+    # A program never reports where it begins, and an attempt may end before it knows its first step.
     step = "" if attempt.resumed_step is None else f" from step {attempt.resumed_step}"
     yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began{step}, {where}"
-    for each in attempt.guarded:
-        said = each.get("text") or f"{each.get('count', 1)} spike(s) up to step {each['step']} skipped"
-        yield f"{_clock(float(each['time']))}  attempt {attempt.attempt}: {said}"
+    for note in attempt.guarded:
+        said = note.get("text") or f"{note.get('count', 1)} spike(s) up to step {note['step']} skipped"
+        yield f"{_clock(float(note['time']))}  attempt {attempt.attempt}: {said}"
     if not attempt.has_ended or attempt.end_time is None or attempt.state is None:
         return
     cause = attempt.cause if attempt.cause is not None and attempt.cause.upper() != attempt.state.value else ""

@@ -1,1 +1,1 @@
-"""What would make a run cheaper or faster, by what was seen of it: the key, the value, the expected gain."""
+"""Advice that makes a run cheaper or faster, from its own files: the key, the value, the expected gain."""

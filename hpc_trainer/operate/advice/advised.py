@@ -1,4 +1,4 @@
-"""The runs of a sweep with their advice: for `tune`, `why` and `report`."""
+"""Runs of a sweep with their advice: for `tune`, `why` and `report`."""
 
 from __future__ import annotations
 
@@ -17,75 +17,75 @@ from hpc_trainer.slurm.read_limits import read_limits
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
 MOST_RUNS = 200
-"""Of a sweep: each has files to read, and a grid's runs are alike."""
+"""Largest number of runs of a sweep that are read: each has files, and a grid's runs are alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """One run that has begun."""
+    """Run that has begun, with its advice."""
 
     run_id: str
     state: RunState
     words: Sequence[str]
-    """What it was submitted with, as one types it."""
+    """Options and overrides of the submit, as typed on the command line."""
     advice: Sequence[Advice]
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Runs that one piece of advice is for; its words are those of the run that would gain the most."""
+    """Runs with the same advice; `advice` is that of the run with the largest gain."""
 
     advice: Advice
     run_ids: Sequence[str]
 
 
 def tune(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[Tuned], list[str]]:
-    """The runs among these that have begun, `MOST_RUNS` at the most, and notes about those that were not looked at."""
+    """Return those of the runs that have begun, at most `MOST_RUNS`, with advice, and notes on runs not looked at."""
     begun = [run for run in map(status.run, run_ids[:MOST_RUNS]) if run.attempts]
     notes = [] if len(run_ids) <= MOST_RUNS else [f"the first {MOST_RUNS} of {len(run_ids)} runs were looked at."]
-    found, ask_limits = [], _limits_of(status)
+    tuned, ask_limits = [], _limits_of(status)
     for run in begun:
         try:
             facts = gather(status, run, ask_limits)
             trusted = [word for package in facts.config.trust for word in ("--trust", package)]
-            found.append(Tuned(run.run_id, run.state, [*trusted, *run.spec.overrides], advice_of(facts)))
-        except ConfigError as error:  # noqa: PERF203  (a run of another version costs no other)
+            tuned.append(Tuned(run.run_id, run.state, [*trusted, *run.spec.overrides], advice_of(facts)))
+        except ConfigError as error:  # noqa: PERF203  (a run of another version must not stop the others)
             notes.append(f"{run.run_id}: {error}")
     if not begun and len(run_ids) <= MOST_RUNS:
         notes.append("none of these runs has begun: there is nothing to look at yet.")
-    return found, notes
+    return tuned, notes
 
 
 def alike(tuned: Sequence[Tuned]) -> list[Alike]:
-    """Advice by rule and change; what gains the most first."""
+    """Group advice by rule and change; the largest gain comes first."""
     groups: dict[tuple[str, tuple[str, ...], str], list[tuple[str, Advice]]] = {}
-    for each in tuned:
-        for advice in each.advice:
-            groups.setdefault((advice.rule, advice.set, advice.do), []).append((each.run_id, advice))
+    for run in tuned:
+        for advice in run.advice:
+            groups.setdefault((advice.rule, advice.set, advice.do), []).append((run.run_id, advice))
     found = []
     for group in groups.values():
         first = max((advice for _, advice in group), key=lambda advice: advice.gain.share)
         found.append(Alike(first, [run_id for run_id, _ in group]))
-    return sorted(found, key=lambda each: (*each.advice.rank, -len(each.run_ids)))
+    return sorted(found, key=lambda group: (*group.advice.rank, -len(group.run_ids)))
 
 
 def sweep_lines(tuned: Sequence[Tuned]) -> list[str]:
-    """A line for each piece of advice, with how many runs it is for and one of them."""
-    return [f"{len(each.run_ids)} run(s), as {each.run_ids[0]}: {each.advice.line}" for each in alike(tuned)]
+    """Return a line for each piece of advice, with the number of its runs and one of their ids."""
+    return [f"{len(group.run_ids)} run(s), as {group.run_ids[0]}: {group.advice.line}" for group in alike(tuned)]
 
 
 def next_words(tuned: Tuned, sweep: str) -> str | None:
-    """The run's own command with the first advice that a key can follow; None where there is none.
+    """Return the run's own command with the first advice that sets a key; None if there is no such advice.
 
-    `plan ..`, or `retry RUN ..` where that alone brings the run back.
+    The command is `plan ..`, or `retry RUN ..` if only a retry brings the run back.
     """
-    advice = next((each for each in tuned.advice if each.set), None)
+    advice = next((option for option in tuned.advice if option.set), None)
     if advice is not None and advice.is_same_run and (tuned.state.has_failed or tuned.state is RunState.CANCELLED):
         return f"retry {typed_words([tuned.run_id, *advice.set])}"
     if advice is None or not tuned.words:
         return None
     words = [*advice.set]
-    if advice.is_same_run and tuned.state is RunState.COMPLETED:  # nothing is left to do of it in its own sweep
+    if advice.is_same_run and tuned.state is RunState.COMPLETED:  # the run has no steps left in its own sweep
         words.append(f"sweep_name={sweep}-tuned")
     changed = {word.partition("=")[0] for word in words}
     kept = [word for word in tuned.words if word.lstrip("+").partition("=")[0] not in changed]
@@ -93,15 +93,15 @@ def next_words(tuned: Tuned, sweep: str) -> str | None:
 
 
 def next_of_sweep(tuned: Sequence[Tuned], sweep: str) -> str | None:
-    """As `next_words`, of the first run of `sweep_lines` that has such a command; else what tells more of the first."""
+    """Return `next_words` of the first run in `sweep_lines` with such a command; else `tune` of the first run."""
     groups = alike(tuned)
-    runs = {each.run_id: each for each in tuned}
-    told = (next_words(runs[group.run_ids[0]], sweep) for group in groups if group.advice.set)
-    return next((each for each in told if each is not None), f"tune {groups[0].run_ids[0]}" if groups else None)
+    runs = {run.run_id: run for run in tuned}
+    commands = (next_words(runs[group.run_ids[0]], sweep) for group in groups if group.advice.set)
+    return next((words for words in commands if words is not None), f"tune {groups[0].run_ids[0]}" if groups else None)
 
 
 def count_of(status: SweepStatus, run: RunStatus) -> int:
-    """How many pieces of advice `tune` has for a run; 0 of one of another version."""
+    """Return the number of pieces of advice of `tune` for a run; 0 for a run of another version."""
     if not run.attempts:
         return 0
     try:

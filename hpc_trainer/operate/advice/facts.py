@@ -1,4 +1,4 @@
-"""What is known of one run, from its own files: the ground that advice stands on. Nothing here is guessed; no torch."""
+"""Facts of one run, from its own files, on which advice rests. Nothing is estimated; torch is not imported."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
 IDLE_GPU = 0.01
-"""At work for less than this share of its time a GPU does nothing."""
+"""Utilisation below which a GPU counts as idle."""
 MOST_RANKS = 64
-"""Of a run: each has a file to read. Of more, 64 in equal spaces are looked at."""
+"""Largest number of ranks whose files are read; of more ranks, 64 at equal distances."""
 _MOST_S = 1e9
 MOST_LIKE = 200
-"""Runs whose folders are read for one: a sweep may have 10,000."""
+"""Largest number of similar runs whose folders are read for one run: a sweep may have 10,000."""
 _START_SAMPLES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Steps by metrics.jsonl, but for the first logged span of each attempt, in which caches and compilers are cold.
+    """Pace by metrics.jsonl, without the first logged span of each attempt, in which caches and compilers are cold.
 
-    `steps` of them took `seconds`, of which `wait_s` passed until batches came; `lines` were logged.
+    `steps` took `seconds`, of which `wait_s` were spent waiting for batches; `lines` records were logged.
     """
 
     steps: int
@@ -50,61 +50,59 @@ class Pace:
 
     @property
     def wait_share(self) -> float:
-        """Share of a step that waits for its batch, 0 to 1."""
+        """Fraction of a step spent waiting for its batch, 0 to 1."""
         return min(1.0, self.wait_s / self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUse:
-    """What one rank used, or one GPU of a program that drives several; means over an attempt where nothing else is
-    said.
-    """
+    """Resources that one rank used, or one GPU of a program with several; means over an attempt unless noted."""
 
     name: str
-    """As `rank 3`, or `GPU 2 of rank 0`."""
+    """Name for messages: `rank 3`, or `GPU 2 of rank 0`."""
     node: str
     samples: int
     device: str | None = None
-    """The name of its GPU."""
+    """Name of the GPU."""
     utilisation: float | None = None
-    """Of the GPU, 0 to 1."""
+    """Utilisation of the GPU, 0 to 1."""
     throttle: Mapping[str, float] = field(default_factory=dict)
-    """Reason -> share of the samples that name it (runs/monitoring/telemetry.py)."""
+    """Throttle reason -> fraction of the samples that name it (runs/monitoring/telemetry.py)."""
     clock_share: float | None = None
-    """Mean of the GPU's clock over the highest that a GPU of that name has in this run."""
+    """Mean clock of the GPU, divided by the highest clock of a GPU of that name in this run."""
     power_limit_w: float | None = None
     cpus: float | None = None
-    """Cores busy, of the rank and its children."""
+    """Busy cores of the rank and its children."""
     most_cpus: float | None = None
-    """The 95th percentile of that."""
+    """95th percentile of `cpus`."""
     cpus_allowed: float | None = None
     most_rss: float | None = None
-    """The most host memory, bytes."""
+    """Peak host memory in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Of one run. What nobody knows is None or empty, and rules that need it stay silent."""
+    """Facts of one run. Unknown facts are None or empty, and rules that need them give no advice."""
 
     run: RunStatus
     config: TrainConfig
     pace: Pace | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
-    """Bytes: what memory.json holds of the rank that held the most (features/memory_report/ability.py)."""
+    """Figures of memory.json in bytes, of the rank with the most memory (features/memory_report/ability.py)."""
     spent: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of all attempts by what they went to (`runtime.spans.Kind`), by the run's ledger."""
+    """Seconds of all attempts by their kind (`runtime.spans.Kind`), from the run's ledger."""
     ranks: Sequence[RankUse] = ()
     stragglers: Sequence[Straggler] = ()
-    """Ranks that held the others up when it was last looked, the slowest first."""
+    """Ranks that delayed the others at the last measurement, the slowest first."""
     ask_limits: Callable[[], Limits] = Limits
     """Function that returns the cluster's limits; called only for a change that alters the request to Slurm."""
     needs_s: Sequence[float] = ()
-    """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts; of more
-    than `MOST_LIKE` the first ones."""
+    """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts; at most
+    the first `MOST_LIKE` runs."""
 
     @property
     def is_shared_loop(self) -> bool:
-        """True if hpc_trainer's own loop trains; False of a person's loop or program."""
+        """True if hpc_trainer's own loop trains; False for a user's loop or program."""
         return not self.run.spec.is_own_loop
 
     @property
@@ -119,11 +117,11 @@ class Facts:
 
     @property
     def trained_s(self) -> float:
-        """Of those the seconds from the first step to the last."""
+        """Seconds of the ledger from the first step to the last."""
         return self.spent_on("step", "data_wait", "evaluation", "save_stall", "redone")
 
     def spent_on(self, *kinds: str) -> float:
-        """Seconds of these kinds together."""
+        """Return the total seconds of these kinds."""
         return sum(self.spent.get(kind, 0.0) for kind in kinds)
 
     @property
@@ -136,7 +134,7 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
     """Read the files of one run.
 
     Args:
-        ask_limits: as in Facts.
+        ask_limits: see `Facts`.
 
     Raises:
         ConfigError: the run's frozen configuration is of another version.
@@ -150,7 +148,7 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
         config=run.spec.typed(),
         pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
         memory={key: float(value) for key, value in memory.items() if _is_finite(value)},
-        spent={} if ledger is None else {kind.value: each for kind, each in ledger.seconds.items()},
+        spent={} if ledger is None else {kind.value: seconds for kind, seconds in ledger.seconds.items()},
         ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS, faults=faults)),
         stragglers=slow_at_end(read_stragglers(paths, faults)),
         ask_limits=ask_limits,
@@ -159,16 +157,16 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
 
 
 def pace_of(records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int]) -> Pace | None:
-    """Sums over the lines of metrics.jsonl; None where fewer than two spans between lines are known."""
+    """Return the pace by the records of metrics.jsonl; None if no attempt has two spans between records."""
     before, attempt = 0, -1
     steps = lines = 0
     seconds = wait_s = 0.0
     for record in records:
         step_s, waited_s = record.get("step_time_s"), record.get("data_wait_s")
         if not _is_seconds(step_s):
-            continue  # an evaluation's line
+            continue  # a record of an evaluation
         step = record["step"]
-        start = max((each for each in resumed_steps if each < step), default=0)
+        start = max((resumed for resumed in resumed_steps if resumed < step), default=0)
         count, is_cold = step - max(start, before), start != attempt
         before, attempt = step, start
         if not is_cold and count > 0:
@@ -180,16 +178,16 @@ def pace_of(records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int]) 
 
 def uses_of(samples: Sequence[Sample]) -> list[RankUse]:
     """Return what each rank used while it trained: samples of its start and of its last save do not count."""
-    found: dict[tuple[int, str | None], list[Sample]] = {}
-    for each in samples:
-        found.setdefault((each.rank, each.device.uuid if each.device else None), []).append(each)
-    several = {rank for rank, count in Counter(rank for rank, _ in found).items() if count > 1}
+    samples_of: dict[tuple[int, str | None], list[Sample]] = {}
+    for sample in samples:
+        samples_of.setdefault((sample.rank, sample.device.uuid if sample.device else None), []).append(sample)
+    several = {rank for rank, count in Counter(rank for rank, _ in samples_of).items() if count > 1}
     best: dict[str | None, float] = {}
-    for each in samples:
-        if each.device is not None and each.device.sm_clock_mhz is not None:
-            best[each.device.name] = max(best.get(each.device.name, 0.0), each.device.sm_clock_mhz)
+    for sample in samples:
+        if sample.device is not None and sample.device.sm_clock_mhz is not None:
+            best[sample.device.name] = max(best.get(sample.device.name, 0.0), sample.device.sm_clock_mhz)
     uses = []
-    for number, ((rank, _), mine) in enumerate(found.items()):
+    for number, ((rank, _), mine) in enumerate(samples_of.items()):
         name = f"GPU {number} of rank {rank}" if rank in several else f"rank {rank}"
         uses.append(_use(name, _of_training(mine), best))
     return uses
@@ -199,21 +197,21 @@ def _of_training(samples: Sequence[Sample]) -> Sequence[Sample]:
     """Return the samples of one rank between its first step and its last one, or all but the first few.
 
     A run of 20 s on an H100 computed for 8 s of them, at full load; with its start and its last save the mean load was
-    37 %, and `tune` called the run bound by the host. Programs that tell no step keep what came after their start.
+    37 %, and `tune` called the run bound by the host. Programs that report no step keep the samples after their start.
     """
-    steps = [each.step or 0 for each in samples]
+    steps = [sample.step or 0 for sample in samples]
     begin = next((index for index, step in enumerate(steps) if step > steps[0]), len(samples))
     end = steps.index(max(steps)) + 1
-    # The sample at `begin` tells of the time before it, which is of the start.
+    # The sample at `begin` covers the time before it, which belongs to the start.
     return samples[begin + 1 : end] or samples[_START_SAMPLES:] or samples
 
 
 def _use(name: str, samples: Sequence[Sample], best: Mapping[str | None, float]) -> RankUse:
-    devices = [each.device for each in samples if each.device is not None]
-    hosts = [each.host for each in samples if each.host is not None]
+    devices = [sample.device for sample in samples if sample.device is not None]
+    hosts = [sample.host for sample in samples if sample.host is not None]
     device = devices[-1] if devices else None
-    told = [each.throttle for each in devices if each.throttle is not None]
-    throttle = {word: sum(word in each for each in told) / len(told) for word in THROTTLE if told}
+    reasons = [each.throttle for each in devices if each.throttle is not None]
+    throttle = {word: sum(word in each for each in reasons) / len(reasons) for word in THROTTLE if reasons}
     clock = mean_of(each.sm_clock_mhz for each in devices)
     return RankUse(
         name=name, node=samples[-1].node or "?", samples=len(samples),
@@ -244,10 +242,10 @@ def _needs(status: SweepStatus, run: RunStatus) -> list[float]:
         and status.specs[run_id].num_steps == run.spec.num_steps
         and status.specs[run_id].shape == run.spec.shape
     )
-    found = (worked_s(status.run(run_id)) for run_id in itertools.islice(alike, MOST_LIKE))
-    return [each for each in found if each > 0]
+    seconds = (worked_s(status.run(run_id)) for run_id in itertools.islice(alike, MOST_LIKE))
+    return [value for value in seconds if value > 0]
 
 
 def worked_s(run: RunStatus) -> float:
-    """Seconds that the attempts of a run lasted, as far as they told their end."""
+    """Return the total seconds of a run's attempts; attempts without a recorded end do not count."""
     return sum(max(0.0, each.end_time - each.start_time) for each in run.attempts if each.end_time is not None)

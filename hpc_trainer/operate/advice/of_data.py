@@ -1,4 +1,4 @@
-"""Rules about data: a step that waits for its batch, cores that are too few for loading."""
+"""Rules about data: steps that wait for batches, too few cores for loading."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WAIT = 0.2  # of a step
 _BUSY = 0.9  # of the cores
 _NO_WAIT, _TOO_MANY = 0.02, 4
 _MOST_WORKERS = 16
-_SPARE = 1.2  # a loader that is only just fast enough lets a step wait now and then
+_SPARE = 1.2  # with a loader that is only just fast enough, a step waits now and then
 
 
 def _waits(facts: Facts) -> Pace | None:
-    """The pace of a training that waits for data."""
+    """Return the pace of a training that waits for data, else None."""
     pace = facts.pace
     if pace is None or not facts.is_shared_loop or pace.wait_share < _WAIT or pace.wait_s < LEAST_LOST_S:
         return None
@@ -31,27 +31,27 @@ def _seen(pace: Pace) -> str:
 
 
 def is_cpu_bound(facts: Facts) -> bool | None:
-    """True if ranks keep all their cores busy; None if nobody knows."""
-    shares = [each.cpus / each.cpus_allowed for each in facts.ranks if each.cpus is not None and each.cpus_allowed]
+    """Return True if a rank keeps at least 90 % of its cores busy; None if it is not known."""
+    shares = [rank.cpus / rank.cpus_allowed for rank in facts.ranks if rank.cpus is not None and rank.cpus_allowed]
     return None if not shares else max(shares) >= _BUSY
 
 
 def cpus_key(facts: Facts) -> str:
-    """The key that gives a rank its cores."""
+    """Return the key that sets the number of cores of a rank."""
     hardware = facts.config.hardware
     is_a_gpu = hardware.gpus_per_node and hardware.cpus_per_task is None
     return "hardware.cpus_per_gpu" if is_a_gpu else "hardware.cpus_per_task"
 
 
 def _with_workers(pace: Pace, now: int, wanted: int) -> Gain:
-    """Of a loader whose time for a batch is shared by its processes, beside a step that waits no more than it must."""
+    """Return the gain of `wanted` loader processes instead of `now`; they share the work of a batch evenly."""
     computed_s = pace.step_s * (1 - pace.wait_share)
     batch_s = _batch_s(pace, now)
     return Gain(share=max(0.0, 1 - max(computed_s, batch_s / wanted) / pace.step_s))
 
 
 def _batch_s(pace: Pace, now: int) -> float:
-    """Seconds of one process for a batch: `now` of them together make one a step; without any the rank does it."""
+    """Return the seconds that one process needs for a batch: `now` processes make one per step, or the rank if 0."""
     return now * pace.step_s if now else pace.wait_share * pace.step_s
 
 
@@ -62,7 +62,7 @@ def _too_few_workers(facts: Facts) -> Iterator[Finding]:
     now, cores = facts.config.data.num_workers, facts.config.hardware.cpus_per_rank
     computed_s = max(1e-6, pace.step_s * (1 - pace.wait_share))
     wanted = min(_MOST_WORKERS, max(now + 1, math.ceil(_SPARE * _batch_s(pace, now) / computed_s)))
-    # Loaders that wait for a disk need no core each.
+    # Loaders that wait for a disk do not need a core each.
     room = wanted if is_cpu_bound(facts) is False else max(1, cores)
     changes = []
     if min(wanted, room) > now:
@@ -82,11 +82,11 @@ def _too_few_cpus(facts: Facts) -> Iterator[Finding]:
     if pace is None or not now or not is_cpu_bound(facts):
         return
     computed_s = max(1e-6, pace.step_s * (1 - pace.wait_share))
-    batch_s = min(now, cores) * pace.step_s  # no more of them are at work at a time than there are cores
+    batch_s = min(now, cores) * pace.step_s  # at most one process per core works at a time
     wanted = min(_MOST_WORKERS, max(cores + 1, math.ceil(_SPARE * batch_s / computed_s)))
     gain = Gain(share=max(0.0, 1 - max(computed_s, batch_s / wanted) / pace.step_s))
     values = {cpus_key(facts): wanted, "data.num_workers": wanted}
-    busy = mean_of([each.cpus for each in facts.ranks]) or 0.0
+    busy = mean_of([rank.cpus for rank in facts.ranks]) or 0.0
     yield Finding(f"{_seen(pace)}, and {busy:.2g} of its {cores} core(s) are busy", [Change(values, gain)])
 
 
@@ -111,10 +111,10 @@ def _not_staged(facts: Facts) -> Iterator[Finding]:
 
 def _idle_workers(facts: Facts) -> Iterator[Finding]:
     pace, now = facts.pace, facts.config.data.num_workers
-    busy = [each.most_cpus for each in facts.ranks if each.most_cpus is not None]
+    busy = [rank.most_cpus for rank in facts.ranks if rank.most_cpus is not None]
     if pace is None or pace.seconds < LEAST_LOST_S or not busy or pace.wait_share >= _NO_WAIT:
         return
-    right = max(1, math.ceil(_SPARE * max(busy)))  # as if the rank itself did nothing
+    right = max(1, math.ceil(_SPARE * max(busy)))  # counts the rank's own work as loading
     if now < _TOO_MANY * right:
         return
     seen = f"{now} loader processes, and the rank with all of them keeps {max(busy):.2g} core(s) busy at the most"

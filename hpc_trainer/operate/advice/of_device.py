@@ -1,4 +1,4 @@
-"""Rules about the device: memory that is left, a format that is slow, a GPU that waits for its host or is held back."""
+"""Rules about the device: unused memory, a slow number format, a GPU that waits for its host or is throttled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAPPED = ("power_cap",)
 
 
 def _memory(facts: Facts) -> tuple[float, float, float] | None:
-    """Activations, all else at the peak, and the limit of a GPU, bytes; None if nobody counted."""
+    """Return the bytes of activations, of all else at the peak, and of a GPU's limit; None if not measured."""
     memory = facts.memory
     if facts.config.hardware.device_type != "cuda" or not {"activations", "peak", "limit"} <= memory.keys():
         return None
@@ -34,9 +34,9 @@ def _memory(facts: Facts) -> tuple[float, float, float] | None:
 
 
 def _utilisation(facts: Facts) -> float | None:
-    """Of the GPUs that do anything, the mean; another rule names those that do nothing."""
-    known = [each.utilisation for each in facts.ranks if each.utilisation is not None and each.samples >= _SAMPLES]
-    return mean_of([each for each in known if each >= IDLE_GPU] or known)
+    """Return the mean utilisation of GPUs that are not idle; another rule reports idle GPUs."""
+    shares = [rank.utilisation for rank in facts.ranks if rank.utilisation is not None and rank.samples >= _SAMPLES]
+    return mean_of([share for share in shares if share >= IDLE_GPU] or shares)
 
 
 def _recompute(facts: Facts) -> Iterator[Finding]:
@@ -69,7 +69,7 @@ def _micro_batch(facts: Facts) -> Iterator[Finding]:
     changes = []
     for size in sorted((size for size in fits if size > micro), reverse=True):
         values = {"train.micro_batch_size": size, "train.grad_accum_steps": share // size}
-        # What the GPU idles between passes goes with their number.
+        # The GPU's idle time between passes is proportional to their number.
         changes.append(Change(values, Gain(share=(1 - utilisation) * (1 - micro / size))))
     used = (others + activations) / limit
     yield Finding(
@@ -81,13 +81,13 @@ def _precision(facts: Facts) -> Iterator[Finding]:
     dtype, hardware = facts.config.precision.compute_dtype, facts.config.hardware
     if dtype not in (Dtype.fp32, Dtype.tf32) or hardware.device_type != "cuda" or not facts.is_shared_loop:
         return
-    name = hardware.gpu_type or next((each.device for each in facts.ranks if each.device), None)
+    name = hardware.gpu_type or next((rank.device for rank in facts.ranks if rank.device), None)
     gpu, utilisation = find_gpu_type(name), _utilisation(facts)
     if gpu is None or gpu.capability < _AMPERE or (utilisation is not None and utilisation < _LITTLE_WORK):
         return
     if facts.pace is None or facts.pace.seconds < LEAST_LOST_S:
         return
-    # Products gain more, by their peaks; what moves numbers moves half of them.
+    # Matrix products gain more, by their peak rates; memory-bound operations move half the bytes.
     change = Change({"precision.compute_dtype": Dtype.bf16}, Gain(share=0.5))
     yield Finding(f"computes in {dtype.value} on {name}, which has bf16", [change])
 
@@ -121,7 +121,7 @@ def _straggler(facts: Facts) -> Iterator[Finding]:
 
 
 def _without_node(facts: Facts, node: str, gain: Gain, otherwise: str) -> Change:
-    """On Slurm another node; where there is none to choose, words."""
+    """Return a change that excludes a node on Slurm; elsewhere, or if it is excluded already, the text `otherwise`."""
     excluded = facts.config.hardware.exclude
     if not facts.is_on_slurm or node in (excluded or "").split(","):
         return Change({}, gain, otherwise)
@@ -129,21 +129,21 @@ def _without_node(facts: Facts, node: str, gain: Gain, otherwise: str) -> Change
 
 
 def _held_back(facts: Facts) -> Iterator[Finding]:
-    known = [each for each in facts.ranks if each.samples >= _SAMPLES and each.clock_share is not None]
+    ranks = [rank for rank in facts.ranks if rank.samples >= _SAMPLES and rank.clock_share is not None]
     for words, what, most in ((HARMFUL, "held back by heat or its power supply", _LITTLE), (_CAPPED, _AT_LIMIT, _MUCH)):
-        found = max(known, key=lambda each: _share(each, words), default=None)
-        if found is None or found.clock_share is None or found.clock_share > most:
+        worst = max(ranks, key=lambda rank: _share(rank, words), default=None)
+        if worst is None or worst.clock_share is None or worst.clock_share > most:
             continue
-        if (share := _share(found, words)) < _THROTTLED:
+        if (share := _share(worst, words)) < _THROTTLED:
             continue
-        limit = f" of {found.power_limit_w:.0f} W" if words is _CAPPED and found.power_limit_w else ""
+        limit = f" of {worst.power_limit_w:.0f} W" if words is _CAPPED and worst.power_limit_w else ""
         seen = (
-            f"the GPU of {found.name} on {found.node} is {what}{limit} {share:.0%} of the time, and its clock at "
-            f"{found.clock_share:.0%} of its highest"
+            f"the GPU of {worst.name} on {worst.node} is {what}{limit} {share:.0%} of the time, and its clock at "
+            f"{worst.clock_share:.0%} of its highest"
         )
-        gain = Gain(share=1 - found.clock_share)
-        otherwise = f"ask the site about the {'power limit' if words is _CAPPED else 'cooling'} of {found.node}"
-        yield Finding(seen, [_without_node(facts, found.node, gain, otherwise)])
+        gain = Gain(share=1 - worst.clock_share)
+        otherwise = f"ask the site about the {'power limit' if words is _CAPPED else 'cooling'} of {worst.node}"
+        yield Finding(seen, [_without_node(facts, worst.node, gain, otherwise)])
 
 
 def _share(rank: RankUse, words: tuple[str, ...]) -> float:

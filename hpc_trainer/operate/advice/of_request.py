@@ -1,4 +1,4 @@
-"""Rules about what a run asks of the machine and does not use: GPUs, cores, memory, hours, jobs of a moment."""
+"""Rules about requested but unused resources: GPUs, cores, memory, hours, very short jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CPU_MARGIN, _CPU_FACTOR, _LEAST_CPUS = 1.5, 4, 2
 _MEMORY_MARGIN, _MEMORY_FACTOR, _LEAST_GB = 1.5, 4, 8.0
 _TIME_MARGIN, _TIME_FACTOR, _LEAST_MIN = 1.5, 4, 60
 _SHORT_S, _MANY = 120.0, 10
-# What a GPU's node has for each of them: 112 cores and 2 TB for eight (DGX H100 datasheet). Less keeps nobody away.
+# A GPU's share of its node: 112 cores and 2 TB for eight GPUs (DGX H100). Up to this, a request blocks no other job.
 _CPUS_OF_GPU, _GB_OF_GPU = 14, 256.0
 _LIMITS_MIN = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 720, 1080, 1440, 2160, 2880, 4320, 5760, 8640)
 
@@ -28,37 +28,37 @@ def _is_slurm(facts: Facts) -> bool:
 
 
 def _known(facts: Facts) -> list[RankUse]:
-    return [each for each in facts.ranks if each.samples >= _SAMPLES]
+    return [rank for rank in facts.ranks if rank.samples >= _SAMPLES]
 
 
 def _idle_among(ranks: Sequence[RankUse]) -> list[RankUse]:
-    """Those that do nothing, while others do."""
-    if any(each.utilisation is not None for each in ranks):
-        return [each for each in ranks if each.utilisation is not None and each.utilisation < IDLE_GPU]
-    busiest = max((each.cpus for each in ranks if each.cpus is not None), default=0.0)
-    return [each for each in ranks if each.cpus is not None and each.cpus < min(_IDLE_CPU, _IDLE_SHARE * busiest)]
+    """Return the ranks that do nothing while others work."""
+    if any(rank.utilisation is not None for rank in ranks):
+        return [rank for rank in ranks if rank.utilisation is not None and rank.utilisation < IDLE_GPU]
+    busiest = max((rank.cpus for rank in ranks if rank.cpus is not None), default=0.0)
+    return [rank for rank in ranks if rank.cpus is not None and rank.cpus < min(_IDLE_CPU, _IDLE_SHARE * busiest)]
 
 
 def _idle_ranks(facts: Facts) -> Iterator[Finding]:
-    hardware, known = facts.config.hardware, _known(facts)
-    idle = _idle_among(known)
+    hardware, measured = facts.config.hardware, _known(facts)
+    idle = _idle_among(measured)
     asked = max(hardware.num_nodes * hardware.gpus_per_node, facts.run.spec.shape.world_size)
-    if facts.is_shared_loop or len(known) < max(2, asked) or not idle or len(idle) == len(known):
+    if facts.is_shared_loop or len(measured) < max(2, asked) or not idle or len(idle) == len(measured):
         return
-    used, gpus = len(known) - len(idle), hardware.gpus_per_node
+    used, gpus = len(measured) - len(idle), hardware.gpus_per_node
     what = "GPUs" if gpus else "ranks"
     changes = []
-    for count in range(used, len(known)):  # the nearest that goes with the batch
-        values = {**_of_ranks(facts, count), **_batch_of(facts, count, len(known))}
+    for count in range(used, len(measured)):  # the nearest count that divides the batch
+        values = {**_of_ranks(facts, count), **_batch_of(facts, count, len(measured))}
         if values:
-            share = 1 - count / len(known)
+            share = 1 - count / len(measured)
             changes.append(Change(values, Gain(share=share, of=what, is_bound=False)))
-    names = ", ".join(each.name for each in idle[:8])
-    yield Finding(f"asked for {len(known)} {what}, used {used}: nothing was done by {names}", changes)
+    names = ", ".join(rank.name for rank in idle[:8])
+    yield Finding(f"asked for {len(measured)} {what}, used {used}: nothing was done by {names}", changes)
 
 
 def _of_ranks(facts: Facts, count: int) -> dict[str, int]:
-    """The keys that ask for `count` ranks; {} where no whole nodes are so many."""
+    """Return the keys that request `count` ranks; {} if `count` is not a whole number of nodes."""
     hardware = facts.config.hardware
     if hardware.num_nodes > 1:
         return {} if count % hardware.ranks_per_node else {"hardware.num_nodes": count // hardware.ranks_per_node}
@@ -68,7 +68,7 @@ def _of_ranks(facts: Facts, count: int) -> dict[str, int]:
 
 
 def _batch_of(facts: Facts, count: int, before: int) -> dict[str, int]:
-    """The same batch on `count` ranks, where each has more of it than before; {} of a program, which has none."""
+    """Return keys that keep the global batch on `count` ranks, with more samples per rank; {} if no key is needed."""
     train = facts.config.train
     micro = train.given_micro_batch_size
     if facts.run.spec.is_program or micro is None or train.logical_ranks is not None:
@@ -77,8 +77,8 @@ def _batch_of(facts: Facts, count: int, before: int) -> dict[str, int]:
 
 
 def _idle_cpus(facts: Facts) -> Iterator[Finding]:
-    known, now = _known(facts), facts.config.hardware.cpus_per_rank
-    used = [each.most_cpus for each in known if each.most_cpus is not None]
+    measured, now = _known(facts), facts.config.hardware.cpus_per_rank
+    used = [rank.most_cpus for rank in measured if rank.most_cpus is not None]
     if not used or not _is_slurm(facts):
         return
     key = cpus_key(facts)
@@ -94,7 +94,7 @@ def _idle_cpus(facts: Facts) -> Iterator[Finding]:
 
 def _host_memory(facts: Facts) -> Iterator[Finding]:
     hardware, asked = facts.config.hardware, facts.run.spec.shape
-    rss = [each.most_rss for each in facts.ranks if each.most_rss is not None]
+    rss = [rank.most_rss for rank in facts.ranks if rank.most_rss is not None]
     if not rss or not facts.is_complete or not _is_slurm(facts):
         return
     a_rank = max(rss) / 1e9
@@ -138,7 +138,7 @@ def _long_limit(facts: Facts) -> Iterator[Finding]:
 
 
 def _limit(wanted_min: float, limits: Sequence[int]) -> int:
-    return next((each for each in limits if each >= wanted_min), math.ceil(wanted_min))
+    return next((limit for limit in limits if limit >= wanted_min), math.ceil(wanted_min))
 
 
 def _short_runs(facts: Facts) -> Iterator[Finding]:

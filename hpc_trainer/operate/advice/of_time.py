@@ -1,4 +1,4 @@
-"""Rules about time that is not training: saves, evaluations, lines of metrics, starts, steps done twice."""
+"""Rules about time not spent on training: saves, evaluations, metrics records, starts, repeated steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _saves_often(facts: Facts) -> Iterator[Finding]:
         return
     share, now = lost_s / facts.trained_s, checkpoint.every_steps
     num_saves = _num_steps_done(facts) // now
-    if num_saves < _LEAST_SAVES:  # those at stops and at the end wait for the disk, whatever the interval
+    if num_saves < _LEAST_SAVES:  # saves at stops and at the end wait for the disk, whatever the interval
         return
     stall_s = lost_s / (num_saves + len(facts.run.attempts))
     right = round(best_interval(stall_s, _between_s(facts)) / step_s)
@@ -79,7 +79,7 @@ def _redone(facts: Facts) -> Iterator[Finding]:
     share, now = lost_s / facts.trained_s, checkpoint.every_steps
     num_saves = _num_steps_done(facts) // now + interruptions + 1
     stall_s = max(1e-3, facts.spent_on("save_stall") / num_saves)
-    # As often as this run was interrupted, and no more seldom for a guess about others.
+    # The mean time between interruptions of this run itself, not an estimate for other runs.
     right = max(1, round(best_interval(stall_s, facts.wall_s / interruptions) / step_s))
     if right > now / 2:
         return
@@ -111,9 +111,9 @@ def _log_lines(facts: Facts) -> Iterator[Finding]:
     if pace is None or not facts.is_shared_loop or now >= 10 or pace.seconds < LEAST_LOST_S:
         return
     every_s = pace.seconds / pace.lines
-    # On a CPU that others use too all takes longer, a line as well as a step.
+    # On a shared CPU both a metrics record and a step take longer.
     is_cpu = facts.config.hardware.device_type == "cpu"
-    core = (mean_of([each.cpus for each in facts.ranks]) or 1.0) if is_cpu else 1.0
+    core = (mean_of([rank.cpus for rank in facts.ranks]) or 1.0) if is_cpu else 1.0
     core = min(1.0, max(_LEAST_CORE, core))
     if every_s * core >= _LINE_EVERY_S:
         return
@@ -124,9 +124,9 @@ def _log_lines(facts: Facts) -> Iterator[Finding]:
 
 
 def _round_up(count: int) -> int:
-    """To 1, 2 or 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     size = int(10 ** (len(str(count)) - 1))
-    return next(size * each for each in (1, 2, 5, 10) if size * each >= count)
+    return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= count)
 
 
 def _compile(facts: Facts) -> Iterator[Finding]:
@@ -137,15 +137,15 @@ def _compile(facts: Facts) -> Iterator[Finding]:
     if train.compile_scope is CompileScope.model and (blocks := facts.config.model.num_blocks or 0) > 1:
         gain = Gain(share=lost_s / facts.wall_s * (1 - 1 / blocks))
         changes.append(Change({"train.compile_scope": CompileScope.blocks}, gain))
-    # A guess on the safe side: steps take half as long again without it.
+    # A safe estimate: without compilation, steps take 1.5 times as long.
     saved_s = lost_s - (_SLOWER_WITHOUT - 1) * facts.spent_on("step")
     changes.append(Change({"train.compile": False}, Gain(share=max(0.0, saved_s / facts.wall_s), is_bound=False)))
     yield Finding(f"compilation took {lost_s / facts.wall_s:.0%} of the whole run ({lost_s:.0f} s)", changes)
 
 
 def _starts(facts: Facts) -> Iterator[Finding]:
-    """Of a run that its time limit ended again and again."""
-    ended = sum(each.cause == TIMEOUT or each.state is RunState.TIMEOUT for each in facts.run.attempts)
+    """Yield advice for a run that its time limit ended at least twice."""
+    ended = sum(attempt.cause == TIMEOUT or attempt.state is RunState.TIMEOUT for attempt in facts.run.attempts)
     lost_s = facts.spent_on(*(kind.value for kind in STARTS))
     if ended < 2 or not facts.wall_s or (share := lost_s / facts.wall_s) < _STARTS:
         return

@@ -1,4 +1,4 @@
-"""A piece of advice, and a rule that gives it: a fault that is seen, a legal change, and the gain that follows."""
+"""Advice and the rules that give it: an observed fault, a legal change, and the expected gain."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from hpc_trainer.slurm.preflight import find_shape_problems
 
 TIME = "time"
 LEAST_GAIN = 0.05
-"""Less than this share of what a run takes is worth nobody's line."""
+"""Smallest gain, as a fraction of what a run takes, that is worth a line."""
 LEAST_LOST_S = 1.0
-"""Seconds: what is lost in a run of a moment tells nothing about a real one."""
+"""Smallest loss in seconds that counts: losses of a very short run say nothing about a real one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """`share` (0 to 1) less of what the run takes of `of`: time, GPUs, CPUs, host memory, time limit, jobs."""
+    """Saving of a change: the fraction `share` (0 to 1) of `of`: time, GPUs, CPUs, host memory, time limit, jobs."""
 
     share: float
     of: str = TIME
     is_bound: bool = True
-    """At the most so much; else about."""
+    """True if `share` is an upper bound, False if it is an estimate."""
 
     def __str__(self) -> str:
         word = "up to " if self.is_bound else "about "
@@ -43,7 +43,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Key -> value, all at once, and what that would gain. `do`: words, where no key of the configuration does it."""
+    """Values of keys, set together, and their gain. `do` is an instruction if no key of the configuration helps."""
 
     values: Mapping[str, Any]
     gain: Gain
@@ -51,13 +51,13 @@ class Change:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As one types it."""
+        """Change as overrides for the command line."""
         return tuple(f"{typed(key)}={shown(value)}" for key, value in self.values.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault: what was seen, with its figures, and what would mend it, the best first."""
+    """Observed fault with its figures, and the changes that would remove it, the best first."""
 
     seen: str
     changes: Sequence[Change]
@@ -71,36 +71,36 @@ class Rule:
     when: str
     """The condition, with its threshold."""
     why: str
-    """Where the threshold comes from."""
+    """Source of the threshold."""
     find: Callable[[Facts], Iterator[Finding]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What a run is told."""
+    """Advice for one run."""
 
     rule: str
     seen: str
     set: tuple[str, ...]
-    """Words for the command line; () where `do` says it."""
+    """Overrides for the command line; () if `do` is the advice."""
     do: str
     gain: Gain
     is_same_run: bool
-    """The change does not make another run of it."""
+    """True if the run keeps its id with the change."""
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sorts what gains the most time first, then what spares other things."""
+        """Sort key: the largest gains of time first, then gains of other resources."""
         return self.gain.of != TIME, -self.gain.share
 
     @property
     def line(self) -> str:
-        """What was seen, what to change, what that is expected to gain."""
+        """Sentence with the observation, the change and the expected gain."""
         return f"{self.rule}: {self.seen}. {typed_words(self.set) or self.do}: {self.gain}"
 
 
 def choose(facts: Facts, rule: Rule, finding: Finding) -> Advice | None:
-    """The first change that is legal and worth its line; None if there is none."""
+    """Return advice with the first legal change that gains enough; None if there is none."""
     for change in finding.changes:
         if change.gain.share < LEAST_GAIN:
             continue
@@ -124,8 +124,10 @@ def _is_refused_by_cluster(facts: Facts, changed: TrainConfig) -> bool:
 
 
 def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig | None:
-    """The configuration with other values of some keys; None if it breaks a rule that was not broken before, as `plan`
-    would refuse it, or changes nothing.
+    """Return the configuration with other values of some keys.
+
+    The result is None if `values` change nothing, or if the new configuration breaks a rule that the old one did not
+    break, so that `plan` would refuse it.
     """
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():

@@ -10,9 +10,9 @@ RULES = (*of_data.RULES, *of_time.RULES, *of_device.RULES, *of_request.RULES)
 
 
 def advice_of(facts: Facts) -> list[Advice]:
-    """What all rules say of one run; [] where nothing is worth a line.
+    """Return the advice of all rules for one run; [] if no gain is large enough.
 
-    What gains the most time comes first, then what spares other things.
+    The largest gains of time come first, then gains of other resources.
     """
-    found = [each for rule in RULES for finding in rule.find(facts) if (each := choose(facts, rule, finding))]
-    return sorted(found, key=lambda each: each.rank)
+    found = [advice for rule in RULES for finding in rule.find(facts) if (advice := choose(facts, rule, finding))]
+    return sorted(found, key=lambda advice: advice.rank)

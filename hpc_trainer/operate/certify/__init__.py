@@ -1,1 +1,4 @@
-"""`hpc-trainer certify`: a run that is interrupted must become the one that is not. The ranks: `worker/probe.py`."""
+"""`hpc-trainer certify`: check that an interrupted run ends with the same bits as an undisturbed one.
+
+Its ranks run `worker/probe.py`.
+"""

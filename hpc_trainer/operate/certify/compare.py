@@ -1,4 +1,4 @@
-"""Two runs side by side, from their traces and files alone: what differs first, and why that is likely. No torch."""
+"""Comparison of two runs by their traces and files: the first difference and its likely reason. No torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.reading import read_lines
 
-# Speeds and times are never the same twice.
+# Speeds and times never repeat exactly.
 _NOT_COMPARED = frozenset(("step", "time", *SPEED))
 INPUTS, RANDOM = "inputs", "random."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class First:
-    """The first step at which two runs differ, on which rank, and in what: `names` of tensors and numbers."""
+    """First difference of two runs: its step, its rank, and the `names` of the tensors and numbers that differ."""
 
     step: int
     rank: int
@@ -27,13 +27,13 @@ class First:
 
     @property
     def state(self) -> tuple[str, ...]:
-        """Those that a checkpoint holds, inputs and random states left out."""
+        """Names that a checkpoint holds: all except inputs and random states."""
         return tuple(name for name in self.names if name != INPUTS and not name.startswith(RANDOM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What one run left: by rank the lines of its trace, each metric by step, the bytes of its last checkpoint."""
+    """Records of one run: the lines of its trace by rank, its metrics by step, the files of its last checkpoint."""
 
     lines: tuple[tuple[Mapping[str, Any], ...], ...]
     metrics: Mapping[int, Mapping[str, float]]
@@ -41,11 +41,11 @@ class Trace:
     last_step: int | None
 
     def steps(self, rank: int) -> dict[int, Mapping[str, str]]:
-        """Step -> leaves; of a step that was done twice the last time counts."""
+        """Return the leaves of each step of a rank; if a step was repeated, the last time counts."""
         return {line["step"]: line["leaves"] for line in self.lines[rank] if line["kind"] == "step"}
 
     def find(self, rank: int, kind: str, *, step: int, before: int | None = None) -> Mapping[str, str] | None:
-        """The newest line of a kind at a step, of an attempt before `before`."""
+        """Return the leaves of the newest line of a kind at a step, before attempt `before`; None if there is none."""
         for line in reversed(self.lines[rank]):
             if (line["kind"], line["step"]) == (kind, step) and (before is None or line["attempt"] < before):
                 leaves: Mapping[str, str] = line["leaves"]
@@ -53,13 +53,13 @@ class Trace:
         return None
 
     def resumes(self) -> list[tuple[int, int]]:
-        """(attempt, step) of every start after the first that went on from a checkpoint."""
-        found = [(line["attempt"], line["step"]) for line in self.lines[0] if line["kind"] == "restored"]
-        return [each for each in found[1:] if each[1] > 0]
+        """Return (attempt, step) of every start after the first that resumed from a checkpoint."""
+        starts = [(line["attempt"], line["step"]) for line in self.lines[0] if line["kind"] == "restored"]
+        return [start for start in starts[1:] if start[1] > 0]
 
 
 def read_trace(paths: RunPaths, world_size: int) -> Trace:
-    """Reads what a finished run left. Files that it did not write are empty."""
+    """Read the trace, metrics and last checkpoint of a finished run. Files that were not written count as empty."""
     newest = committed(paths.checkpoints)[:1]
     metrics: dict[int, dict[str, float]] = {}
     for record in read_metrics(paths.metrics):
@@ -79,9 +79,9 @@ def read_trace(paths: RunPaths, world_size: int) -> Trace:
 
 
 def first_difference(one: Trace, other: Trace) -> First | None:
-    """The first step at which the traces differ; None if they are the same at every step."""
-    found = [first for rank in range(len(one.lines)) for first in _first_of_rank(one, other, rank)]
-    return min(found, key=lambda first: (first.step, first.rank), default=None)
+    """Return the first difference of two traces; None if they are the same at every step."""
+    differences = [first for rank in range(len(one.lines)) for first in _first_of_rank(one, other, rank)]
+    return min(differences, key=lambda first: (first.step, first.rank), default=None)
 
 
 def _first_of_rank(one: Trace, other: Trace, rank: int) -> Iterator[First]:
@@ -99,14 +99,14 @@ def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def other_files(one: Trace, other: Trace) -> tuple[str, ...]:
-    """Names of the files of the last checkpoint whose bytes differ."""
+    """Return the names of the last checkpoint's files whose bytes differ."""
     return _unlike(one.files, other.files)
 
 
 def other_metrics(one: Trace, other: Trace, twin: Trace) -> tuple[tuple[int, str], ...]:
-    """(step, metric) that differ; metrics that differ between `one` and its `twin` are times or the like: left out."""
+    """Return each differing (step, metric), except metrics such as times that also differ from `one` to its `twin`."""
     unsteady = {name for _, name in _unlike_metrics(one, twin)}
-    return tuple(each for each in _unlike_metrics(one, other) if each[1] not in unsteady)
+    return tuple(pair for pair in _unlike_metrics(one, other) if pair[1] not in unsteady)
 
 
 def _unlike_metrics(one: Trace, other: Trace) -> list[tuple[int, str]]:
@@ -114,14 +114,14 @@ def _unlike_metrics(one: Trace, other: Trace) -> list[tuple[int, str]]:
         (step, name)
         for step in sorted(one.metrics.keys() | other.metrics.keys())
         for name in _unlike(one.metrics.get(step, {}), other.metrics.get(step, {}))
-        # NaN is not equal to itself, and a run that diverged the same way twice is the same.
+        # NaN is not equal to itself, but a run may diverge the same way twice.
         if repr(one.metrics.get(step, {}).get(name)) != repr(other.metrics.get(step, {}).get(name))
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why two runs differ, as far as the traces tell: a short name of the kind, a sentence, and what to do."""
+    """Likely reason why two runs differ: a short name of the kind, a sentence, and advice."""
 
     kind: str
     text: str
@@ -148,10 +148,12 @@ _UNSAVED_OWN_LOOP = (
 
 
 def why_undisturbed_differ(first: First, *, deterministic: bool, has_own_loop: bool = False) -> Reason:
-    """Two runs with the same seed that nobody disturbed are not the same.
+    """Return the likely reason why two undisturbed runs with the same seed differ.
 
     Args:
-        has_own_loop: `train.main` is a person's own, which knows epochs and has calls of run.save.
+        first: their first difference.
+        deterministic: the value of train.deterministic.
+        has_own_loop: True if `train.main` is a user's own loop, which knows epochs and calls run.save.
     """
     where = f"at step {first.step}"
     if INPUTS in first.names:
@@ -180,7 +182,15 @@ def why_undisturbed_differ(first: First, *, deterministic: bool, has_own_loop: b
 def why_resumed_differs(
     first: First, undisturbed: Trace, resumed: Trace, *, num_workers: int, has_own_loop: bool = False
 ) -> Reason:
-    """Undisturbed runs are the same; the one that was interrupted is not. Arguments as above."""
+    """Return the likely reason why an interrupted run differs from the undisturbed runs, which are the same.
+
+    Args:
+        first: the first difference of the two runs.
+        undisturbed: the trace of an undisturbed run.
+        resumed: the trace of the interrupted run.
+        num_workers: number of loader processes.
+        has_own_loop: True if `train.main` is a user's own loop.
+    """
     earlier = [(attempt, step) for attempt, step in resumed.resumes() if step < first.step]
     if not earlier:
         return Reason(
@@ -236,7 +246,7 @@ def why_resumed_differs(
 def _why_loose(
     names: tuple[str, ...], saved: Mapping[str, str], began: Mapping[str, str], step: int, has_own_loop: bool
 ) -> Reason:
-    """What a model carries and no checkpoint holds is not, after the resume, what it was at the save."""
+    """Return the reason that a value outside every checkpoint changed between the save and the resume."""
     shown = [name.removeprefix(LOOSE).removeprefix(LOOSE_BUFFER) for name in names]
     was, now = (lines.get(names[0], "nothing") for lines in (saved, began))
     values = f"{_some(shown)}: {was} when step {step} was saved, {now} after the resume at step {step}."
@@ -267,8 +277,8 @@ def _why_inputs(where: str, num_workers: int, has_own_loop: bool) -> Reason:
 
 
 def _line_of(trace: Trace, rank: int, attempt: int, kind: str) -> Mapping[str, str] | None:
-    found = (line["leaves"] for line in trace.lines[rank] if (line["kind"], line["attempt"]) == (kind, attempt))
-    return next(found, None)
+    matches = (line["leaves"] for line in trace.lines[rank] if (line["kind"], line["attempt"]) == (kind, attempt))
+    return next(matches, None)
 
 
 def _some(names: tuple[str, ...] | list[str]) -> str:

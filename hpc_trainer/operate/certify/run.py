@@ -1,4 +1,4 @@
-"""Certifies a configuration: the same training twice undisturbed and once interrupted, compared step by step."""
+"""Certification of a configuration: one training, twice undisturbed and once interrupted, compared step by step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hpc_trainer.state.journal import Journal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One sweep of one run, and how to start it: `start` submits it, `bring_back` submits it again."""
+    """Sweep of one run: `start` submits it, `bring_back` submits it again."""
 
     sweep: SweepPaths
     spec: RunSpec
@@ -39,7 +39,7 @@ class Trial:
 
 @dataclass(slots=True, kw_only=True)
 class Certificate:
-    """What was compared, and what came of it."""
+    """Result of a certification."""
 
     run_id: str
     num_steps: int
@@ -54,14 +54,14 @@ class Certificate:
     failed: str | None = None
     first: First | None = None
     between: str | None = None
-    """Which two runs `first` is about."""
+    """Names of the two runs that `first` compares."""
     also: list[str] = field(default_factory=list)
     """Differences that the states did not show: metrics, bytes of the last checkpoint."""
     reason: Reason | None = None
 
     @property
     def is_identical(self) -> bool:
-        """True if the interrupted run is the undisturbed one, bit for bit."""
+        """True if the interrupted run equals the undisturbed run, bit for bit."""
         return self.failed is None and self.first is None and not self.also
 
 
@@ -69,13 +69,15 @@ def certify(
     undisturbed: Sequence[Trial], disturbed: Trial, interruptions: Sequence[Interruption], *, seed: int,
     timeout_s: float, say: Callable[[str], None] = lambda _: None,
 ) -> Certificate:  # fmt: skip
-    """Runs two undisturbed trials and the disturbed one, and compares them. However it ends, no process is left.
+    """Run two undisturbed trials and a disturbed one, and compare them. No process is left, also after an error.
 
     Args:
-        undisturbed: two, alike but for their folders.
+        undisturbed: two trials that differ in their folders only.
         disturbed: the same training; its ranks interrupt themselves as `interruptions` say.
+        interruptions: the interruptions of the disturbed trial, in order.
+        seed: seed of the interruptions, for the certificate.
         timeout_s: seconds that one attempt may take.
-        say: takes a line about what happens.
+        say: called with a line about the progress.
 
     Raises:
         ConfigError: the worker found the configuration wrong.
@@ -83,7 +85,7 @@ def certify(
     try:
         return _certify(undisturbed, disturbed, interruptions, seed, timeout_s, say)
     finally:
-        # A run that took too long, ranks that another's failure left waiting, Ctrl-C: nobody else would end them.
+        # After a time-out, a rank that waits for a failed one, or Ctrl-C, nothing else would end the processes.
         end_local([trial.sweep for trial in (*undisturbed, disturbed)], say=say)
 
 
@@ -94,7 +96,7 @@ def _certify(
     spec = disturbed.spec
     certificate = Certificate(
         run_id=spec.run_id, num_steps=spec.num_steps, world_size=spec.shape.world_size, seed=seed,
-        interruptions=[str(each) for each in interruptions],
+        interruptions=[str(interruption) for interruption in interruptions],
     )  # fmt: skip
     try:
         traces = []
@@ -147,22 +149,22 @@ def _compare(certificate: Certificate, one: Trace, twin: Trace, resumed: Trace, 
 
 
 def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, say: Callable[[str], None]) -> None:
-    """Starts the trial, and again after each interruption, until it is done.
+    """Start the trial, and again after each interruption, until it is complete.
 
     Raises:
         ConfigError: the worker found the configuration wrong.
-        RunStateError: it failed, or did not end in time.
+        RunStateError: the trial failed, or an attempt did not end in `timeout_s` seconds.
     """
     trial.start()
     for expected in (*interruptions, None):
         run = await_end(trial.sweep, trial.spec.run_id, timeout_s)
         if run.state is RunState.COMPLETED:
             return
-        # Of a kill the queue says FAILED, or a rank that outlived the others for a moment does.
+        # After a kill, the queue reports FAILED, or a rank that outlived the others for a moment does.
         is_killed = expected is not None and expected.number is signal.SIGKILL
         as_killed = run.state.has_failed or run.state is RunState.NODE_FAIL
         if expected is None or not (run.state is RunState.PREEMPTED or (is_killed and as_killed)):
             raise_failure(trial.sweep, run)
-        at = "" if is_killed else f" at step {run.step}"  # a killed rank told its step some seconds before
+        at = "" if is_killed else f" at step {run.step}"  # a killed rank reported its step some seconds earlier
         say(f"  {expected}: {run.state.value}{at}; started again")
         trial.bring_back()

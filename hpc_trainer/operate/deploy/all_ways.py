@@ -1,4 +1,4 @@
-"""One checkpoint in several forms: in every format and number format that it can have, or in those of `sweep/`."""
+"""Export of one checkpoint in several forms: every legal combination of formats, or the list of `sweep/`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_trainer.runs.exported import FORMATS, QUANTIZED, check_format, prune_va
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllExported:
-    """The exports, each in a folder of `folder`, and why there is none of the others: by name."""
+    """Exports, each in a subfolder of `folder`, and the reasons for refused forms, by the form's name."""
 
     folder: str
     exports: tuple[Exported, ...]
@@ -28,7 +28,7 @@ class AllExported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What is exported of a checkpoint, as the options of `export` have it."""
+    """Form of an exported checkpoint, with the fields of the options of `export`."""
 
     to: str
     quantize: str | None = None
@@ -36,7 +36,7 @@ class Form:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the form's folder."""
         pruned = f"pruned-{self.prune.replace(':', '-')}" if self.prune else None
         return "-".join(filter(None, (self.to, self.quantize, pruned)))
 
@@ -46,9 +46,10 @@ EVERY = tuple(Form(to=to, quantize=kind) for to, each in FORMATS.items() for kin
 
 
 def forms_of(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[Form, ...]:
-    """Those that `sweep=compress`, another file of the group, or `sweep.forms=[..]` lists.
+    """Return the forms that `sweep=compress`, another file of the group, or `sweep.forms=[..]` lists.
 
-    Raises ConfigError: a word is of another section, there are none, or one cannot be.
+    Raises:
+        ConfigError: an override is of another section, there are no forms, or a form is not valid.
     """
     other = next((word for word in words if not word.lstrip("+").startswith(("sweep=", "sweep."))), None)
     if other is not None:
@@ -60,29 +61,31 @@ def forms_of(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[Fo
         listed = composer.compose(list(words)).sweep.forms
     if not listed:
         raise ConfigError(f"{' '.join(words)} lists no forms of a model (sweep.forms), but a grid. Use sweep=compress.")
-    found = []
-    for each in listed:
+    forms = []
+    for entry in listed:
         try:
-            form = Form(**{name: str(value) for name, value in each.items()})
+            form = Form(**{name: str(value) for name, value in entry.items()})
         except TypeError as error:
             raise ConfigError(
-                f"sweep.forms has {dict(each)}, and a form has to, and may have quantize and prune: {error}. Write it "
+                f"sweep.forms has {dict(entry)}, and a form has to, and may have quantize and prune: {error}. Write it "
                 "as {to: onnx, quantize: int8, prune: channels:0.5}."
             ) from error
         if form.to not in FORMATS or form.quantize not in (None, *QUANTIZED):
             check_format(form.to, form.quantize)
         if form.prune is not None:
             prune_values(form.prune)
-        found.append(form)
-    return tuple(dict.fromkeys(found))
+        forms.append(form)
+    return tuple(dict.fromkeys(forms))
 
 
 def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None], forms: Sequence[Form] = EVERY) -> AllExported:
-    """Exports one after the other, and tells of each before it begins. Killed in between, whole ones are there.
+    """Export the forms one after the other; call `tell` with each form's name first.
+
+    If the process is killed, only complete exports are left.
 
     Raises:
-        ConfigError: the folder is there already, or the model can have none of the forms.
-        RunStateError, CheckpointError, DataError: what they are made of cannot be read.
+        ConfigError: the folder exists already, or no form is possible for the model.
+        RunStateError, CheckpointError, DataError: the checkpoint or the data cannot be read.
     """
     check_trained_here(run)
     paths, config = run.sweep.run(run.spec.run_id), run.spec.typed()
@@ -100,7 +103,7 @@ def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None], forms: S
         )
         try:
             done.append(export(run, one))
-        except ConfigError as error:  # this model in this form; the others may be
+        except ConfigError as error:  # not possible in this form; other forms may be
             refused[form.name] = str(error)
     if not done:
         raise ConfigError("\n".join(refused.values()))

@@ -59,7 +59,7 @@ def evaluate(target: Target) -> dict[str, Any]:
 
 
 def predict(target: Target, output: Path) -> dict[str, Any]:
-    """Write a prediction for each sample of the evaluation set to `output`; raises as `evaluate`."""
+    """Write a prediction for each sample of the evaluation set to `output`. The errors are those of `evaluate`."""
     if output.suffix not in PREDICTIONS:
         raise ConfigError(
             f"--output {output}: predictions are lines of JSON (.jsonl) or arrays of numpy (.npz). Use "

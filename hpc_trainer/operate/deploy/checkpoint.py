@@ -1,4 +1,4 @@
-"""Which of a run's weights a verb means."""
+"""Choice of a run's checkpoint and weights for a command."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hpc_trainer.training.checkpoint.retention import Retention
 
 MODEL = "model"
 TORCH_SIDE = "hpc_trainer.worker.deploy.main"
-# Of features/averaged_weights: its name in a checkpoint, and what its names begin with.
+# The averaged weights (features/averaged_weights): their name in a checkpoint, and the prefix of their tensors' names.
 _AVERAGE = ("ema", "module.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """Of a run's weights. `step`: None is the newest checkpoint; `best`: by `checkpoint.keep_best`.
+    """Choice of a run's weights. `step` None means the newest checkpoint; `best` chooses by `checkpoint.keep_best`.
 
-    `raw`: the weights that training goes on from, of a run that averages them. `name`: the module, as a loop of a
-    person's own has called it.
+    `raw`: the weights that training continues from, in a run with averaged weights. `name`: the module's name in a
+    user's own loop.
     """
 
     best: bool = False
@@ -36,10 +36,10 @@ class Which:
 
 
 def step_of(paths: RunPaths, config: TrainConfig, which: Which) -> int:
-    """The step of the checkpoint that is meant.
+    """Return the step of the chosen checkpoint.
 
     Raises:
-        ConfigError: it cannot be meant so.
+        ConfigError: the choice is not valid for this run.
         RunStateError: the run has no such checkpoint.
     """
     steps = [step for step, _ in committed(paths.checkpoints)]
@@ -73,7 +73,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def asked_of(run: Known, config: TrainConfig, which: Which, step: int) -> dict[str, Any]:
-    """What the process with torch is told of the weights."""
+    """Return the description of the weights for the process with torch."""
     is_average = config.train.ema_decay is not None and not which.raw
     return {
         "config": dict(run.spec.config),
@@ -87,13 +87,13 @@ def asked_of(run: Known, config: TrainConfig, which: Which, step: int) -> dict[s
 
 
 def notes_of(config: TrainConfig, step: int) -> tuple[str, ...]:
-    """What is to be said of weights that ranks do not share yet."""
+    """Return a note if the ranks' weights may still differ at `step`, else no notes."""
     apart = config.parallel.sync is not Sync.every_step and step != config.train.num_steps
     return ("With parallel.sync ranks differ between two averages: these are rank 0's.",) if apart else ()
 
 
 def check_trained_here(run: Known) -> None:
-    """Raises RunStateError: a program of a person's own saved what it has, and nobody knows how."""
+    """Raise RunStateError if the run is a program of the user: the format of its checkpoints is not known."""
     if run.spec.is_program:
         paths = run.sweep.run(run.spec.run_id)
         raise RunStateError(f"{paths.run_id} is a program of yours: what it saved is in {paths.own_checkpoints}.")

@@ -1,4 +1,4 @@
-"""A run's model in a folder of its own: one file, its configuration, lines that load it, and a card."""
+"""Export of a run's model to a folder: one file of weights, its configuration, code that loads it, and a card."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hpc_trainer.runs.exported import CARD, CARD_TEXT, CONFIG, FORMATS, LOAD, ch
 from hpc_trainer.runs.files import fsync_folder
 from hpc_trainer.runs.shared_folder import rename
 
-# As the resume contract: weights are handed on, and the site's environment and folders are nobody's business.
+# As in the resume contract: exports are passed on, so the site's environment and folders are left out.
 _NOT_KEPT = frozenset({"cluster", "paths"})
 _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written. `weights`: average, if they are those of `train.ema_decay`, else raw. `card`: card.json."""
+    """Result of an export. `weights` is `average` with `train.ema_decay`, else `raw`. `card` is card.json."""
 
     run_id: str
     step: int
@@ -50,11 +50,11 @@ class Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is exported, and how. `output`: None is a folder in the current one.
+    """Request for an export. `output` None means a new folder in the current one.
 
-    `measure`: latency and metrics of the file and of the original. `tolerance`: how far a quantized file's outputs may
-    be off, as a share of the largest; None: that of its kind (worker/deploy/proof.py). `prune`: what becomes zero
-    (`runs/exported.py`).
+    `measure`: measure latency and metrics of the file and of the original. `tolerance`: largest error of a quantized
+    file's outputs, as a fraction of the largest output; None: the tolerance of the format (worker/deploy/proof.py).
+    `prune`: the weights that become zero (`runs/exported.py`).
     """
 
     which: Which = field(default_factory=Which)
@@ -67,10 +67,10 @@ class Wanted:
 
 
 def export(run: Known, wanted: Wanted) -> Exported:
-    """Writes the folder, whole or not at all.
+    """Write the folder of an export, completely or not at all.
 
     Raises:
-        ConfigError: what is wanted cannot be, its answers would be others, or the folder is there already.
+        ConfigError: the request is not valid, the exported model's outputs would differ, or the folder exists already.
         RunStateError: the run has no such checkpoint.
         CheckpointError: the checkpoint is damaged, or has no such module.
     """
@@ -94,21 +94,21 @@ def export(run: Known, wanted: Wanted) -> Exported:
         try:
             return _write(run, config, wanted, step, folder.absolute())
         except HpcTrainerError:
-            # A run that trains deletes old checkpoints: then there is a newer one.
+            # A running run deletes old checkpoints; a newer one then exists.
             if (paths.checkpoints / step_name(step)).exists() or attempt == _TRIES - 1:
                 raise
     raise AssertionError
 
 
 def _suffix(wanted: Wanted) -> str:
-    """Of the folder's name: formats of weights alone had none before there were others."""
+    """Return the suffix of the folder's name; empty for formats of weights only, as in earlier versions."""
     graph = f"-{wanted.to}" if FORMATS[wanted.to].has_graph else ""
     pruned = f"-pruned-{wanted.prune.replace(':', '-')}" if wanted.prune else ""
     return graph + (f"-{wanted.quantize}" if wanted.quantize else "") + pruned
 
 
 def _check_known_model(config: TrainConfig, wanted: Wanted) -> None:
-    """Raises ConfigError: only a loop of a person's own knows how the model is built."""
+    """Raise ConfigError if only a loop of the user's own knows how the model is built."""
     if wanted.which.name != MODEL or config.train.main is not None:
         whose = config.train.main or "the run"
         flags = what_of(wanted.to, wanted.quantize, wanted.prune)
@@ -130,7 +130,7 @@ def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: P
     temporary.mkdir()
     try:
         title = f"{run.spec.run_id}, step {step}, {'averaged' if weights == 'average' else weights} weights"
-        told = ask(TORCH_SIDE, "export", {
+        answer = ask(TORCH_SIDE, "export", {
             **asked, "folder": str(temporary), "to": wanted.to, "quantize": wanted.quantize, "prune": wanted.prune,
             "measure": wanted.measure, "tolerance": wanted.tolerance, "title": title,
         })  # fmt: skip
@@ -142,7 +142,7 @@ def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: P
         shutil.rmtree(temporary, ignore_errors=True)
     return Exported(
         run_id=run.spec.run_id, step=step, folder=str(folder),
-        files=(FORMATS[wanted.to].file, CONFIG, LOAD, CARD, CARD_TEXT, *told.pop("more_files")), weights=weights,
-        **told,
-        notes=(*notes_of(config, step), *told["card"]["notes"]),
+        files=(FORMATS[wanted.to].file, CONFIG, LOAD, CARD, CARD_TEXT, *answer.pop("more_files")), weights=weights,
+        **answer,
+        notes=(*notes_of(config, step), *answer["card"]["notes"]),
     )  # fmt: skip

@@ -51,12 +51,12 @@ def fed_to_run(paths: RunPaths, config: TrainConfig, step: int) -> Fed:
     """
     try:
         meta = json.loads(read_given(paths.checkpoints / step_name(step) / _MANIFEST))["meta"]
-        told, digest = meta.get("fed_with"), meta.get("made_with", {}).get("dataset", {}).get("digest")
+        recorded, digest = meta.get("fed_with"), meta.get("made_with", {}).get("dataset", {}).get("digest")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        told = digest = None
-    if isinstance(told, dict):
-        made = told.get("preprocessing")
-        return Fed(classes=told.get("classes"), preprocessing=made, unknown=unknown_of(config.data, made))
+        recorded = digest = None
+    if isinstance(recorded, dict):
+        made = recorded.get("preprocessing")
+        return Fed(classes=recorded.get("classes"), preprocessing=made, unknown=unknown_of(config.data, made))
     return _old(config, digest if isinstance(digest, dict) else {})
 
 
@@ -109,10 +109,10 @@ def new_data(config: TrainConfig, fed: Fed, words: Sequence[str] = (), config_di
     changed, given = with_data(config, words, config_dirs, inherited)
     if words:
         # Only some rules of a run are checked: its training batch may be larger than the new data.
-        found = [*section_problems("data", changed.data), *feature_problems(changed), *task_problems(changed)]
-        found += [*data_problems(changed.data, changed.task), *target_problems(changed)]
-        if found:
-            raise ConfigError("\n".join(dict.fromkeys(found)))
+        problems = [*section_problems("data", changed.data), *feature_problems(changed), *task_problems(changed)]
+        problems += [*data_problems(changed.data, changed.task), *target_problems(changed)]
+        if problems:
+            raise ConfigError("\n".join(dict.fromkeys(problems)))
         changed = dataclasses.replace(changed, data=with_absolute_paths(changed.data))
     own = config.data if words and was is None and isinstance(config.data, TableConfig) else None
     return NewData(config=changed, fed=fed, given=given, is_new=bool(words), own=own)

@@ -1,1 +1,1 @@
-"""`hpc-trainer drill`: interrupts a run that is at work, and looks whether it goes on where it must."""
+"""`hpc-trainer drill`: interruption of a running run, and a check that it resumes at the right step."""

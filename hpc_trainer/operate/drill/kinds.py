@@ -1,4 +1,4 @@
-"""The kinds of fire drills, apart from what they do: the command line needs their names, and nothing slow."""
+"""Kinds of fire drills, without the code that performs them: the command line needs only their names, quickly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Drill(str, enum.Enum):
-    """What is done to the run."""
+    """Kind of interruption."""
 
     preempt = "preempt"
     timeout = "timeout"

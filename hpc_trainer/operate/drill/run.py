@@ -1,7 +1,7 @@
-"""Fire drills: interrupts a run that is at work, as Slurm would, and checks that it goes on where it must.
+"""Fire drills: interruption of a running run, as Slurm would do it, and a check that it resumes at the right step.
 
-Nothing here needs more rights than the owner of a job has. What an owner cannot do (take a node down) is done as near
-as he may come, and the report says so.
+A drill needs only the rights of the job's owner. An interruption that an owner cannot cause (a node goes down) is
+imitated as closely as possible, and the report says so.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from hpc_trainer.slurm.jobs import cancel_jobs, requeue_by_hand, update_job
 from hpc_trainer.state.journal import Attempt, Journal
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
-# Files are looked at often, and Slurm, which others need too, seldom.
+# Files are read often. Slurm, which others need too, is asked seldom.
 _POLL_S, _POLL_SLURM_S = 0.5, 3.0
-# How long a cancelled run is watched: longer than an attempt takes to conclude and Slurm to look at its queue.
+# Seconds that a cancelled run is watched: longer than an attempt needs to end and Slurm to look at its queue.
 _STAYS_DOWN_S = 10.0
 
 
@@ -53,13 +53,13 @@ _SIGNALS = {Drill.preempt: signal.SIGTERM, Drill.timeout: signal.SIGUSR2, Drill.
 
 @dataclass(slots=True, kw_only=True)
 class DrillReport:
-    """What a drill did and saw. Steps are optimizer steps, times seconds since the drill began."""
+    """Record of a drill. Steps are optimizer steps; times are seconds since the drill began."""
 
     run_id: str
     drill: Drill
     how: str
     newest_checkpoint: int | None
-    """The newest checkpoint when the drill began."""
+    """Step of the newest checkpoint when the drill began."""
     stopped_s: float | None = None
     saved_step: int | None = None
     cause: str | None = None
@@ -69,10 +69,10 @@ class DrillReport:
 
 
 def choose_run(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
-    """The one run that a drill is for: the named one, or of a sweep the first that trains.
+    """Return the run for a drill: the first of `run_ids` that is running and past its first step.
 
     Raises:
-        RunStateError: none of them trains now.
+        RunStateError: none of the runs is training now.
     """
     open_runs = status.open_among(run_ids)
     training = [run for run in open_runs if run.state is RunState.RUNNING and run.attempts and run.step > 0]
@@ -87,15 +87,15 @@ def run_drill(
     drill: Drill, sweep: SweepPaths, run: RunStatus, *, bring_back: Callable[[str], object], timeout_s: float,
     say: Callable[[str], None] = lambda _: None,
 ) -> DrillReport:  # fmt: skip
-    """Interrupts `run`, waits until it trains again, and says what was not as promised.
+    """Interrupt `run`, wait until it trains again, and report what was not as promised.
 
     Args:
-        bring_back: submits a run again, by its id (`retry`): where neither Slurm nor the run does.
-        timeout_s: seconds for it to stop, and again for it to come back.
-        say: takes a line about what happens.
+        bring_back: submits a run again by its id (`retry`); called if neither Slurm nor the run does so.
+        timeout_s: seconds for the run to stop, and as many for it to come back.
+        say: called with a line about the progress.
 
     Raises:
-        RunStateError: the job is not surely that of the run.
+        RunStateError: the job does not surely belong to the run.
         SlurmError: Slurm did not do what was asked.
     """
     paths, attempt = sweep.run(run.run_id), run.attempts[-1]
@@ -108,7 +108,7 @@ def run_drill(
     say(f"{run.run_id} is at step {max(run.step, report.newest_checkpoint or 0)}{newest}. {report.how}.")
     begin = time.monotonic()
     _interrupt(drill, sweep, run, on_slurm=on_slurm)
-    # Who is killed tells nothing: then only Slurm knows.
+    # A killed process reports nothing: then only Slurm knows that it ended.
     ask = on_slurm and drill in (Drill.kill, Drill.nodefail)
     poll_s = _POLL_SLURM_S if ask else _POLL_S
     if not _wait(lambda: _has_stopped(sweep, run.run_id, attempt, ask=ask), timeout_s, poll_s):
@@ -140,7 +140,7 @@ def _interrupt(drill: Drill, sweep: SweepPaths, run: RunStatus, *, on_slurm: boo
     elif on_slurm and drill is Drill.nodefail:
         requeue_by_hand(attempt.job_id)
     elif on_slurm:
-        # Of a job SIGKILL is a cancel; of a step it is just that.
+        # SIGKILL of a job cancels it; SIGKILL of a step only kills its processes.
         what = f"{attempt.job_id}.0" if drill is Drill.kill else attempt.job_id
         cancel_jobs([what], signal=_SIGNALS[drill].name.removeprefix("SIG"))
     elif drill in (Drill.preempt, Drill.timeout):
@@ -150,10 +150,10 @@ def _interrupt(drill: Drill, sweep: SweepPaths, run: RunStatus, *, on_slurm: boo
 
 
 def _kill_local(attempt: Attempt, *, with_queue: bool) -> None:
-    """Every rank is a child of the same controller; above it is the queue."""
+    """Kill all ranks, children of one controller; `with_queue` kills the controller and its parent, the queue, too."""
     controller = psutil.Process(attempt.pid).parent()
     ranks = controller.children(recursive=True) if controller is not None else []
-    parents = [each for each in (controller, controller.parent() if controller else None) if each is not None]
+    parents = [parent for parent in (controller, controller.parent() if controller else None) if parent is not None]
     for process in (*(parents if with_queue else ()), *ranks):
         if process.pid > 1 and process.uids().real == os.getuid():
             _signal(process.pid, signal.SIGKILL)
@@ -165,7 +165,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _has_stopped(sweep: SweepPaths, run_id: str, attempt: Attempt, *, ask: bool) -> bool:
-    """The attempt told its end, another began, or the scheduler (if we `ask`) says that it no longer runs."""
+    """Return True if the attempt recorded its end, another began, or the scheduler (if `ask`) says that it ended."""
     newest = Journal(sweep.run(run_id)).read()[-1]
     if newest.attempt != attempt.attempt:
         return True
@@ -177,7 +177,7 @@ def _has_stopped(sweep: SweepPaths, run_id: str, attempt: Attempt, *, ask: bool)
 
 
 def _see_the_end(report: DrillReport, paths: RunPaths, attempt: Attempt) -> None:
-    ended = next(each for each in Journal(paths).read() if each.attempt == attempt.attempt)
+    ended = next(entry for entry in Journal(paths).read() if entry.attempt == attempt.attempt)
     report.cause, report.saved_step = ended.cause, ended.saved_step
     if report.drill in (Drill.preempt, Drill.timeout, Drill.cancel) and ended.saved_step is None:
         report.problems.append("it was asked to stop, and recorded no saved step")
@@ -193,7 +193,7 @@ def _come_back(
     report: DrillReport, sweep: SweepPaths, attempt: Attempt, bring_back: Callable[[str], object], begin: float,
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Brings the run back where nobody else does, and holds the step at which it goes on against what was saved."""
+    """Bring the run back if nothing else does, and compare the step at which it resumes with the saved step."""
     paths = sweep.run(report.run_id)
     expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
     run = _settled(sweep, report.run_id, timeout_s)
@@ -208,8 +208,8 @@ def _come_back(
             update_job(run.own_job, ["StartTime=now+2"])
 
     def resumed() -> Attempt | None:
-        later = [each for each in Journal(paths).read() if each.attempt > attempt.attempt]
-        return next((each for each in later if each.resumed_step is not None), None)
+        later = [entry for entry in Journal(paths).read() if entry.attempt > attempt.attempt]
+        return next((entry for entry in later if entry.resumed_step is not None), None)
 
     if not _wait(lambda: resumed() is not None, timeout_s):
         state = _status_of(sweep, report.run_id).state
@@ -218,7 +218,7 @@ def _come_back(
     back = resumed()
     assert back is not None
     report.back_s, report.resumed_step = time.monotonic() - begin, back.resumed_step
-    if run.spec.is_program:  # what it saves is its own business; that it found it is not
+    if run.spec.is_program:  # only check that the program found its own checkpoint, whatever that holds
         if (report.resumed_step or 0) <= (Journal(paths).read()[0].resumed_step or 0):
             report.problems.append(
                 f"it began anew at step {report.resumed_step}: it saves no checkpoint of its own, or does not find it"
@@ -228,7 +228,7 @@ def _come_back(
 
 
 def _settled(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
-    """The run when neither the old attempt's job nor its processes are in between, and Slurm has said how it ended."""
+    """Wait at most 90 s until the old attempt has ended and Slurm has reported how; return the run's status."""
     between = (RunState.RUNNING, RunState.UNKNOWN)
     _wait(lambda: _status_of(sweep, run_id).state not in between, min(timeout_s, 90.0), _POLL_SLURM_S)
     return _status_of(sweep, run_id)
@@ -239,7 +239,7 @@ def _status_of(sweep: SweepPaths, run_id: str) -> RunStatus:
 
 
 def _newest_checkpoint(paths: RunPaths) -> int | None:
-    """By the folders' names; whether it is valid is for the run to find out."""
+    """Return the step of the newest checkpoint by the folders' names; the run itself checks that it is valid."""
     return next((step for step, _ in committed(paths.checkpoints)), None)
 
 

@@ -1,4 +1,4 @@
-"""What a range test shows: the smoothed loss over the learning rate, where it falls the fastest, and where it ends."""
+"""Result of a range test: the smoothed loss over the learning rate, its steepest fall, and its divergence."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Points on each side that a smoothed value and its slope are taken from, as a share of all; at least two.
+# Points on each side used for a smoothed value and its slope, as a fraction of all points; at least two.
 _WINDOW = 0.05
-# Suggestions begin after the first rates, where a slope is noise (fastai and Lightning leave out ten points too).
+# Suggestions skip the first rates, where the slope is noise (fastai and Lightning skip ten points, too).
 _LEFT_OUT = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One step. `smoothed`: the loss by a line through the points around; `slope`: of it, a factor of 10 in lr."""
+    """One step. `smoothed` is the loss by a line through nearby points; `slope` is per factor of 10 in lr."""
 
     step: int
     lr: float
@@ -26,14 +26,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """All points in order. `divergence_lr`: the rate at which the loss diverged; None: it did not, up to the last."""
+    """All points in order. `divergence_lr` is the rate at which the loss diverged; None if the loss never diverged."""
 
     points: tuple[Point, ...]
     divergence_lr: float | None
 
     @property
     def steepest_lr(self) -> float | None:
-        """Where the smoothed loss falls the fastest, before its least value; None if it falls nowhere."""
+        """Rate at which the smoothed loss falls the fastest, before its minimum; None if the loss falls nowhere."""
         least = min(range(len(self.points)), key=lambda index: self.points[index].smoothed, default=0)
         falling = self.points[math.ceil(_LEFT_OUT * len(self.points)) : least + 1]
         steepest = min(falling, key=lambda point: point.slope, default=None)
@@ -46,29 +46,29 @@ class Curve:
 
     @property
     def suggested_lr(self) -> float | None:
-        """The more careful of the two; None if the loss fell nowhere."""
+        """The smaller of `steepest_lr` and `tenth_lr`; None if the loss falls nowhere."""
         if self.steepest_lr is None or self.tenth_lr is None:
             return self.steepest_lr
         return min(self.steepest_lr, self.tenth_lr)
 
 
 def curve_of(records: Sequence[Mapping[str, Any]], divergence_lr: float | None) -> Curve:
-    """The curve of a run's metrics: records with step, lr and loss, in order."""
-    xs = [math.log10(each["lr"]) for each in records]
-    ys = [float(each["loss"]) for each in records]
+    """Return the curve of a run's metrics: records with step, lr and loss, in order."""
+    xs = [math.log10(row["lr"]) for row in records]
+    ys = [float(row["loss"]) for row in records]
     half = max(2, round(_WINDOW * len(records)))
     points = []
-    for index, each in enumerate(records):
+    for index, row in enumerate(records):
         near = range(max(0, index - half), min(len(records), index + half + 1))
-        # The nearer the heavier: a straight line through the points around, by weighted least squares.
+        # A straight line through nearby points by weighted least squares; nearer points have more weight.
         weights = [1 - abs(other - index) / (half + 1) for other in near]
         value, slope = _line(weights, [xs[other] - xs[index] for other in near], [ys[other] for other in near])
-        points.append(Point(step=int(each["step"]), lr=float(each["lr"]), loss=ys[index], smoothed=value, slope=slope))
+        points.append(Point(step=int(row["step"]), lr=float(row["lr"]), loss=ys[index], smoothed=value, slope=slope))
     return Curve(points=tuple(points), divergence_lr=divergence_lr)
 
 
 def _line(weights: Sequence[float], xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """(value at 0, slope) of the weighted least-squares line."""
+    """Return (value at 0, slope) of the weighted least-squares line."""
     total = sum(weights)
     x_mean = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
     y_mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / total

@@ -1,4 +1,4 @@
-"""A range test as one SVG file: text alone, no script, no font and no picture from elsewhere."""
+"""Plot of a range test as one SVG file, without scripts and without fonts or pictures from other files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from hpc_trainer.operate.find_lr.curve import Curve
 
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 50, 50
-_HIGHEST = 1.3  # times the first losses: a loss that explodes would press everything else flat
+_HIGHEST = 1.3  # times the first losses: an exploding loss would flatten the rest of the curve
 
 
 def draw(curve: Curve, title: str) -> str:
-    """The loss of each step in grey, the smoothed one over it, and the suggested rates as upright lines.
+    """Draw the loss of each step in grey, the smoothed loss above it, and the suggested rates as vertical lines.
 
-    The left axis is the loss in nats, the lower one the learning rate, by its logarithm. At least two points.
+    The left axis is the loss in nats, the lower axis the learning rate on a logarithmic scale. `curve` has at least two
+    points.
     """
     points = curve.points
     xs = [math.log10(point.lr) for point in points]
@@ -45,13 +46,13 @@ def draw(curve: Curve, title: str) -> str:
 
 
 class _Plane:
-    """From (log10 of the rate, loss) to places in the picture."""
+    """Mapping from (log10 of the rate, loss) to pixels of the picture."""
 
     def __init__(self, left: float, right: float, low: float, high: float) -> None:
         self._left, self._right, self._low, self._high = left, max(right, left + 1e-9), low, high
 
     def holds(self, x: float) -> bool:
-        """True of a place between the axes' ends."""
+        """Return True if `x` lies between the ends of the lower axis."""
         return self._left <= x <= self._right
 
     def _x(self, x: float) -> float:
@@ -62,12 +63,12 @@ class _Plane:
         return _HEIGHT - _BOTTOM - (inside - self._low) / (self._high - self._low) * (_HEIGHT - _TOP - _BOTTOM)
 
     def path(self, xs: Sequence[float], ys: Sequence[float], *, colour: str, width: float) -> str:
-        """A line through all points; what is too high runs along the upper edge."""
+        """Draw a line through all points; values that are too high follow the upper edge."""
         places = " ".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in zip(xs, ys, strict=True))
         return f'<polyline fill="none" stroke="{colour}" stroke-width="{width}" points="{places}"/>'
 
     def mark(self, x: float, text: str, colour: str, row: int) -> str:
-        """An upright line with its name; each in a row of its own."""
+        """Draw a vertical line with its name in text row `row`."""
         at, y = self._x(x), _TOP + 14 * row
         is_left = at > _WIDTH - 200
         where = f'x="{at - 5 if is_left else at + 5:.1f}" y="{y + 10}"' + (' text-anchor="end"' if is_left else "")
@@ -75,7 +76,7 @@ class _Plane:
         return f'{line} stroke-dasharray="4 3"/><text {where} fill="{colour}">{escape(text)}</text>'
 
     def grid(self) -> Iterator[str]:
-        """Axes with their names: each power of ten, and five losses."""
+        """Draw the axes with their names: a tick for each power of ten, and five losses."""
         bottom = _HEIGHT - _BOTTOM
         for power in range(math.ceil(self._left - 1e-9), math.floor(self._right + 1e-9) + 1):
             at = self._x(power)

@@ -1,4 +1,4 @@
-"""Runs a learning-rate range test to its end, and reads what it has shown."""
+"""Execution of a learning-rate range test and reading of its curve."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _FEWEST_POINTS = 5
 
 
 def find_lr(sweep: SweepPaths, run_id: str, start: Callable[[], object], *, timeout_s: float) -> Curve:
-    """Starts the test with `start`, waits, and returns its curve.
+    """Start the test with `start`, wait for its end, and return its curve.
 
     Raises:
-        ConfigError: the worker found the configuration wrong, or the loss diverged at once.
-        RunStateError: it failed, or did not end in time.
+        ConfigError: the worker found the configuration wrong, or the loss diverged within the first steps.
+        RunStateError: the test failed, or did not end in `timeout_s` seconds.
     """
     start()
     run = await_end(sweep, run_id, timeout_s)
     paths = sweep.run(run_id)
     if run.state is not RunState.COMPLETED:
         raise_failure(sweep, run)
-    records = [each for each in read_metrics(paths.metrics) if "loss" in each and "lr" in each]
+    records = [record for record in read_metrics(paths.metrics) if "loss" in record and "lr" in record]
     metrics = read_result(paths.result).get("metrics") or {}
     if len(records) < _FEWEST_POINTS:
         raise ConfigError(

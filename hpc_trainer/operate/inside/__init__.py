@@ -1,1 +1,1 @@
-"""A look inside one run: a profile while it is at work, what its ranks did last, and one page of all of it."""
+"""A look inside one run: a profile while it runs, the last actions of its ranks, and one page with both."""

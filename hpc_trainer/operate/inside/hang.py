@@ -1,4 +1,4 @@
-"""What the flight records of an attempt's ranks say together: who never came to a collective that others wait in."""
+"""Joint reading of the flight records of an attempt's ranks: which rank never entered a collective of the others."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hpc_trainer.runs.monitoring.flight import Collective, Flight, FlightSpan
 
-# More ranks than these are counted, not listed.
+# Further ranks are counted, not listed.
 _LISTED = 6
-# What a span says of a rank, in a clause that goes on with "for 312 s".
+# Clause for each kind of span; "for 312 s" follows the clause.
 _DID = {
     "data_wait": "it waited for data", "step": "it was in a step", "evaluation": "it was in an evaluation",
     "save_stall": "it was at a save", "restore": "it read a checkpoint", "compile": "it compiled",
@@ -20,9 +20,10 @@ _DID = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """`says`: in a sentence; None: the records tell nothing. `lines`: what each rank did last, a line each.
+    """Result of the joint reading. `says` is a sentence, or None if the records explain nothing.
 
-    `rank`: the one to look at; None where it is no single one.
+    `lines` has the last action of each rank, one line per rank. `rank` is the rank to look at; None if there is no
+    single one.
     """
 
     says: str | None
@@ -31,7 +32,7 @@ class Joined:
 
 
 def join(flights: Mapping[int, Flight]) -> Joined:
-    """Joins the records of one attempt, by rank; a rank that was killed has left none."""
+    """Join the records of one attempt, by rank; a killed rank has no record."""
     if not flights:
         return Joined(says=None, lines=())
     world = max(flight.world_size for flight in flights.values())
@@ -43,7 +44,7 @@ def join(flights: Mapping[int, Flight]) -> Joined:
 
 
 def _verdict(flights: Mapping[int, Flight], world: int) -> tuple[str | None, int | None]:
-    """The sentence, and the rank to look at."""
+    """Return the sentence, and the rank to look at."""
     if world == 1:
         flight = flights[min(flights)]
         return (None if flight.error is not None else f"{_name(flight)}: {_doing(flight)}."), flight.rank
@@ -73,13 +74,14 @@ def _verdict(flights: Mapping[int, Flight], world: int) -> tuple[str | None, int
 
 
 def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:
-    """The rank that others wait for, with the group and the number of the collective that it never entered.
+    """Return the rank that others wait for, with the group and number of the collective that it never entered.
 
-    Of several it is one that waits in none itself: who waits in another group is behind because of somebody else.
+    If several ranks are behind, the choice is one that waits in no collective itself: a rank that waits in another
+    group is behind because of yet another rank.
     """
     found, seqs = [], {rank: _last_seqs(flight) for rank, flight in flights.items()}
     for group in dict.fromkeys(group for each in seqs.values() for group in each):
-        # Every rank is of the first group; of others it is known by what a rank has done in them.
+        # Every rank belongs to the default group; a rank belongs to another group if it has collectives in that group.
         last = {rank: each.get(group, 0) for rank, each in seqs.items() if group in each or "default" in group}
         top = max(last.values(), default=0)
         found += [(flights[rank], group, seq + 1) for rank, seq in last.items() if seq < top]
@@ -91,27 +93,27 @@ def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:
 
 
 def _last_seqs(flight: Flight) -> dict[str, int]:
-    """Group -> the number of its last collective; 0 where there were messages alone."""
-    found: dict[str, int] = {}
-    for each in flight.collectives:
-        found[each.group] = max(found.get(each.group, 0), 0 if each.is_p2p else each.seq)
-    return found
+    """Return the number of the last collective in each group; 0 if the group had messages only."""
+    last: dict[str, int] = {}
+    for collective in flight.collectives:
+        last[collective.group] = max(last.get(collective.group, 0), 0 if collective.is_p2p else collective.seq)
+    return last
 
 
 def _entered(flight: Flight, group: str, seq: int) -> Collective | None:
-    found = (each for each in flight.collectives if (each.group, each.seq, each.is_p2p) == (group, seq, False))
-    return next(found, None)
+    matches = (call for call in flight.collectives if (call.group, call.seq, call.is_p2p) == (group, seq, False))
+    return next(matches, None)
 
 
 def _is_waiting(flight: Flight) -> bool:
-    return any(each.is_open for each in flight.collectives)
+    return any(collective.is_open for collective in flight.collectives)
 
 
 def _waited_in(flights: Mapping[int, Flight]) -> tuple[Collective, list[Flight]] | None:
-    """The collective that most ranks are in, and who is."""
+    """Return the collective that most ranks are in, and these ranks; None if no rank is in one."""
     ranks: dict[tuple[str, int, bool], list[tuple[Collective, Flight]]] = {}
     for flight in flights.values():
-        oldest = next((each for each in flight.collectives if each.is_open), None)
+        oldest = next((collective for collective in flight.collectives if collective.is_open), None)
         if oldest is not None:
             ranks.setdefault((oldest.group, oldest.seq, oldest.is_p2p), []).append((oldest, flight))
     if not ranks:
@@ -121,17 +123,17 @@ def _waited_in(flights: Mapping[int, Flight]) -> tuple[Collective, list[Flight]]
 
 
 def _mixed_up(flights: Mapping[int, Flight]) -> str | None:
-    """Ranks in the same place of the count that call different collectives: their code does not agree."""
+    """Return a sentence if ranks call different collectives with the same number: their code does not agree."""
     first: dict[tuple[str, int], tuple[Flight, Collective]] = {}
     for flight in flights.values():
-        for each in flight.collectives:
-            if not each.is_open or each.is_p2p:
+        for collective in flight.collectives:
+            if not collective.is_open or collective.is_p2p:
                 continue
-            other = first.setdefault((each.group, each.seq), (flight, each))
-            if (other[1].name, other[1].shape) != (each.name, each.shape):
+            other = first.setdefault((collective.group, collective.seq), (flight, collective))
+            if (other[1].name, other[1].shape) != (collective.name, collective.shape):
                 return (
                     f"{_name(other[0])} is in {_told(other[1])}, and {_name(flight)} in the same place in "
-                    f"{each.name} of {each.shape or 'nothing'}: the code of the ranks does not agree."
+                    f"{collective.name} of {collective.shape or 'nothing'}: the code of the ranks does not agree."
                 )
     return None
 
@@ -141,7 +143,7 @@ def _name(flight: Flight) -> str:
 
 
 def _told(each: Collective) -> str:
-    """`the 812th collective (all_reduce, 4.2 MB, step 41)`."""
+    """Describe a collective: `the 812th collective (all-reduce, 4.2 MB, step 41)`."""
     of = [each.name.replace("_", "-"), size(each.num_bytes)]
     if each.step is not None:
         at = f"the evaluation after step {each.step - 1}" if each.during == "evaluation" else f"step {each.step}"
@@ -152,7 +154,7 @@ def _told(each: Collective) -> str:
 
 
 def _doing(flight: Flight) -> str:
-    """What the rank was at, and where: of one that failed, with what."""
+    """Return a clause on what the rank was doing and where; for a failed rank, its error."""
     at = "" if flight.frame is None else f", at {flight.frame}"
     if flight.error is not None:
         return f"it ended with {flight.error}{at}"
@@ -164,12 +166,12 @@ def _doing(flight: Flight) -> str:
 
 
 def last_span(flight: Flight) -> FlightSpan | None:
-    """The innermost one that the rank was in."""
-    return max(flight.spans, key=lambda each: (each.end is None, each.begin), default=None)
+    """Return the innermost span that the rank was in, else its newest span; None without spans."""
+    return max(flight.spans, key=lambda span: (span.end is None, span.begin), default=None)
 
 
 def _last_words(flight: Flight) -> str:
-    newest = next((each for each in reversed(flight.collectives) if not each.is_p2p), None)
+    newest = next((call for call in reversed(flight.collectives) if not call.is_p2p), None)
     step = "" if flight.step is None else f" after step {flight.step}"
     last = ""
     if newest is not None:
@@ -195,7 +197,7 @@ def _ordinal(number: int) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """`4.2 MB`."""
+    """Return a number of bytes with a unit: `4.2 MB`."""
     for unit, letter in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.3g} {letter}"
@@ -203,10 +205,10 @@ def size(num_bytes: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """`312 s`, `0.41 s`."""
+    """Return a time with its unit: `312 s`, `0.41 s`."""
     return f"{value:.0f} s" if value >= 10 else f"{max(0.0, value):.2g} s"
 
 
 def open_collectives(flight: Flight) -> Iterator[Collective]:
-    """What the rank was in."""
-    return (each for each in flight.collectives if each.is_open)
+    """Return the collectives that the rank was in."""
+    return (collective for collective in flight.collectives if collective.is_open)

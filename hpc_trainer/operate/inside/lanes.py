@@ -1,4 +1,4 @@
-"""What each rank did last as lanes on one axis of time: SVG text, no scripts, colours of the page's style sheet."""
+"""Last actions of each rank as lanes on one time axis: SVG text, no scripts, colours of the page's style sheet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_trainer.state.monitoring.ledger_words import WORDS
 MOST_LANES = 32
 _WIDTH, _LEFT, _RIGHT, _LANE, _GAP, _TOP, _BOTTOM = 1160, 120, 16, 34, 10, 8, 46
 _LABEL_PX = 70
-# Before the oldest thing that was still open at the end this much more is shown, and never less than some seconds.
+# The view starts before the oldest span still open at the end, by this fraction, and covers at least `_LEAST_S`.
 _BEFORE, _LEAST_S, _NEWEST = 0.15, 2.0, 20
 
 LANES_STYLE = (
@@ -26,11 +26,11 @@ LANES_STYLE = (
     "font-size:12.5px;line-height:1.45}summary{cursor:pointer;overflow-wrap:anywhere}.verdict{font-size:18px}"
     "li{overflow-wrap:anywhere}"
 )
-"""What a page with lanes adds to its sheet."""
+"""Rules that a page with lanes adds to its style sheet."""
 
 
 def lanes(flights: Mapping[int, Flight]) -> str:
-    """A lane for each rank, at most 32; "" without ranks. Times are seconds before the newest record."""
+    """Draw a lane for each rank, at most 32; "" without ranks. Times are seconds before the newest record."""
     shown = list(flights.values())[:MOST_LANES]
     if not shown:
         return ""
@@ -47,8 +47,8 @@ def lanes(flights: Mapping[int, Flight]) -> str:
 
 
 def _begin(flights: Sequence[Flight], end: float) -> float:
-    """Of the time that is shown: what was open at the end, but for what a whole life lies in, and some time before."""
-    starts = [each.begin for flight in flights for each in open_collectives(flight)]
+    """Return the start of the view: some time before the oldest open span, ignoring a rank's outermost one."""
+    starts = [call.begin for flight in flights for call in open_collectives(flight)]
     for flight in flights:
         inner = [span.begin for span in flight.spans if span.end is None]
         starts += inner[-1:] if len(inner) > 1 else []
@@ -80,8 +80,8 @@ def _axis(begin: float, end: float, height: int) -> str:
 def _lane(flight: Flight, top: float, begin: float, end: float) -> str:
     name = f"rank {flight.rank}" + ("" if flight.step is None else f" · {flight.step}")
     parts = [f'<text class="name end" x="{_LEFT - 10}" y="{top + _LANE / 2}" dy="0.35em">{html.escape(name)}</text>']
-    # Spans inside others lie upon them.
-    for span in sorted(flight.spans, key=lambda each: each.begin):
+    # Inner spans are drawn on top of outer ones.
+    for span in sorted(flight.spans, key=lambda span: span.begin):
         until = flight.time if span.end is None else span.end
         if until <= begin:
             continue
@@ -95,18 +95,18 @@ def _lane(flight: Flight, top: float, begin: float, end: float) -> str:
         )
         if width >= _LABEL_PX:
             parts.append(f'<text class="in" x="{x + 6:.1f}" y="{top + 11}" dy="0.35em">{html.escape(word)}</text>')
-    for each in flight.collectives:
-        if each.begin < begin:
+    for collective in flight.collectives:
+        if collective.begin < begin:
             continue
-        x = _x(each.begin, begin, end)
-        told = html.escape(f"{each.name}, the {each.seq}. of {each.group}")
+        x = _x(collective.begin, begin, end)
+        told = html.escape(f"{collective.name}, the {collective.seq}. of {collective.group}")
         parts.append(
             f'<line class="entered" x1="{x:.1f}" x2="{x:.1f}" y1="{top + _LANE - 9}" y2="{top + _LANE}">'
             f"<title>{told}</title></line>"
         )
-    for each in list(open_collectives(flight))[:1]:
-        x, until = _x(each.begin, begin, end), _x(flight.time, begin, end)
-        words = html.escape(f"in {each.name} {each.seq} for {seconds(flight.time - each.begin)}")
+    for collective in list(open_collectives(flight))[:1]:
+        x, until = _x(collective.begin, begin, end), _x(flight.time, begin, end)
+        words = html.escape(f"in {collective.name} {collective.seq} for {seconds(flight.time - collective.begin)}")
         parts.append(
             f'<rect class="open" x="{x:.1f}" y="{top + 1}" width="{max(until - x, 1):.1f}" height="{_LANE - 2}">'
             f"<title>{words}</title></rect>"
@@ -124,13 +124,13 @@ def _known(kind: str) -> Kind | None:
 
 
 def _class(kind: str) -> str:
-    known = _known(kind)
-    return "k-unknown" if known is None else f"k-{known.value}"
+    known_kind = _known(kind)
+    return "k-unknown" if known_kind is None else f"k-{known_kind.value}"
 
 
 def _word(kind: str) -> str:
-    known = _known(kind)
-    return kind if known is None else WORDS[known]
+    known_kind = _known(kind)
+    return kind if known_kind is None else WORDS[known_kind]
 
 
 def _legend(kinds: set[str]) -> str:

@@ -1,6 +1,6 @@
-"""One run on one HTML page: verdict, evidence, advice, attempts, what ranks did last, logs, telemetry, metrics.
+"""HTML page of one run: verdict, evidence, advice, attempts, last actions of ranks, logs, telemetry, metrics.
 
-As the report's page it needs nothing from elsewhere, has no script, and escapes all text.
+Like the report's page, it uses no other file, has no script, and escapes all text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_LINE = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """The last lines of a rank's log."""
+    """Last lines of a rank's log."""
 
     name: str
     lines: Sequence[str]
@@ -35,7 +35,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
-    """What the page shows."""
+    """Content of the page."""
 
     why: Why
     flights: Mapping[int, Flight] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class RunPage:
 
 
 def render_run_page(page: RunPage, now: float | None = None) -> str:
-    """The whole page. `now`: seconds since the epoch, for the line that says when it was made."""
+    """Return the whole page. `now` is the time that the page states, in seconds since the epoch; None: the present."""
     why = page.why
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() if now is None else now))
     tone = "good" if why.state is RunState.COMPLETED else "bad" if why.state in _BAD else ""
@@ -84,12 +84,12 @@ def _last_moments(flights: Mapping[int, Flight]) -> str:
 def _collectives(flights: Mapping[int, Flight]) -> str:
     rows = []
     for flight in list(flights.values())[:_RANKS_LISTED]:
-        for each in flight.collectives[-_COLLECTIVES:]:
-            what = f"{each.name}{' (to one rank)' if each.is_p2p else ''}"
-            state = f"in it for {seconds(flight.time - each.begin)}" if each.is_open else "over"
+        for call in flight.collectives[-_COLLECTIVES:]:
+            what = f"{call.name}{' (to one rank)' if call.is_p2p else ''}"
+            state = f"in it for {seconds(flight.time - call.begin)}" if call.is_open else "over"
             rows.append(
-                [f"rank {flight.rank}", each.group, str(each.seq), what, each.shape or "-", size(each.num_bytes),
-                 "-" if each.step is None else str(each.step), seconds(flight.time - each.begin), state]
+                [f"rank {flight.rank}", call.group, str(call.seq), what, call.shape or "-", size(call.num_bytes),
+                 "-" if call.step is None else str(call.step), seconds(flight.time - call.begin), state]
             )  # fmt: skip
     if not rows:
         return ""

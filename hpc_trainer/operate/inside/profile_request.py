@@ -1,4 +1,4 @@
-"""Asks a run at work for a profile of some steps, and waits for it."""
+"""Request to a running run for a profile of some steps, and the wait for the profile."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, read_status
 
-# Answers are files; whether the run has ended may be a question to Slurm.
+# Answers are files; the run's state may need a question to Slurm.
 _POLL_S, _STATUS_S = 0.25, 10.0
 _LONGEST_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProfile:
-    """The profile of one rank: its answer, and where table and trace are."""
+    """Profile of one rank: its answer, and the files of table and trace."""
 
     rank: int
     answer: ProfileAnswer
@@ -47,15 +47,18 @@ class RankProfile:
 def ask_for_profile(
     sweep: SweepPaths, run: RunStatus, *, num_steps: int, ranks: Sequence[int], timeout_s: float
 ) -> ProfileRequest:
-    """Asks; the run looks for it every second or some.
+    """Write a request for a profile; the run looks for requests about once a second.
 
     Args:
-        num_steps: 1 to 1000.
-        timeout_s: how long somebody wants it: after that no attempt begins one.
+        sweep: the sweep.
+        run: the run.
+        num_steps: number of steps, 1 to 1000.
+        ranks: the ranks to profile.
+        timeout_s: seconds after which no attempt begins the profile, > 0 and at most 86,400.
 
     Raises:
-        ConfigError: a number that cannot be, with what can.
-        RunStateError: the run is not at work, has no part that could be watched, or is being watched.
+        ConfigError: an argument is out of range; the message names the legal values.
+        RunStateError: the run is not running, has no shared loop to profile, or is being profiled already.
         UntrustedFileError: others may write the sweep's folder or the run's.
     """
     paths = sweep.run(run.run_id)
@@ -107,13 +110,17 @@ def _check(run: RunStatus, num_steps: int, ranks: Sequence[int], timeout_s: floa
 def await_profile(
     sweep: SweepPaths, run_id: str, request: ProfileRequest, say: Callable[[str], None] = lambda _: None
 ) -> list[RankProfile]:
-    """The profiles of all ranks that were asked. However it ends, the request stands no longer.
+    """Wait for the profiles of all requested ranks and return them. The request is withdrawn in any case.
 
     Args:
-        say: takes a line about what happens.
+        sweep: the sweep.
+        run_id: the run.
+        request: the request.
+        say: called with a line about the progress.
 
     Raises:
-        RunStateError: a rank could not, the run ended, or it did not come in time; what the run did meanwhile.
+        RunStateError: a rank failed, the run ended, or the profiles did not come in time. The message says what the run
+            did meanwhile.
     """
     paths = sweep.run(run_id)
     try:
@@ -124,12 +131,12 @@ def await_profile(
 
 def _await(sweep: SweepPaths, run_id: str, request: ProfileRequest, say: Callable[[str], None]) -> list[RankProfile]:
     paths, begin = sweep.run(run_id), time.monotonic()
-    look_again, told = begin + _STATUS_S, set[int]()
+    look_again, announced = begin + _STATUS_S, set[int]()
     while True:
         answers = {rank: _answer(paths, rank, request) for rank in request.ranks}
         for rank, answer in answers.items():
-            if answer is not None and answer.state == WATCHING and rank not in told:
-                told.add(rank)
+            if answer is not None and answer.state == WATCHING and rank not in announced:
+                announced.add(rank)
                 say(f"rank {rank} is watched from step {answer.step + 1} on.")
         missing = [rank for rank, answer in answers.items() if answer is None or answer.state == WATCHING]
         if not missing:
@@ -140,13 +147,13 @@ def _await(sweep: SweepPaths, run_id: str, request: ProfileRequest, say: Callabl
         if now > look_again:
             look_again = now + _STATUS_S
             run = read_status(sweep).run(run_id)
-            # What a rank writes at its end may be a moment behind.
+            # The answer of a rank that has just ended may arrive a moment later.
             if not run.state.is_active and all(_answer(paths, rank, request) == answers[rank] for rank in missing):
                 raise RunStateError(
                     f"{run_id} is {run.state.value} at step {run.step}: rank {missing[0]} has no profile."
                 )
-            found = read_request(paths)
-            if found is None or found.id != request.id:
+            newest = read_request(paths)
+            if newest is None or newest.id != request.id:
                 raise RunStateError(f"another command has taken the place of this request for a profile of {run_id}.")
         time.sleep(_POLL_S)
 
@@ -166,8 +173,8 @@ def _too_late(
 
 
 def _answer(paths: RunPaths, rank: int, request: ProfileRequest) -> ProfileAnswer | None:
-    found = read_answer(paths, rank)
-    return found if found is not None and found.id == request.id else None
+    answer = read_answer(paths, rank)
+    return answer if answer is not None and answer.id == request.id else None
 
 
 def _is_open(paths: RunPaths, rank: int, request: ProfileRequest) -> bool:

@@ -1,1 +1,1 @@
-"""What a run's telemetry says to a person: evidence for `why`, energy for `results`."""
+"""A run's telemetry for the user: evidence for `why`, energy for `results`."""

@@ -1,4 +1,4 @@
-"""What was wrong with a run's devices, and what to do about it, for `why`."""
+"""Troubles of a run's devices, and remedies, for `why`."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ _SAME = {Trouble.hot: Trouble.slowed, Trouble.xid: Trouble.ecc, Trouble.lost: Tr
 def device_evidence(
     status: SweepStatus, run: RunStatus, moves: Sequence[tuple[int, Move]]
 ) -> tuple[list[str], list[str]]:
-    """(evidence, advice) of the newest attempt; of a run that has failed, too, what its device had before.
+    """Return (evidence, advice) on the devices of the newest attempt, and the moves of all attempts.
 
     Args:
-        moves: `moves_of` it.
+        status: the sweep.
+        run: the run.
+        moves: `moves_of` the run.
     """
     if not run.attempts:
         return [], []
-    found = read_warnings(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults_of(run.run_id))
+    warnings = read_warnings(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults_of(run.run_id))
     lines = [f"attempt {number}: {move.text}" for number, move in moves]
-    lines += [each.text for each in found[:_MOST_LINES]]
-    if len(found) > _MOST_LINES:
-        lines.append(f"and {len(found) - _MOST_LINES} more such warnings")
+    lines += [warning.text for warning in warnings[:_MOST_LINES]]
+    if len(warnings) > _MOST_LINES:
+        lines.append(f"and {len(warnings) - _MOST_LINES} more such warnings")
     if moves and moves[-1][0] == run.attempts[-1].attempt:
         return lines, [f"tell your centre about {moves[-1][1].node}"]
-    return lines, list(dict.fromkeys(_advice(each) for each in found))
+    return lines, list(dict.fromkeys(_advice(warning) for warning in warnings))
 
 
 def moves_of(status: SweepStatus, run: RunStatus) -> list[tuple[int, Move]]:
-    """(attempt, its move) of all attempts that ended so that the run leaves a node."""
+    """Return (attempt, its move) for all attempts that ended to move the run to another node."""
     of_run = status.sweep.run(run.run_id)
-    left = [each.attempt for each in run.attempts if each.cause in CAUSES]
-    found = [(number, read_move(of_run, number, status.faults_of(run.run_id))) for number in left]
-    return [(number, move) for number, move in found if move is not None]
+    left = [attempt.attempt for attempt in run.attempts if attempt.cause in CAUSES]
+    moves = [(number, read_move(of_run, number, status.faults_of(run.run_id))) for number in left]
+    return [(number, move) for number, move in moves if move is not None]
 
 
 def _advice(warning: DeviceWarning) -> str:

@@ -1,4 +1,4 @@
-"""What a run has used of energy, for `results`."""
+"""Energy use of a run, for `results`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpc_trainer.state.status import RunStatus, SweepStatus
 
 
 def energy_columns(status: SweepStatus, run: RunStatus) -> dict[str, Any]:
-    """`energy_kwh` of all attempts and ranks, `j_per_sample` of what was trained, `co2_g`; {} where nobody knows."""
+    """Return `energy_kwh` of all attempts and ranks, `j_per_sample` trained, and `co2_g`; {} if energy is not known."""
     if not run.attempts:
         return {}
     used = newest_energy_j(status.sweep.run(run.run_id), status.faults_of(run.run_id))

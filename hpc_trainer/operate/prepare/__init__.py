@@ -1,1 +1,1 @@
-"""`hpc-trainer data prepare`: raw pictures and texts -> what trains fast, piece by piece, each whole or not at all."""
+"""`hpc-trainer data prepare`: conversion of raw pictures and texts to files that train fast, in atomic pieces."""

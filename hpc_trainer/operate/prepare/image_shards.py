@@ -1,4 +1,4 @@
-"""Pictures -> one tar shard: each as it is kept, with its label, and what an index tells of them."""
+"""Packing of pictures into one tar shard, each with its label, and the shard's record for the index."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 CHANNELS, LEVELS = 3, 256
 _FORMATS_READ = (*PILLOW, "BMP", "GIF", "TIFF", "PPM")
 _TOLD_EVERY = 32
-# Errors that tell of one file, and not of the file system.
+# Errors of one file, not of the file system.
 _OF_THE_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EFBIG, errno.ENXIO})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageMaker:
-    """Makes shards. `folder`: the prepared one; `source`: of the pictures."""
+    """Maker of shards. `folder` is the prepared folder; `source` is the folder of the pictures."""
 
     folder: str
     source: str
@@ -41,7 +41,7 @@ class ImageMaker:
     quality: int
 
     def make(self, piece: Piece, tell: Tell) -> None:
-        """Writes one shard and its record. A picture that cannot be read is left out, and told in the record."""
+        """Write one shard and its record, which lists the pictures that cannot be read."""
         part, _, number = piece.name.partition("-")
         file = f"{part}/shard-{number}.tar"
         path = Path(self.folder, file)
@@ -53,7 +53,7 @@ class ImageMaker:
             hashed = _Hashed(out)
             tar = tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT)  # type: ignore[call-overload]  # noqa: SIM115
             for index, (name, label) in enumerate(piece.items):
-                tar.members.clear()  # else it keeps all of them  # type: ignore[attr-defined]
+                tar.members.clear()  # otherwise the tar object keeps all members  # type: ignore[attr-defined]
                 try:
                     data, histogram = self._pack(name)
                 except BrokenPictureError as error:
@@ -82,14 +82,14 @@ class ImageMaker:
         write_record(Path(self.folder), piece.name, record)
 
     def size_of(self, name: str) -> int:
-        """Bytes of one picture once it is packed; 0 of a broken one."""
+        """Return the bytes of one packed picture; 0 for a broken one."""
         try:
             return len(self._pack(name)[0])
         except BrokenPictureError:
             return 0
 
     def _pack(self, name: str) -> tuple[bytes, NDArray[np.int64]]:
-        """A picture as it is kept, and how often each channel [3] has each level [256], one after the other."""
+        """Return a picture's bytes in the shard and its histogram [3 * 256], the levels of each channel in turn."""
         from PIL import Image
 
         path = Path(self.source, name)
@@ -97,26 +97,26 @@ class ImageMaker:
             data = read_given(path, LARGEST_PICTURE)
         except OSError as error:
             if error.errno not in _OF_THE_FILE and not path.is_symlink():
-                raise  # the file system's
+                raise  # an error of the file system
             raise BrokenPictureError(f"it cannot be read: {error.strerror}") from error
-        # Twice as large as it becomes: from there Lanczos gives nearly what it gives from the whole picture.
+        # Decoded at twice the final size: Lanczos then gives nearly the result of the full picture.
         image: Any = decode(data, "it", CHANNELS, least=2 * self.size, formats=_FORMATS_READ)
-        is_plain = image.format == FORMATS[self.format]  # a picture that was converted or turned has none
+        is_plain = image.format == FORMATS[self.format]  # a converted or turned picture has no format
         if (shorter := min(image.size)) > self.size:
             scale = self.size / shorter
             image.thumbnail(tuple(round(side * scale) for side in image.size), Image.Resampling.LANCZOS)
             is_plain = False
         histogram = np.array(image.histogram(), dtype=np.int64)
         if is_plain:
-            return data, histogram  # what is as it should be loses nothing
-        image.info = {}  # profiles and the like, which some formats would keep
+            return data, histogram  # a picture that needs no change is copied without loss
+        image.info = {}  # removes profiles and the like, which some formats would keep
         out = io.BytesIO()
         image.save(out, FORMATS[self.format], **({} if self.format == "png" else {"quality": self.quality}))
         return out.getvalue(), histogram
 
 
 def _key(name: str) -> str:
-    """Of a sample in a shard: tells its file, is no other's, and has no dot, at which readers cut."""
+    """Return a sample's unique key in a shard: it shows the file's name, and has no dot, where readers would cut."""
     label, _, rest = name.rpartition("/")
     plain = [re.sub(r"[^A-Za-z0-9_-]+", "_", text) for text in (label, os.path.splitext(rest)[0])]  # noqa: PTH122
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -124,7 +124,7 @@ def _key(name: str) -> str:
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)  # nobody's, and of no time: the same input makes the same bytes
+    info = tarfile.TarInfo(name)  # without owner and time, so that the same input gives the same bytes
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))
 
@@ -134,7 +134,7 @@ def _padded(size: int) -> int:
 
 
 class _Hashed:
-    """A file that is written in order, with its SHA-256."""
+    """File written in order, with its SHA-256."""
 
     def __init__(self, file: Any) -> None:
         self._file, self.digest, self.size = file, hashlib.sha256(), 0

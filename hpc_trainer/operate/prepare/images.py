@@ -1,4 +1,4 @@
-"""Pictures in a folder for each class -> resized, in tar shards with an index, split in two, with their statistics."""
+"""Preparation of pictures, a folder per class: resized, split in two, in tar shards with an index and statistics."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ STATISTICS = "statistics.json"
 _READ = (*(f".{each}" for each in EXTENSIONS), ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 _QUALITY = 90
 _MIB = 1 << 20
-# Small sets are cut into smaller shards, so that some 32 cores have work; below 4 MiB files are many and small.
+# Small sets get smaller shards, so that some 32 cores have work; shards below 4 MiB would be too many small files.
 _FEWEST_SHARDS, _SMALLEST_MIB = 32, 4
-_SAMPLED = 32  # pictures that are packed to find out how large they are
+_SAMPLED = 32  # pictures that are packed to estimate their size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """`size`: pixels of the shorter side, at most. `quality`: of jpg and webp; None: 90."""
+    """Options of the preparation. `size`: largest shorter side in pixels. `quality`: for jpg and webp; None: 90."""
 
     size: int = 256
     format: str = "jpg"
@@ -71,13 +71,17 @@ class ImageOptions:
 
 
 def prepare_images(source: Path, folder: Path, options: ImageOptions, asked: Asked, tell: Any) -> Prepared:
-    """Does what is missing of it; where nothing is, writes the index.
+    """Make the missing pieces; once none is missing, write the index.
 
     Args:
-        tell: called with (done, of how many) pictures, from time to time.
+        source: the folder with a folder of pictures for each class.
+        folder: the prepared folder.
+        options: the options.
+        asked: how to carry out the call.
+        tell: called with (done, total) pictures from time to time.
 
     Raises:
-        ConfigError: a wrong option; another one, or another input, than the folder was begun with.
+        ConfigError: an option is wrong, or an option or the input differs from the folder's first call.
         RunStateError: pictures are broken, and `asked` does not say to skip them.
     """
     _check(options)
@@ -91,15 +95,15 @@ def prepare_images(source: Path, folder: Path, options: ImageOptions, asked: Ask
             "source": str(source), "size": options.size, "format": options.format, "quality": _quality(options),
             "eval_fraction": options.eval_fraction, "shard_mib": options.shard_mib,
         },
-        inputs=Inputs(files=tuple(each for each, _ in listed)),
+        inputs=Inputs(files=tuple(file for file, _ in listed)),
     )  # fmt: skip
-    labels = {each.name: label for each, label in listed}
+    labels = {file.name: label for file, label in listed}
     parts = _parts(labels, options, has_parts)
     maker = ImageMaker(
         folder=str(job.folder), source=str(source), size=options.size, format=options.format, quality=_quality(options)
     )
-    known = job.begin(lambda: {"per_shard": _per_shard(maker, parts, options)}, fresh=asked.fresh)
-    pieces = list(_pieces(parts, labels, int(known["per_shard"])))
+    plan = job.begin(lambda: {"per_shard": _per_shard(maker, parts, options)}, fresh=asked.fresh)
+    pieces = list(_pieces(parts, labels, int(plan["per_shard"])))
     made = make_missing(job, maker, pieces, asked, tell)
     records = job.records(pieces)
     if records is None:
@@ -115,7 +119,7 @@ def prepare_images(source: Path, folder: Path, options: ImageOptions, asked: Ask
 
 
 def _words(folder: Path, size: int) -> tuple[str, ...]:
-    """Overrides that train on it; models see seven eighths of the shorter side, as `data.resize` has it by default."""
+    """Return the overrides that train on the folder; models see 7/8 of the shorter side, as `data.resize` does."""
     cut = round(size * 224 / 256)
     return ("data=image_shards", f"data.path={folder}", *([] if cut == 224 else [f"data.image_size={cut}"]))
 
@@ -143,7 +147,7 @@ def _quality(options: ImageOptions) -> int:
 
 
 def _listing(source: Path) -> tuple[list[str], list[tuple[InputFile, int]], bool]:
-    """Classes, sorted; all pictures with the number of their class; and whether the source is split already."""
+    """Return the sorted classes, all pictures with their class index, and True if the source is split already."""
     if not source.is_dir():
         raise ConfigError(f"{source} must be a folder with a folder of pictures for each class; there is none.")
     tops = _folders(source)
@@ -152,13 +156,13 @@ def _listing(source: Path) -> tuple[list[str], list[tuple[InputFile, int]], bool
     roots = {name: source / name for name in (TRAIN, str(own))} if is_split else {"": source}
     classes = sorted({name for root in roots.values() for name in _folders(root)})
     numbers = {name: label for label, name in enumerate(classes)}
-    found = [
-        (each, numbers[label])
+    pictures = [
+        (file, numbers[label])
         for top, root in roots.items()
         for label in _folders(root)
-        for each in _pictures(root / label, f"{top}/{label}" if top else label)
+        for file in _pictures(root / label, f"{top}/{label}" if top else label)
     ]
-    empty = sorted(set(classes) - {classes[label] for _, label in found})
+    empty = sorted(set(classes) - {classes[label] for _, label in pictures})
     if len(classes) == 1:
         raise ConfigError(f"{source} has one folder, {classes[0]}, and must have one for each of two classes or more.")
     if not classes or len(empty) == len(classes):
@@ -171,8 +175,8 @@ def _listing(source: Path) -> tuple[list[str], list[tuple[InputFile, int]], bool
             f"{source / empty[0]} has no picture, and each folder is a class ({', '.join(_READ)} are read). "
             "Put pictures into it, or take it away."
         )
-    found.sort(key=lambda pair: pair[0].name)
-    return classes, found, is_split
+    pictures.sort(key=lambda pair: pair[0].name)
+    return classes, pictures, is_split
 
 
 def _folders(root: Path) -> list[str]:
@@ -183,13 +187,15 @@ def _folders(root: Path) -> list[str]:
 def _pictures(folder: Path, name: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[InputFile]:
     """Yield the pictures of one class, also from the folders below its own.
 
-    A link to a folder that contains the link is passed over: it holds nothing more.
+    A link to a folder that contains the link is skipped: it holds no more pictures.
 
     Args:
-        above: device and inode of the folders that `folder` lies in.
+        folder: the folder.
+        name: its name in the names of the pictures.
+        above: device and inode of the folders above `folder`.
     """
-    told = folder.stat()
-    if (here := (told.st_dev, told.st_ino)) in above:
+    info = folder.stat()
+    if (here := (info.st_dev, info.st_ino)) in above:
         return
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -198,9 +204,9 @@ def _pictures(folder: Path, name: str, above: tuple[tuple[int, int], ...] = ()) 
             if _is_folder(entry):
                 yield from _pictures(folder / entry.name, f"{name}/{entry.name}", (*above, here))
             elif os.path.splitext(entry.name)[1].lower() in _READ:  # noqa: PTH122  (a Path takes ten times as long)
-                told = _told(entry)
+                info = _told(entry)
                 yield InputFile(
-                    name=f"{name}/{entry.name}", path=entry.path, size=told.st_size, mtime_ns=told.st_mtime_ns
+                    name=f"{name}/{entry.name}", path=entry.path, size=info.st_size, mtime_ns=info.st_mtime_ns
                 )
 
 
@@ -223,7 +229,7 @@ def _told(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 def _parts(labels: Mapping[str, int], options: ImageOptions, has_parts: bool) -> dict[str, list[str]]:
-    """Part -> names, in the order in which they are packed."""
+    """Return the names of each part in the order of packing."""
     parts: dict[str, list[str]] = {TRAIN: [], EVAL: []}
     for name in shuffled(labels):
         is_train = name.startswith(f"{TRAIN}/")
@@ -234,7 +240,7 @@ def _parts(labels: Mapping[str, int], options: ImageOptions, has_parts: bool) ->
 
 
 def _per_shard(maker: ImageMaker, parts: Mapping[str, Sequence[str]], options: ImageOptions) -> int:
-    """Pictures of a shard: by the size of a few that are packed."""
+    """Return the number of pictures per shard, estimated from the packed size of a few pictures."""
     names = [name for part in parts.values() for name in part]
     sizes = [size for size in map(maker.size_of, names[:: math.ceil(len(names) / _SAMPLED)]) if size]
     mean = sum(sizes) / len(sizes) if sizes else _MIB
@@ -243,7 +249,7 @@ def _per_shard(maker: ImageMaker, parts: Mapping[str, Sequence[str]], options: I
 
 
 def _pieces(parts: Mapping[str, Sequence[str]], labels: Mapping[str, int], per_shard: int) -> Iterator[Piece]:
-    """Of even length: no shard is left with a handful."""
+    """Yield pieces of even length, so that no shard is nearly empty."""
     for part, names in parts.items():
         number = math.ceil(len(names) / per_shard)
         for index in range(number):
@@ -258,7 +264,7 @@ def _finish(
     job: Job, pieces: Sequence[Piece], records: Sequence[Mapping[str, Any]], broken: Sequence[tuple[str, str]],
     classes: list[str], options: ImageOptions, asked: Asked,
 ) -> None:  # fmt: skip
-    """Writes what belongs to all of it, and the index last. Nothing, if it is there."""
+    """Write the statistics, the classes and, last, the index; do nothing if the index exists."""
     tell_broken(job.folder, broken, len(job.inputs.files), "pictures", asked)
     counts = {part: _counts(pieces, records, part)["samples"] for part in (TRAIN, EVAL)}
     check_parts(counts, "pictures that can be read", options.eval_fraction)
@@ -300,7 +306,7 @@ def _counts(pieces: Sequence[Piece], records: Sequence[Mapping[str, Any]], part:
 
 
 def _statistics(levels: NDArray[np.int64], num_samples: int) -> dict[str, Any]:
-    """Per channel, over all pixels of the training pictures, 0..1."""
+    """Return mean and std of each channel over all pixels of the training pictures, on the scale 0 to 1."""
     table = levels.reshape(CHANNELS, LEVELS).astype(np.float64)
     values = np.arange(LEVELS) / (LEVELS - 1)
     pixels = table.sum(axis=1)

@@ -1,10 +1,10 @@
-"""What one prepared folder is made of: `prepare.json` holds options, input and pieces, and each piece has a record.
+"""Files of a prepared folder: `prepare.json` holds options, input and pieces, and each piece has a record.
 
     FOLDER/prepare.json            written first, by the first call; other options or another input are refused later
-    FOLDER/.pieces/NAME.json       a piece that is whole: which files it has, and what else is needed at the end
-    FOLDER/train/, FOLDER/eval/    what is made; the file that readers ask for (index.json, meta.json) is written last
+    FOLDER/.pieces/NAME.json       record of a complete piece: its files, and what else is needed at the end
+    FOLDER/train/, FOLDER/eval/    the result; the file that readers look for (index.json, meta.json) is written last
 
-Pieces follow from the sorted input alone. So any number of calls, at once or one after the other, make the same.
+The pieces depend on the sorted input only. So any number of calls, concurrent or in turn, give the same result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FRESH = "Add --fresh to make all of it anew, or name another folder with --to."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file of the input. `name`: relative to what the person named, with `/`."""
+    """One file of the input. `name` is relative to the source that the user named, with `/`."""
 
     name: str
     path: str  # a Path takes three times the memory, and there may be millions
@@ -44,66 +44,66 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """All files, sorted by name and path."""
+    """All input files, sorted by name and path."""
 
     files: tuple[InputFile, ...]
 
     @property
     def num_bytes(self) -> int:
-        return sum(each.size for each in self.files)
+        return sum(file.size for file in self.files)
 
     def described(self) -> dict[str, Any]:
-        """What `prepare.json` keeps: number, bytes, and a digest of names, sizes and times of change."""
+        """Return the input's entry in `prepare.json`: number, bytes, digest of paths, sizes and times of change."""
         digest = hashlib.sha256()
-        for each in self.files:
-            digest.update(f"{each.path}\0{each.size}\0{each.mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        for file in self.files:
+            digest.update(f"{file.path}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogateescape"))
         return {"num_files": len(self.files), "num_bytes": self.num_bytes, "digest": digest.hexdigest()}
 
 
 def absolute(path: str | Path) -> Path:
-    """Without `~` and `..`; links stay, as a person has named them."""
+    """Return the absolute path without `~` and `..`; links stay as the user named them."""
     return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111  (Path.resolve follows links)
 
 
 def part_of(name: str, eval_fraction: float) -> str:
-    """`train` or `eval`, by a hash of the name: it stays what it is, whatever comes beside it."""
+    """Return `train` or `eval` by a hash of the name, so that other files never change a file's part."""
     return EVAL if is_held_out(name, eval_fraction) else TRAIN
 
 
 def shuffled(names: Iterable[str]) -> list[str]:
-    """In an order that is fixed and has nothing to do with the names."""
+    """Return the names in a fixed order that looks random: by their hashes."""
     return sorted(names, key=lambda name: (hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest(), name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """How a call goes about it; nothing of it changes what is made, but whether broken files are left out."""
+    """How a call is carried out. Only `skip_broken` changes the result."""
 
     num_workers: int = 1
     part: tuple[int, int] = (1, 1)
-    """(i, n): of all pieces, in order, each n-th from the i-th on."""
+    """(i, n): every n-th piece, in order, from the i-th on; i counts from 1."""
     fresh: bool = False
     plan_only: bool = False
-    """No piece is made: what is wrong is told, and what is there already is finished."""
+    """True if the call makes no piece: it reports problems, and finishes a folder that has all its pieces."""
     skip_broken: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is there after a call."""
+    """State of the folder after a call."""
 
     folder: str
     is_whole: bool
-    """False: other parts have pieces to make yet, and nothing can be read."""
+    """False if other parts still have pieces to make; then nothing can be read."""
     num_pieces: int
     num_made: int
-    """Pieces that this call has made."""
+    """Number of pieces that this call made."""
     num_missing: int
     counts: dict[str, dict[str, int]]
-    """Part -> what is counted of it -> how many; empty while it is not whole."""
+    """Part -> counted quantity -> number; empty until the folder is complete."""
     num_broken: int
     words: tuple[str, ...]
-    """Overrides that train on it."""
+    """Overrides that train on the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,42 +113,43 @@ class Job:
     folder: Path
     kind: str
     options: Mapping[str, Any]
-    """What the result hangs on: other values are refused."""
+    """Options that determine the result; other values are refused."""
     inputs: Inputs
 
     def begin(self, plan: Callable[[], Mapping[str, Any]], *, fresh: bool) -> dict[str, Any]:
-        """Makes the folder, or finds it as an earlier call has begun it; returns its `prepare.json`.
+        """Make the folder, or check one that an earlier call began; return its `prepare.json`.
 
         Args:
-            plan: what the first call keeps in it besides; later calls find that.
+            plan: returns further values that the first call stores in `prepare.json`; later calls read them.
+            fresh: delete the result of earlier calls first.
 
         Raises:
-            ConfigError: it was begun with other options or another input, or holds what is not ours.
+            ConfigError: the folder was begun with other options or another input, or has files of other origin.
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"--to {self.folder} must be a folder; there is a file of this name. Name another.")
-        known = read_json(self.folder / ABOUT)
-        if known is not None and fresh:
+        about = read_json(self.folder / ABOUT)
+        if about is not None and fresh:
             self.clear()
-            known = None
-        if known is None:
+            about = None
+        if about is None:
             self._refuse_what_is_not_ours()
             (self.folder / PIECES).mkdir(parents=True, exist_ok=True)
-            known = {
+            about = {
                 "format": FORMAT, "kind": self.kind, "options": dict(self.options), "input": self.inputs.described(),
                 "time": time.time(), **plan(),
             }  # fmt: skip
-            if not _write_new(self.folder / ABOUT, known):  # another part was faster
-                known = read_json(self.folder / ABOUT) or {}
-        problems = self._differences(known)
+            if not _write_new(self.folder / ABOUT, about):  # another part was first
+                about = read_json(self.folder / ABOUT) or {}
+        problems = self._differences(about)
         if problems:
             raise ConfigError(f"{self.folder} was begun otherwise: {'; '.join(problems)}. {FRESH}")
         for name in (TRAIN, EVAL, PIECES):
             (self.folder / name).mkdir(exist_ok=True)
-        return known
+        return about
 
     def clear(self) -> None:
-        """Takes away what an earlier call has made: first what readers ask for, last what says that it is ours."""
+        """Delete the result of earlier calls: first the files that readers look for, last `prepare.json`."""
         for name in (TRAIN, EVAL):
             for vouched in ("index.json", "meta.json"):
                 (self.folder / name / vouched).unlink(missing_ok=True)
@@ -160,7 +161,7 @@ class Job:
 
     def _refuse_what_is_not_ours(self) -> None:
         there = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
-        # A call that was killed before it wrote prepare.json leaves .pieces alone.
+        # A call that was killed before it wrote prepare.json leaves only .pieces.
         foreign = [name for name in there if name != PIECES and not name.startswith(f".{ABOUT}.")]
         if foreign:
             raise ConfigError(
@@ -174,12 +175,12 @@ class Job:
         if known.get("kind") != self.kind:
             return [f"it holds {known.get('kind')}, not {self.kind}"]
         before: Mapping[str, Any] = known.get("options") or {}
-        told = [
+        problems = [
             f"{_option(name)} was {_value(before.get(name))}, is {_value(value)}"
             for name, value in self.options.items()
             if before.get(name) != value
         ]
-        return told or self._other_input(known)
+        return problems or self._other_input(known)
 
     def _other_input(self, known: Mapping[str, Any]) -> list[str]:
         before, now = known.get("input") or {}, self.inputs.described()
@@ -188,7 +189,7 @@ class Job:
         if before.get("num_files") != now["num_files"]:
             return [f"the input had {before.get('num_files'):,} files, and has {now['num_files']:,} now"]
         since = float(known.get("time") or 0.0) * 1e9
-        changed = next((each for each in self.inputs.files if each.mtime_ns > since), None)
+        changed = next((file for file in self.inputs.files if file.mtime_ns > since), None)
         which = f"; {changed.path} was changed since" if changed else ""
         sizes = f"{before.get('num_bytes'):,} bytes then, {now['num_bytes']:,} now"
         return [f"the input has files of other names, sizes or times of change ({sizes}{which})"]
@@ -196,7 +197,7 @@ class Job:
     # --- pieces ---
 
     def record_of(self, name: str) -> dict[str, Any] | None:
-        """The record of a piece that is whole; None of one that is to be made."""
+        """Return the record of a complete piece; None if the piece must be made."""
         record = read_json(self.folder / PIECES / f"{name}.json")
         if record is None:
             return None
@@ -204,16 +205,16 @@ class Job:
         return record if is_there else None
 
     def records(self, pieces: Sequence[Piece]) -> list[dict[str, Any]] | None:
-        """Of all pieces, in order; None while one is missing."""
+        """Return the records of all pieces, in order; None while a piece is missing."""
         found = [self.record_of(piece.name) for piece in pieces]
         return None if None in found else found  # type: ignore[return-value]
 
     def missing(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Those that are to be made."""
+        """Return the pieces that must be made."""
         return [piece for piece in pieces if self.record_of(piece.name) is None]
 
     def unfinished(self, pieces: Sequence[Piece], num_made: int) -> Prepared:
-        """What is told of a folder with pieces that other parts have to make."""
+        """Return the state of a folder whose remaining pieces other parts must make."""
         return Prepared(
             folder=str(self.folder), is_whole=False, num_pieces=len(pieces), num_made=num_made,
             num_missing=len(self.missing(pieces)), counts={}, num_broken=0, words=(),
@@ -223,7 +224,7 @@ class Job:
 def make_missing(
     job: Job, maker: Maker, pieces: Sequence[Piece], asked: Asked, tell: Callable[[int, int], None]
 ) -> int:
-    """Makes the missing ones among this part's pieces; returns how many those were. `tell`: (done, of how much)."""
+    """Make the missing pieces of this part; return their number. `tell` is called with (done, total)."""
     index, number = asked.part
     mine = [] if asked.plan_only else pieces[index - 1 :: number]
     missing = job.missing(mine)
@@ -240,37 +241,37 @@ def make_missing(
 
 
 def write_record(folder: Path, name: str, record: Mapping[str, Any]) -> None:
-    """Says that a piece is whole: after its `files`, which are on the disk by then. `folder`: the prepared one."""
+    """Record a piece as complete, once its `files` are on the disk. `folder` is the prepared folder."""
     write_json(folder / PIECES / f"{name}.json", record)
 
 
 def commit(temporary: Path, path: Path) -> None:
-    """Gives a file that was flushed and fsynced its name, also for after a power cut."""
+    """Rename a flushed and fsynced file to its final name; the name survives a power cut."""
     rename(temporary, path, is_own=True)
     fsync_folder(path.parent)
 
 
 def temporary_of(path: Path) -> Path:
-    """Return a name beside it that nobody reads, and that no other process uses."""
+    """Return a path in the same folder that no reader looks at and no other process uses."""
     return Path(own_name(path))
 
 
 def remove_temporaries(folder: Path, asked: Asked) -> None:
-    """What killed calls have left of a folder that is whole. Not by one of several parts: others may be at work."""
+    """Delete files of killed calls in a complete folder; skip this with several parts, as others may be working."""
     for place in (folder, folder / TRAIN, folder / EVAL, folder / PIECES) if asked.part == (1, 1) else ():
         for path in place.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
 
 def check_apart(sources: Iterable[Path], folder: Path) -> None:
-    """Raises ConfigError: what is made would be taken for input by the next call."""
-    inside = next((each for each in sources if folder == each or each in folder.parents), None)
+    """Raise ConfigError if the result lies in a source: the next call would take it for input."""
+    inside = next((source for source in sources if folder == source or source in folder.parents), None)
     if inside is not None:
         raise ConfigError(f"--to {folder} lies in {inside}, which is read. Name a folder beside it.")
 
 
 def check_fraction(value: float) -> None:
-    """Raises ConfigError unless 0 < `value` < 1."""
+    """Raise ConfigError unless 0 < `value` < 1."""
     if not 0.0 < value < 1.0:
         raise ConfigError(
             f"--eval-fraction={value:g} must lie between 0 and 1, both ends excluded. Use "
@@ -279,7 +280,7 @@ def check_fraction(value: float) -> None:
 
 
 def check_parts(splits: Mapping[str, int], what: str, eval_fraction: float) -> None:
-    """Raises ConfigError: the split leaves a part empty. `splits`: part -> how many it has."""
+    """Raise ConfigError if the split leaves a part empty. `splits` maps a part to its number of elements."""
     total = sum(splits.values())
     for part in (TRAIN, EVAL):
         if not splits.get(part):
@@ -291,7 +292,7 @@ def check_parts(splits: Mapping[str, int], what: str, eval_fraction: float) -> N
 
 
 def tell_broken(folder: Path, broken: Sequence[tuple[str, str]], total: int, what: str, asked: Asked) -> None:
-    """Lists in broken.txt what cannot be read. Raises RunStateError, unless `asked` says to skip it."""
+    """List unreadable files or documents in broken.txt; raise RunStateError unless `asked` says to skip them."""
     if not broken:
         return
     lines = [f"{name}: {cause}".encode("utf-8", "backslashreplace").decode() for name, cause in broken]
@@ -313,7 +314,7 @@ def _size(path: Path) -> int | None:
 
 
 def _write_new(path: Path, value: Any) -> bool:
-    """Write a file whole unless there is one; return False if there is."""
+    """Write a file atomically unless it exists; return False if it exists."""
     is_first = claim(path, f"{to_json(value)}\n".encode())
     fsync_folder(path.parent)
     return is_first

@@ -1,4 +1,4 @@
-"""Pieces over processes: each piece is made by one of them, and none outlives the one that asked.
+"""Distribution of pieces over processes: one process makes a piece, and no process outlives its parent.
 
 python -m hpc_trainer.operate.prepare.pool      one process: reads pieces, each with its maker, as lines of JSON
 """
@@ -23,14 +23,14 @@ from hpc_trainer.runtime.start import start_words
 from hpc_trainer.worker.answer import answering, told_error
 
 Tell = Callable[[int], None]
-"""Says how much more of a piece is done, in the unit of its `amount`."""
+"""Callback that takes the newly finished part of a piece, in the unit of its `amount`."""
 _MAKERS = "hpc_trainer.operate.prepare."
 _END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one process makes at a time, whole or not at all. `items`: of JSON; `amount`: what `tell` counts, in all."""
+    """Unit of work of one process, atomic. `items` are JSON values; `amount` is the total that `tell` counts."""
 
     name: str
     items: list[Any]
@@ -38,20 +38,23 @@ class Piece:
 
 
 class Maker(Protocol):
-    """A dataclass of JSON values in a module of this package: it is sent to other processes."""
+    """Interface of a maker: a dataclass of JSON values in this package, because it is sent to other processes."""
 
     def make(self, piece: Piece, tell: Tell) -> None:
-        """Makes a piece and writes it."""
+        """Make a piece and write it."""
 
 
 def over_processes(maker: Maker, pieces: Sequence[Piece], num_workers: int, tell: Tell) -> Iterator[Piece]:
-    """Makes all pieces, `num_workers` at a time, and yields each when it is done. One worker is this process itself.
+    """Make all pieces, `num_workers` at a time, and yield each complete piece. One worker is this process itself.
 
     Args:
-        tell: is told how much is done, from time to time.
+        maker: makes one piece.
+        pieces: the pieces.
+        num_workers: number of processes, at least 1.
+        tell: called with the newly finished amount from time to time.
 
     Raises:
-        RunStateError: a process was killed. Else what `make` raised.
+        RunStateError: a process was killed. Otherwise the error that `make` raised.
     """
     num_workers = min(num_workers, len(pieces))
     if num_workers <= 1:
@@ -78,7 +81,7 @@ def over_processes(maker: Maker, pieces: Sequence[Piece], num_workers: int, tell
         try:
             _have_made(process, {**asked, "piece": asdict(piece)}, tell_one)
         finally:
-            free.put(process)  # also one that has ended: nobody waits for it for ever
+            free.put(process)  # also a process that has ended, so that no thread waits for it for ever
         return piece
 
     try:
@@ -89,15 +92,15 @@ def over_processes(maker: Maker, pieces: Sequence[Piece], num_workers: int, tell
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)
                 for process in processes:
-                    process.kill()  # what it was writing has a temporary name
+                    process.kill()  # an unfinished file has a temporary name
     finally:
         for process in processes:
-            with contextlib.suppress(OSError), process:  # closes its pipes; what it was sent last may stand in one
+            with contextlib.suppress(OSError), process:  # closes the pipes, in which the last request may still be
                 process.wait()
 
 
 def _have_made(process: Any, asked: dict[str, Any], tell: Tell) -> None:
-    """Has one process make a piece. Raises what it answers."""
+    """Let one process make a piece, and raise the error that the process reports."""
     try:
         process.stdin.write(json.dumps(asked) + "\n")
         process.stdin.flush()
@@ -121,7 +124,7 @@ def _ended(code: int) -> RunStateError:
 
 
 def main() -> None:
-    """One process: makes what it is sent until nobody asks any more."""
+    """Run one process: make the pieces that are sent until the input ends."""
     with answering() as say:
         for line in sys.stdin:
             asked = json.loads(line)

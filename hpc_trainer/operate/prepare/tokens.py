@@ -1,4 +1,4 @@
-"""Texts -> tokens, documents one after the other in one file, split in two; by bytes, or by a file of `tokenizers`."""
+"""Preparation of texts as tokens: documents in one file per split, tokenized by bytes or a file of `tokenizers`."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _BLOCK = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOptions:
-    """`tokenizer`: `bytes`, or the path of a file. `document`: what one is, a file or a line.
+    """Options of the preparation. `tokenizer`: `bytes`, or the path of a file. `document`: `file` or `line`.
 
-    `end_token`: the text of the token after each document; None: the usual one that the tokenizer has, if any.
+    `end_token`: text of the token after each document; None: the tokenizer's usual end token, if it has one.
     """
 
     tokenizer: str = BYTES
@@ -74,14 +74,17 @@ class TokenOptions:
 def prepare_tokens(
     sources: Sequence[str], folder: Path, options: TokenOptions, asked: Asked, tell: Callable[[int, int], None]
 ) -> Prepared:
-    """Does what is missing of it; where nothing is, writes `meta.json` of both parts.
+    """Make the missing pieces; once none is missing, write `meta.json` of both parts.
 
     Args:
         sources: files, folders (all files in them that are not hidden) and patterns, as `texts/**/*.txt`.
-        tell: called with (done, of how many) bytes of text, from time to time.
+        folder: the prepared folder.
+        options: the options.
+        asked: how to carry out the call.
+        tell: called with (done, total) bytes of text from time to time.
 
     Raises:
-        ConfigError: a wrong option; another one, or another input, than the folder was begun with.
+        ConfigError: an option is wrong, or an option or the input differs from the folder's first call.
         RunStateError: documents are broken, and `asked` does not say to skip them.
     """
     check_fraction(options.eval_fraction)
@@ -101,7 +104,7 @@ def prepare_tokens(
         inputs=Inputs(files=files),
     )  # fmt: skip
     if options.document == "file":
-        parts = [part_of(each.name, options.eval_fraction) for each in files]
+        parts = [part_of(file.name, options.eval_fraction) for file in files]
         check_parts({part: parts.count(part) for part in (TRAIN, EVAL)}, "files", options.eval_fraction)
     job.begin(dict, fresh=asked.fresh)
     metas, pieces, made = _whole(job.folder), list(_pieces(files, options.document)), 0
@@ -113,12 +116,12 @@ def prepare_tokens(
         made = make_missing(job, maker, pieces, asked, tell)
         records = job.records(pieces)
         if records is None:
-            metas = _whole(job.folder)  # another part may have finished it in this moment
+            metas = _whole(job.folder)  # another part may have just finished the folder
             if metas is None:
                 return job.unfinished(pieces, made)
         else:
             metas = _finish(job, records, coding, options, asked)
-    for path in (job.folder / PIECES).iterdir():  # also what a call that was killed here has left
+    for path in (job.folder / PIECES).iterdir():  # also files of a call that was killed here
         path.unlink(missing_ok=True)
     remove_temporaries(job.folder, asked)
     return Prepared(
@@ -133,7 +136,7 @@ def prepare_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Coding:
-    """`path`: None of bytes."""
+    """Tokenizer of a preparation. `path` is None for bytes."""
 
     name: str
     path: str | None
@@ -151,14 +154,14 @@ def _coding(options: TokenOptions) -> _Coding:
         return _Coding(name=BYTES, path=None, sha256=None, vocab_size=_NUM_BYTES, end=None)
     path = Path(options.tokenizer).expanduser().absolute()
     tokenizer = _load(path)
-    known = tokenizer.get_vocab(with_added_tokens=True)
-    if options.end_token is not None and options.end_token not in known:
-        near = did_you_mean(options.end_token, [name for name in known if not name.isalnum()])
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if options.end_token is not None and options.end_token not in vocabulary:
+        near = did_you_mean(options.end_token, [name for name in vocabulary if not name.isalnum()])
         raise ConfigError(f"--end-token={options.end_token!r} is no token of {path}. {near}".rstrip())
-    ends = [options.end_token] if options.end_token is not None else [name for name in _ENDS if name in known]
+    ends = [options.end_token] if options.end_token is not None else [name for name in _ENDS if name in vocabulary]
     return _Coding(
         name=path.name, path=str(path), sha256=hashlib.sha256(read_given(path)).hexdigest(),
-        vocab_size=max(known.values()) + 1, end=known[ends[0]] if ends else None,
+        vocab_size=max(vocabulary.values()) + 1, end=vocabulary[ends[0]] if ends else None,
     )  # fmt: skip
 
 
@@ -169,7 +172,7 @@ def _load(path: Path) -> Any:
         raise ConfigError(f"--tokenizer={path} must be `{BYTES}` or a file that `tokenizers` reads (tokenizer.json).")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no class of its own for it
+    except Exception as error:  # the library has no error class of its own
         raise ConfigError(f"--tokenizer={path} is no file that `tokenizers` reads: {error}.") from error
 
 
@@ -177,51 +180,51 @@ def _load(path: Path) -> Any:
 
 
 def _listing(sources: Sequence[str]) -> tuple[InputFile, ...]:
-    """All files, each once, sorted by name and path; empty ones are left out."""
-    found: dict[Path, InputFile] = {}
+    """Return all files without duplicates, sorted by name and path; empty files are left out."""
+    files: dict[Path, InputFile] = {}
     for word in sources:
         for name, path in _files_of(word):
-            told = path.stat()
-            if told.st_size:
-                found.setdefault(
-                    path, InputFile(name=name, path=str(path), size=told.st_size, mtime_ns=told.st_mtime_ns)
+            info = path.stat()
+            if info.st_size:
+                files.setdefault(
+                    path, InputFile(name=name, path=str(path), size=info.st_size, mtime_ns=info.st_mtime_ns)
                 )  # fmt: skip
-    if not found:
+    if not files:
         raise ConfigError(
             f"{' '.join(sources)}: there is no file with anything in it. Name files, folders or patterns."
         )
-    return tuple(sorted(found.values(), key=lambda each: (each.name, each.path)))
+    return tuple(sorted(files.values(), key=lambda file: (file.name, file.path)))
 
 
 def _files_of(word: str) -> Iterator[tuple[str, Path]]:
-    """(name, path): a file by its own name, others by their paths from the folder, or from where a pattern begins."""
+    """Yield (name, path): the file's own name, or its path relative to the folder or to the start of the pattern."""
     path = absolute(word)
     if path.is_file():
         yield path.name, path
     elif path.is_dir():
         for folder, folders, names in os.walk(path):
-            folders[:] = sorted(each for each in folders if not each.startswith("."))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in names:
                 if not name.startswith(".") and Path(folder, name).is_file():
                     yield Path(folder, name).relative_to(path).as_posix(), Path(folder, name)
     elif glob.has_magic(str(path)):
-        plain = next(each for each in (path, *path.parents) if not glob.has_magic(str(each)))
-        for each in glob.iglob(str(path), recursive=True):  # noqa: PTH207  (of an absolute pattern)
-            if Path(each).is_file():
-                yield Path(each).relative_to(plain).as_posix(), Path(each)
+        plain = next(parent for parent in (path, *path.parents) if not glob.has_magic(str(parent)))
+        for match in glob.iglob(str(path), recursive=True):  # noqa: PTH207  (an absolute pattern)
+            if Path(match).is_file():
+                yield Path(match).relative_to(plain).as_posix(), Path(match)
     else:
         raise ConfigError(f"{word} must be a file, a folder or a pattern; there is none.")
 
 
 def _pieces(files: Sequence[InputFile], document: str) -> Iterator[Piece]:
-    """Of about 32 MiB of text. Items: [path, name, start, stop]; where a document is a file, whole ones."""
+    """Yield pieces of about 32 MiB. Items are [path, name, start, stop]; a file that is a document stays whole."""
     items: list[Any] = []
     amount = number = 0
-    for each in files:
-        step = each.size if document == "file" else _PIECE
-        for start in range(0, each.size, step):
-            stop = min(start + step, each.size)
-            items.append([each.path, each.name, start, stop])
+    for file in files:
+        step = file.size if document == "file" else _PIECE
+        for start in range(0, file.size, step):
+            stop = min(start + step, file.size)
+            items.append([file.path, file.name, start, stop])
             amount += stop - start
             if amount >= _PIECE:
                 yield Piece(name=f"{number:06d}", items=items, amount=amount)
@@ -235,7 +238,7 @@ def _pieces(files: Sequence[InputFile], document: str) -> Iterator[Piece]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMaker:
-    """Makes the tokens of a piece. `tokenizer`: the file; None: bytes. `end`: the token after each document."""
+    """Maker of a piece's tokens. `tokenizer`: the file; None: bytes. `end`: the token after each document."""
 
     folder: str
     tokenizer: str | None
@@ -245,7 +248,7 @@ class TokenMaker:
     eval_fraction: float
 
     def make(self, piece: Piece, tell: Tell) -> None:
-        """Writes a file for each part, and the record. A document that cannot be read is left out, and told in it."""
+        """Write a file for each part, and the record, which lists the documents that cannot be read."""
         paths = {part: Path(self.folder, PIECES, f"{part}-{piece.name}.bin") for part in (TRAIN, EVAL)}
         lengths: dict[str, list[int]] = {part: [] for part in paths}
         broken: list[tuple[str, str]] = []
@@ -254,15 +257,15 @@ class TokenMaker:
         end = np.array([] if self.end is None else [self.end], dtype=dtype).tobytes()
         outs = {part: temporary_of(path).open("wb") for part, path in paths.items()}
         try:
-            told = 0
+            done = 0
             for batch in self._batches(piece, broken):
                 for part, tokens in zip(batch.parts, encode(batch.texts), strict=True):
                     data = np.asarray(tokens).astype(dtype).tobytes() + end
                     outs[part].write(data)
                     lengths[part].append(len(data) // dtype.itemsize)
                 tell(batch.size)
-                told += batch.size
-            tell(piece.amount - told)  # what is in no document: ends of lines, for one
+                done += batch.size
+            tell(piece.amount - done)  # bytes outside documents, as line ends
             for out in outs.values():
                 out.flush()
                 os.fsync(out.fileno())
@@ -280,8 +283,8 @@ class TokenMaker:
         tokenizer = _load(Path(self.tokenizer))
 
         def encode(texts: list[bytes]) -> Sequence[Any]:
-            found = tokenizer.encode_batch([text.decode() for text in texts], add_special_tokens=False)
-            return [np.array(each.ids, dtype=np.int64) for each in found]
+            encodings = tokenizer.encode_batch([text.decode() for text in texts], add_special_tokens=False)
+            return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
         return encode
 
@@ -302,7 +305,7 @@ class TokenMaker:
             yield batch
 
     def _documents(self, path: str, name: str, start: int, stop: int) -> Iterator[tuple[bytes, str]]:
-        """Documents, and what each is called. Of lines those that begin from `start` on and before `stop`."""
+        """Yield (text, name) of each document; lines count if they begin at or after `start` and before `stop`."""
         if self.document == "file":
             with open_given(path) as whole:
                 yield whole.read(), name
@@ -310,9 +313,9 @@ class TokenMaker:
         with open_given(path) as file:
             if start:
                 file.seek(start - 1)
-                file.readline()  # the line before, or the rest of one that the piece before has
+                file.readline()  # the previous line, or the rest of a line that belongs to the previous piece
             while (place := file.tell()) < stop and (line := file.readline()):
-                # Without a token for it, the end of the line is what ends the document.
+                # Without an end token, the line end marks the end of the document.
                 text = line.rstrip(b"\r\n")
                 yield (text if self.end is not None or not text else line), f"{name}, byte {place}"
 
@@ -355,12 +358,12 @@ def _whole(folder: Path) -> dict[str, TokenMeta] | None:
 def _finish(
     job: Job, records: Sequence[Mapping[str, Any]], coding: _Coding, options: TokenOptions, asked: Asked
 ) -> dict[str, TokenMeta]:
-    """Joins the pieces; `meta.json` of each part last."""
-    lengths = {part: [each for record in records for each in record["lengths"][part]] for part in (TRAIN, EVAL)}
+    """Join the pieces of both parts; write `meta.json` of each part last."""
+    lengths = {part: [length for record in records for length in record["lengths"][part]] for part in (TRAIN, EVAL)}
     broken = [(str(name), str(cause)) for record in records for name, cause in record["broken"]]
     num_documents = sum(map(len, lengths.values())) + len(broken)
     tell_broken(job.folder, broken, num_documents, "documents", asked)
-    check_parts({part: len(each) for part, each in lengths.items()}, "documents", options.eval_fraction)
+    check_parts({part: len(values) for part, values in lengths.items()}, "documents", options.eval_fraction)
     if coding.path is not None:
         _write_whole(job.folder / TOKENIZER, [Path(coding.path)])
     metas = {}
@@ -386,12 +389,12 @@ def _end_part(folder: Path, starts: NDArray[np.uint64], coding: _Coding, digest:
 
 
 def _write_whole(path: Path, files: Sequence[Path]) -> str:
-    """The bytes of `files`, one after the other, in one; returns their SHA-256."""
+    """Write the bytes of `files`, one after the other, to `path`; return their SHA-256."""
     digest = hashlib.sha256()
     temporary = temporary_of(path)
     with temporary.open("wb") as out:
-        for each in files:
-            with each.open("rb") as file:
+        for part in files:
+            with part.open("rb") as file:
                 while block := file.read(_BLOCK):
                     digest.update(block)
                     out.write(block)

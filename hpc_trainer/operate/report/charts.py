@@ -1,4 +1,4 @@
-"""Line charts as SVG text: no scripts, no files beside it, colours from the page's style sheet. Escapes all text."""
+"""Line charts as SVG text: no scripts, no other files, colours from the page's style sheet. All text is escaped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TypeVar
 _X = TypeVar("_X", int, float)
 Point = tuple[float, float]
 NUM_COLOURS = 8
-"""Classes c0 to c7 of the style sheet, a run each; lines past them are grey."""
+"""Number of colours (classes c0 to c7 of the style sheet), one per run; further lines are grey."""
 INK = "ink"
-"""The colour of text, for a line that is no run's."""
+"""Colour of text, for a line that belongs to no run."""
 _WIDTH, _HEIGHT = 560, 320
 _FARTHEST = 1e300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 46
@@ -22,7 +22,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 46
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line, with the colour c<colour>, that of text, or grey; `is_ideal`: dashed, and no dots."""
+    """One line. `colour` is c<colour>, `INK`, or None for grey; an ideal line is dashed and has no dots."""
 
     name: str
     points: Sequence[Point]
@@ -33,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Values -> places on the paper, linear or by their base-2 logarithm; `ticks` carry a label."""
+    """Mapping from values to pixels, linear or by the base-2 logarithm; `ticks` are the labelled values."""
 
     low: float
     high: float
@@ -43,14 +43,14 @@ class Scale:
     is_log: bool = False
 
     def place(self, value: float) -> float:
-        """In pixels."""
+        """Return the position of a value in pixels."""
         low, high = (math.log2(self.low), math.log2(self.high)) if self.is_log else (self.low, self.high)
         share = ((math.log2(value) if self.is_log else value) - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A tick's or a point's label: three digits, `12k`, `1.5M`."""
+    """Return the label of a value with `digits` significant digits: `12k`, `1.5M`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.{digits}g}{letter}"
@@ -58,26 +58,27 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def percent(value: float) -> str:
-    """`87.5%`."""
+    """Return a fraction as a percentage with one decimal: `87.5%`."""
     return f"{round(100 * value, 1):g}%"
 
 
 def _labels(ticks: Sequence[float], words: Callable[[float], str]) -> list[str]:
-    """Of each tick, with as many digits as tell it from the others; one alone has four."""
+    """Return a label for each tick, with enough digits to tell the ticks apart; a single tick has four digits."""
     if words is number:
         shown = ([number(tick, digits) for tick in ticks] for digits in range(3 if len(ticks) > 1 else 4, 12))
-        return next((each for each in shown if len(set(each)) == len(ticks)), [*map(number, ticks)])
+        return next((labels for labels in shown if len(set(labels)) == len(ticks)), [*map(number, ticks)])
     return [*map(words, ticks)]
 
 
 def _is_one(low: float, high: float) -> bool:
-    """True for values that are alike, as far as a figure tells."""
+    """Return True if two values are too close for a chart to tell them apart."""
     return not high - low > max(5 / _FARTHEST, 1e-9 * max(abs(low), abs(high)))
 
 
 def nice_ticks(low: float, high: float, count: int = 5, *, least: float = 0.0) -> list[float]:
-    """Round figures (1, 2 or 5 times a power of ten) from at most `low` to at least `high`, at least `least` apart; of
-    values that are alike the one.
+    """Return round values (1, 2 or 5 times a power of ten) that cover `low` to `high`, at least `least` apart.
+
+    If `low` and `high` are alike, `low` is the only value.
     """
     low, high = max(low, -_FARTHEST), min(high, _FARTHEST)
     if _is_one(low, high):
@@ -95,13 +96,14 @@ def line_chart(
     from_zero: bool = False, is_log: bool = False, is_log_x: bool = False, x_ticks: Sequence[float] = (),
     y_words: Callable[[float], str] = number,
 ) -> str:  # fmt: skip
-    """One chart; lines without a point are left out.
+    """Return a chart as SVG text; lines without points are left out, and without lines the text is empty.
 
     Args:
-        y_label: what the values are; "" where the title over the chart says it.
-        from_zero: the axis of values begins at 0.
-        is_log: both axes by their logarithm, with ticks at `x_ticks` and at powers of two; `is_log_x`: one of them.
-        x_ticks: where the horizontal axis has its ticks; else at round figures.
+        y_label: name of the values; "" if the title above the chart names them.
+        from_zero: begin the axis of values at 0.
+        is_log: draw both axes on a logarithmic scale, with ticks at `x_ticks` and at powers of two.
+        is_log_x: draw only the horizontal axis on a logarithmic scale.
+        x_ticks: ticks of the horizontal axis; without ticks, round values.
     """
     drawn = [line for line in lines if line.points]
     xs = [x for line in drawn for x, _ in line.points]
@@ -111,8 +113,8 @@ def line_chart(
     across = _scale(xs, _LEFT, _WIDTH - _RIGHT, is_log=is_log or is_log_x, ticks=x_ticks)
     upward = _scale([*ys, 0.0] if from_zero else ys, _HEIGHT - _BOTTOM, _TOP, is_log=is_log)
     body = [*_grid(across, upward, x_label, y_label, y_words)]
-    # Grey ones first: what has a colour lies on top.
-    body += [_line(line, across, upward, y_words) for line in sorted(drawn, key=lambda each: each.colour is not None)]
+    # Grey lines first, so that coloured lines lie on top.
+    body += [_line(line, across, upward, y_words) for line in sorted(drawn, key=lambda line: line.colour is not None)]
     name = html.escape(title)
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{name}"><title>{name}</title>'
     return f"{head}{''.join(body)}</svg>"
@@ -128,13 +130,13 @@ def _scale(values: Sequence[float], start: float, end: float, *, is_log: bool, t
     if ticks:
         margin = 0.06 * ((max(ticks) - min(ticks)) or 1)
         return Scale(low=min(low, *ticks) - margin, high=max(high, *ticks) + margin, start=start, end=end, ticks=ticks)
-    # Between two steps there is none.
-    found = nice_ticks(low, high, least=1.0 if all(isinstance(value, int) for value in values) else 0.0)
-    if len(found) == 1:  # in the middle; 0 at the bottom, as what is counted from it
-        margin = 0.5 * abs(found[0])
-        low, high = (found[0] - margin, found[0] + margin) if margin else (0.0, 1.0)
-        return Scale(low=low, high=high, start=start, end=end, ticks=found)
-    return Scale(low=found[0], high=found[-1], start=start, end=end, ticks=found)
+    # Whole numbers, as steps, have no ticks between them.
+    round_ticks = nice_ticks(low, high, least=1.0 if all(isinstance(value, int) for value in values) else 0.0)
+    if len(round_ticks) == 1:  # the value in the middle; 0 at the bottom, as for counts
+        margin = 0.5 * abs(round_ticks[0])
+        low, high = (round_ticks[0] - margin, round_ticks[0] + margin) if margin else (0.0, 1.0)
+        return Scale(low=low, high=high, start=start, end=end, ticks=round_ticks)
+    return Scale(low=round_ticks[0], high=round_ticks[-1], start=start, end=end, ticks=round_ticks)
 
 
 def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, y_words: Callable[[float], str]) -> list[str]:
@@ -176,19 +178,19 @@ def _line(line: Line, across: Scale, upward: Scale, y_words: Callable[[float], s
 
 
 def _kind(line: Line) -> str:
-    """The class of the style sheet."""
+    """Return the line's class in the style sheet."""
     if line.is_ideal or line.colour is None:
         return "ideal" if line.is_ideal else "rest"
     return line.colour if isinstance(line.colour, str) else f"c{line.colour}"
 
 
 def legend(lines: Sequence[Line], more: int = 0) -> str:
-    """The names of coloured lines; `more`: so many grey ones have none."""
+    """Return the legend of coloured lines; `more` is the number of grey lines, which it does not name."""
     items = [
-        f'<li><svg class="key" viewBox="0 0 22 10"><line class="{_kind(each)}" '
-        f'x1="1" x2="21" y1="5" y2="5"/></svg>{html.escape(each.name)}</li>'
-        for each in lines
-        if each.colour is not None or each.is_ideal
+        f'<li><svg class="key" viewBox="0 0 22 10"><line class="{_kind(line)}" '
+        f'x1="1" x2="21" y1="5" y2="5"/></svg>{html.escape(line.name)}</li>'
+        for line in lines
+        if line.colour is not None or line.is_ideal
     ]
     if more:
         items.append(
@@ -199,12 +201,12 @@ def legend(lines: Sequence[Line], more: int = 0) -> str:
 
 
 def figure(title: str, svg: str, key: str) -> str:
-    """A chart in its box, with a heading and a legend."""
+    """Return a chart in its box, with a heading and a legend."""
     return f"<figure><h3>{html.escape(title)}</h3>{svg}{key}</figure>"
 
 
 def thinned(points: Sequence[tuple[_X, float]], most: int) -> list[tuple[_X, float]]:
-    """At most some `most` points: means of neighbours, where the last of them stands, and the last point as it is."""
+    """Return at most some `most` points: means of neighbours, and the last point unchanged."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
@@ -213,5 +215,5 @@ def thinned(points: Sequence[tuple[_X, float]], most: int) -> list[tuple[_X, flo
 
 
 def colours_of(names: Sequence[str]) -> Mapping[str, int]:
-    """The first ones get the colours."""
+    """Assign the colours to the first names, at most `NUM_COLOURS`."""
     return {name: index for index, name in enumerate(names[:NUM_COLOURS])}

@@ -1,6 +1,6 @@
-"""A sweep as data for a report: its runs, their curves, their steady speed, and how it scales over hardware. No torch.
+"""Data of a sweep's report: runs, curves, steady speed, and scaling over hardware. Does not import torch.
 
-Reads what `status` reads, and each run's metrics.jsonl.
+The sources are those of `status`, and each run's metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hpc_trainer.state.monitoring.ledger import RunLedger
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
 WARMUP_STEPS = 20
-"""Left out of a run's speed at the start of each attempt: caches, compilers and allocators are cold."""
-# More would not show on a screen, and a page of 100 runs stays below 1 MB.
+"""Steps at the start of each attempt without speed: caches, compilers and allocators are cold."""
+# More points would not show on a screen, and a page of 100 runs stays below 1 MB.
 _POINTS_A_CURVE = 200
 _LAST_LINES = 4
 _MOST_STRAGGLERS = 20
 _NOT_DRAWN = frozenset(("step", "time", "lr", "grad_norm", "skipped_steps", *SPEED))
-# Axes that a scaling study moves: the machine, and how the batch goes with it.
+# Axes that a scaling study varies: the hardware, and the batch with it.
 _SCALED = ("hardware", "train.global_batch_size", "train.micro_batch_size", "train.grad_accum_steps")
 
 Curve = list[tuple[int, float]]
@@ -41,7 +41,7 @@ Curve = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """One run. `speed`: medians after the warm-up of `num_windows` spans between logged steps; {} if it has none."""
+    """One run. `speed` has medians over `num_windows` spans between logged steps after the warm-up; {} if unknown."""
 
     run_id: str
     hardware: str
@@ -60,18 +60,18 @@ class RunReport:
     num_windows: int
     curves: Mapping[str, Curve]
     metrics_step: int | None = None
-    """The step that `metrics` are of, where it is known."""
+    """Step of `metrics`; None if it is not known."""
     last_lines: Sequence[str] = ()
-    """What the job or the program of a run that failed printed last."""
+    """Last lines that the job or program of a failed run printed."""
     hint: str | None = None
-    """What these, or its error, mean, and what helps."""
+    """Meaning of `last_lines` or of the error, and a remedy."""
     ledger: RunLedger | None = None
-    """Where the time went; None: nobody knows."""
+    """Use of the run's time; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint:
-    """One run against the one with the fewest ranks: `speedup` of its throughput, and `efficiency`, that a rank."""
+    """One run relative to the run with the fewest ranks: `speedup` of throughput; `efficiency` is per rank."""
 
     run_id: str
     hardware: str
@@ -87,7 +87,7 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Runs that differ in hardware alone. `kind`: strong (one global batch), weak (one batch a rank), or mixed."""
+    """Runs that differ in hardware and batch. `kind`: strong (one global batch), weak (one batch a rank), mixed."""
 
     kind: str
     unit: str
@@ -97,7 +97,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a report shows; `notes` says what is missing and why."""
+    """Content of a report; `notes` say what is missing and why."""
 
     sweep: str
     counts: Mapping[str, int]
@@ -105,20 +105,21 @@ class Report:
     scaling: list[Scaling]
     notes: list[str] = field(default_factory=list)
     exports: Sequence[ExportReport] = ()
-    """What else the page shows: exports that somebody named."""
+    """Exports that the user named for the page."""
     advice: Sequence[str] = ()
-    """What `tune` says of these runs, alike lines once."""
+    """Suggestions of `tune` for these runs, without duplicates."""
     next: str | None = None
-    """The words after `hpc-trainer` that follow the first of them."""
+    """Arguments after `hpc-trainer` that carry out the first suggestion; None if there is no such command."""
     telemetry: Sequence[Chart] = ()
-    """What GPUs and hosts did."""
+    """Charts of GPUs and hosts."""
 
 
 def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Report:
-    """Reads the metrics of every run of `status`.
+    """Read the metrics of every run of `status` and return the report's data.
 
     Args:
-        warmup_steps: at the start of each attempt, left out of speeds, ≥ 0.
+        status: the sweep.
+        warmup_steps: steps at the start of each attempt that are left out of speeds, ≥ 0.
     """
     axes = find_axes([run.spec for run in status.runs])
     unasked: list[str] = []
@@ -141,7 +142,7 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
             f"{len(slow)} run(s) have no speed yet ({listed}): the first {warmup_steps} steps of each attempt are "
             "left out. Train longer, log more often (monitor.log_every_steps), or give --warmup-steps."
         )
-    notes += [_other_gpus(each, runs) for each in scaling if len(_gpus(each, runs)) > 1]
+    notes += [_other_gpus(study, runs) for study in scaling if len(_gpus(study, runs)) > 1]
     tuned = tune(status, [*status.specs])[0]
     return Report(
         sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes,
@@ -170,7 +171,7 @@ def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_st
         gpu_hours=round(gpu_hours(run), 4),
         metrics=metrics,
         metrics_step=metrics_step,
-        speed={} if run.spec.is_lost else speed,  # of how many ranks, nobody knows
+        speed={} if run.spec.is_lost else speed,  # the number of ranks is not known
         num_windows=num_windows,
         curves=curves_of(records),
         last_lines=last_lines(run)[-_LAST_LINES:] if run.state.has_failed else [],
@@ -187,7 +188,7 @@ def _hint(run: RunStatus) -> str | None:
 
 
 def _number(value: object) -> float | None:
-    """A finite number; metrics.jsonl may hold anything."""
+    """Return a finite number, else None; metrics.jsonl may hold any value."""
     if not isinstance(value, (int, float)) or not is_number(value) or not math.isfinite(value):
         return None
     return float(value)
@@ -196,20 +197,20 @@ def _number(value: object) -> float | None:
 def steady_speed(
     records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int], warmup_steps: int
 ) -> tuple[dict[str, float], int]:
-    """The median of each figure of speed over spans that begin after the warm-up, and how many spans there were.
+    """Return the median of each speed over spans that begin after the warm-up, and the number of these spans.
 
     Args:
-        records: lines of metrics.jsonl, in order.
-        resumed_steps: where each attempt began.
-        warmup_steps: after each of those, left out.
+        records: records of metrics.jsonl, in order.
+        resumed_steps: the step at which each attempt began.
+        warmup_steps: steps after each of these that are left out.
     """
-    found: dict[str, list[float]] = {}
+    by_key: dict[str, list[float]] = {}
     before = num_windows = 0
     for record in records:
         if "steps_per_s" not in record and "samples_per_s" not in record:
-            continue  # an evaluation's line
+            continue  # a record of an evaluation
         step = record["step"]
-        base = max((each for each in resumed_steps if each < step), default=0)
+        base = max((resumed for resumed in resumed_steps if resumed < step), default=0)
         begin, before = max(base, before), step
         if begin < base + warmup_steps:
             continue
@@ -217,12 +218,12 @@ def steady_speed(
         for key in SPEED:
             value = _number(record.get(key))
             if value is not None:
-                found.setdefault(key, []).append(value)
-    return {key: statistics.median(values) for key, values in found.items()}, num_windows
+                by_key.setdefault(key, []).append(value)
+    return {key: statistics.median(values) for key, values in by_key.items()}, num_windows
 
 
 def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Each metric over the steps, of the lines of metrics.jsonl: at most some 200 points, means of neighbours."""
+    """Return each metric of metrics.jsonl over the steps: at most some 200 points, means of neighbours."""
     curves: dict[str, Curve] = {}
     for record in records:
         for key, value in record.items():
@@ -233,7 +234,7 @@ def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def find_scaling(runs: Sequence[RunReport]) -> list[Scaling]:
-    """The scaling studies in a sweep: runs with equal axes but for hardware and batch, on two numbers of ranks or more.
+    """Return a sweep's scaling studies: runs with equal axes except hardware and batch, with at least two rank counts.
 
     Throughput is in the best unit that all runs of a study have; runs without a speed are left out.
     """
@@ -242,8 +243,8 @@ def find_scaling(runs: Sequence[RunReport]) -> list[Scaling]:
         if any(run.speed.get(key) for key in WORK):
             axes = {key: value for key, value in run.axes.items() if not _is_scaled(key)}
             groups.setdefault(tuple(sorted(axes.items())), []).append(run)
-    found = (_scaling(dict(axes), group) for axes, group in groups.items() if len({run.ranks for run in group}) > 1)
-    return [each for each in found if each is not None]
+    studies = (_scaling(dict(axes), group) for axes, group in groups.items() if len({run.ranks for run in group}) > 1)
+    return [study for study in studies if study is not None]
 
 
 def _is_scaled(axis: str) -> bool:
@@ -285,5 +286,5 @@ def _gpus(scaling: Scaling, runs: Sequence[RunReport]) -> set[str | None]:
 
 
 def _other_gpus(scaling: Scaling, runs: Sequence[RunReport]) -> str:
-    listed = ", ".join(sorted(str(each) for each in _gpus(scaling, runs)))
+    listed = ", ".join(sorted(str(gpu_type) for gpu_type in _gpus(scaling, runs)))
     return f"the {scaling.kind} scaling compares different GPUs ({listed}): efficiency says nothing then."

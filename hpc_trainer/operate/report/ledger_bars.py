@@ -1,4 +1,4 @@
-"""Where the time of each run went, as a stacked bar: no scripts, colours by a style sheet. Escapes all text."""
+"""Use of each run's time as a stacked bar: no scripts, colours from a style sheet. All text is escaped."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpc_trainer.state.monitoring.ledger_words import WORDS, duration, ledger_li
 _MOST_RUNS = 40
 _WIDTH, _HEIGHT = 600, 18
 _NARROW = 34
-"""Pixels that a share's figure needs."""
+"""Width in pixels that the label of a share needs."""
 _UNKNOWN = "unknown"
-# Light, dark: work in blue and green, what a person can do something about in warm colours, the rest grey.
+# (light, dark): work in blue and green, losses that a user can reduce in warm colours, the rest grey.
 _COLOURS = {
     Kind.step: ("#157f5b", "#2f9e77"), Kind.program: ("#157f5b", "#2f9e77"), Kind.data_wait: ("#cf4a12", "#e0703c"),
     Kind.redone: ("#b3315f", "#d45585"), Kind.compile: ("#6e56cf", "#8d78e6"), Kind.evaluation: ("#0969da", "#4593e8"),
@@ -43,11 +43,11 @@ LEDGER_STYLE = (
 
 
 def ledger_section(runs: Sequence[RunReport]) -> str:
-    """A bar for each run that has a ledger, of too many those that held their nodes longest; "" if none has."""
+    """Return a bar for each run with a ledger, at most 40: those with the longest allocations; else an empty string."""
     found = [(run.run_id, run.ledger) for run in runs if run.ledger is not None and run.ledger.elapsed_s > 0]
     if not found:
         return ""
-    longest = {name for name, _ in sorted(found, key=lambda each: -each[1].elapsed_s)[:_MOST_RUNS]}
+    longest = {name for name, _ in sorted(found, key=lambda pair: -pair[1].elapsed_s)[:_MOST_RUNS]}
     shown = [(name, ledger) for name, ledger in found if name in longest]
     kinds = [kind for kind in WORDS if any(kind in ledger.seconds for _, ledger in shown)]
     is_unknown = any(ledger.unknown_s > 0 for _, ledger in shown)
@@ -62,9 +62,9 @@ def ledger_section(runs: Sequence[RunReport]) -> str:
 
 def _row(run_id: str, ledger: RunLedger) -> str:
     goodput = "-" if ledger.goodput is None else percent(ledger.goodput)
-    told = f"{duration(ledger.elapsed_s)}, {len(ledger.attempts)} attempt(s), goodput {goodput}"
+    summary = f"{duration(ledger.elapsed_s)}, {len(ledger.attempts)} attempt(s), goodput {goodput}"
     name = html.escape(run_id).replace("-", "-<wbr>")
-    return f'<tr><td class="id">{name}</td><td class="bar">{_bar(ledger)}</td><td>{told}</td></tr>'
+    return f'<tr><td class="id">{name}</td><td class="bar">{_bar(ledger)}</td><td>{summary}</td></tr>'
 
 
 def _bar(ledger: RunLedger) -> str:

@@ -1,7 +1,7 @@
-"""A report as one HTML page: inline style and SVG, light and dark, no script, nothing from elsewhere.
+"""Report as one HTML page: inline style and SVG, light and dark, no script, no other file.
 
-Names and values come from configurations and from files that a person's own code wrote: all text is escaped, and the
-page forbids itself scripts and every request (Content-Security-Policy).
+Names and values come from configurations and from files that a user's own code wrote. So all text is escaped, and the
+page's Content-Security-Policy forbids scripts and every request.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.report.ledger_bars import LEDGER_STYLE, ledger_section
 from hpc_trainer.operate.report.telemetry import render_telemetry
 
-# More lines tell nothing apart, more charts than these nobody looks at, and the page stays small.
+# More lines cannot be told apart, more charts are not read, and the page stays small.
 _MAX_LINES, _MAX_CHARTS = 60, 12
 _MOST_OF_CAUSE = 1_000
 _FIRST_CHARTS = ("loss", "eval_loss", "eval_accuracy")
-# What tells the best runs, as in `results`.
+# Metrics that rank the runs, as in `results`.
 _BEST_BY = ("eval_accuracy", "eval_loss", "loss")
 _BAD = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
 
@@ -84,11 +84,11 @@ svg.key{flex:none;width:22px;height:10px}
 
 
 def render_page(report: Report, now: float | None = None) -> str:
-    """The whole page. `now`: seconds since the epoch, for the line that says when it was made."""
+    """Return the whole page. `now` is the time that the page states, in seconds since the epoch; None: the present."""
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() if now is None else now))
     counts = ", ".join(f"{count} {state}" for state, count in sorted(report.counts.items())) or "no runs"
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in report.notes)
-    scaling = "".join(_scaling(each) for each in report.scaling)
+    scaling = "".join(_scaling(study) for study in report.scaling)
     name = html.escape(report.sweep)
     return whole_page(
         report.sweep,
@@ -99,15 +99,15 @@ def render_page(report: Report, now: float | None = None) -> str:
 
 
 def whole_page(title: str, body: str, style: str = "") -> str:
-    """A page of the parts of this one: `body` is HTML, with all text escaped; `style` is added to the sheet."""
+    """Return a page in the report's style: `body` is HTML with all text escaped; `style` extends the style sheet."""
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{html.escape(title)}</title><style>{_STYLE}{style}</style></head><body>\n{body}</body></html>\n"
     )
-    # Half a surrogate pair, which JSON may hold, is no text that a file could take. A control character is no HTML, and
-    # would steer the terminal of whoever prints the page.
+    # Half a surrogate pair, which JSON may hold, cannot be written to a file. A control character is not legal in HTML,
+    # and would control the terminal of a user who prints the page.
     return visible(page.encode("utf-8", "replace").decode("utf-8"))
 
 
@@ -124,7 +124,7 @@ def _scaling(scaling: Scaling) -> str:
     base = scaling.points[0].ranks
     ranks = sorted({float(point.ranks) for point in scaling.points})
     speedup = [
-        Line(name="ideal", points=[(each, each / base) for each in ranks], colour=None, is_ideal=True),
+        Line(name="ideal", points=[(count, count / base) for count in ranks], colour=None, is_ideal=True),
         Line(
             name="speed-up",
             points=[(point.ranks, point.speedup) for point in scaling.points],
@@ -133,7 +133,7 @@ def _scaling(scaling: Scaling) -> str:
         ),
     ]
     efficiency = [
-        Line(name="ideal", points=[(each, 1.0) for each in ranks], colour=None, is_ideal=True),
+        Line(name="ideal", points=[(count, 1.0) for count in ranks], colour=None, is_ideal=True),
         Line(
             name="efficiency", points=[(point.ranks, point.efficiency) for point in scaling.points], colour=INK,
             has_dots=True,
@@ -175,7 +175,7 @@ def _scaling(scaling: Scaling) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: int) -> str:
-    """A table of text; columns from `first_num` on are aligned as numbers."""
+    """Return a table of text; columns from `first_num` on are aligned as numbers."""
     head = "".join(
         f"<th{' class=num' if index >= first_num else ''}>{html.escape(column)}</th>"
         for index, column in enumerate(columns)
@@ -196,34 +196,34 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: i
 
 
 def _exports(exports: Sequence[ExportReport]) -> str:
-    """What a smaller or faster file costs: a chart for the size and for each batch's latency, and all figures."""
-    metric = next((name for name in _BEST_BY if any(name in each.metrics for each in exports)), None)
+    """Return the section of exports: charts of a metric over the size and over each batch's latency, and a table."""
+    metric = next((name for name in _BEST_BY if any(name in export.metrics for export in exports)), None)
     if metric is None:
         return ""
     sides: dict[str, Callable[[ExportReport], float]] = {
-        "megabytes": lambda each: each.num_bytes / 1e6,
+        "megabytes": lambda export: export.num_bytes / 1e6,
         **{f"ms, batch of {batch}": _milliseconds(batch) for batch in exports[0].latency_s},
     }
     charts = []
     for label, value in sides.items():
         lines = [
-            Line(name=each.name, points=[(value(each), each.metrics[metric])], colour=index % NUM_COLOURS)
-            for index, each in enumerate(exports)
-            if metric in each.metrics
+            Line(name=export.name, points=[(value(export), export.metrics[metric])], colour=index % NUM_COLOURS)
+            for index, export in enumerate(exports)
+            if metric in export.metrics
         ]
         chart = line_chart(label, lines, x_label=label, y_label=metric, is_log_x=True)
         charts.append(figure(f"{metric} by {label}", chart, legend(lines)))
     columns = ["Export", "Step", *sides, *exports[0].metrics]
     rows = [
-        [f"{each.run_id} {each.name}", str(each.step), *(f"{value(each):.4g}" for value in sides.values())]
-        + [_value(each.metrics, name) for name in exports[0].metrics]
-        for each in exports
+        [f"{export.run_id} {export.name}", str(export.step), *(f"{value(export):.4g}" for value in sides.values())]
+        + [_value(export.metrics, name) for name in exports[0].metrics]
+        for export in exports
     ]
     return f'<h2>Exports</h2><div class="charts">{"".join(charts)}</div>{table(columns, rows, first_num=1)}\n'
 
 
 def _milliseconds(batch: str) -> Callable[[ExportReport], float]:
-    return lambda each: 1e3 * each.latency_s[batch]
+    return lambda export: 1e3 * export.latency_s[batch]
 
 
 # --- curves ---
@@ -241,23 +241,23 @@ def _charts(runs: Sequence[RunReport]) -> str:
 
 
 def _best_first(runs: Sequence[RunReport]) -> list[RunReport]:
-    """By the last value of the metric that tells most: a run has one colour in all charts."""
-    name = next((each for each in _BEST_BY if any(run.curves.get(each) for run in runs)), None)
+    """Sort by the last value of the most telling metric, so that a run has the same colour in all charts."""
+    name = next((metric for metric in _BEST_BY if any(run.curves.get(metric) for run in runs)), None)
     if name is None:
         return list(runs)
     return [*_by_last_value(name, runs), *(run for run in runs if not run.curves.get(name))]
 
 
 def _by_last_value(name: str, runs: Sequence[RunReport]) -> list[RunReport]:
-    """The best first; those without a value are left out."""
+    """Sort runs by the last value of a metric, the best first; runs without a value are left out."""
     sign = 1 if name.endswith("loss") else -1
     return sorted((run for run in runs if run.curves.get(name)), key=lambda run: sign * run.curves[name][-1][1])
 
 
 def _curves(name: str, runs: Sequence[RunReport], colours: Mapping[str, int]) -> str:
-    """Runs with a colour, the best first in the legend; the others grey."""
+    """Draw one metric of all runs: coloured runs, the best first in the legend; the others grey."""
     best = _by_last_value(name, runs)
-    # What has a colour is drawn, wherever it stands in this chart.
+    # A coloured run is always drawn, whatever its place in this chart.
     drawn = sorted(best, key=lambda run: run.run_id not in colours)[:_MAX_LINES]
     lines = [Line(name=_label(run), points=run.curves[name], colour=colours.get(run.run_id)) for run in drawn]
     title = name if len(runs) <= _MAX_LINES else f"{name}: {_MAX_LINES} of {len(runs)} runs"
@@ -309,19 +309,19 @@ def _row(run: RunReport, axes: Sequence[str], metrics: Sequence[str], speeds: Se
 
 
 def _cause(run: RunReport, num_columns: int) -> str:
-    """A line of its own below the run: a sentence in a column would push the others off the screen."""
-    words = [] if run.cause is None or run.cause in ("done", "early_stop") else [run.cause[:_MOST_OF_CAUSE]]
-    words += [] if run.hint is None else [run.hint]
+    """Return a table row below the run for its cause: a sentence in a column would displace other columns."""
+    remarks = [] if run.cause is None or run.cause in ("done", "early_stop") else [run.cause[:_MOST_OF_CAUSE]]
+    remarks += [] if run.hint is None else [run.hint]
     if run.metrics and run.metrics_step not in (None, run.step):
-        words.append(f"metrics of step {run.metrics_step}")
-    if not words:
+        remarks.append(f"metrics of step {run.metrics_step}")
+    if not remarks:
         return ""
     lines = "".join(f"<br>{html.escape(line)}" for line in run.last_lines)
-    return f'<tr><td class="cause soft" colspan="{num_columns}">{html.escape(" · ".join(words))}{lines}</td></tr>'
+    return f'<tr><td class="cause soft" colspan="{num_columns}">{html.escape(" · ".join(remarks))}{lines}</td></tr>'
 
 
 def _breakable(name: str) -> str:
-    """A heading that may go on in another line behind a dot or an underscore."""
+    """Return a heading that may break after a dot or an underscore."""
     return re.sub(r"([._])", r"\1<wbr>", html.escape(name))
 
 

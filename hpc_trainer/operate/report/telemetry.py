@@ -1,4 +1,4 @@
-"""What GPUs and hosts did over the hours of a run, as charts of a report: a line for each rank. No torch."""
+"""Charts of GPUs and hosts over the time of a run, for reports: a line for each rank. Does not import torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Quantity:
-    """What is drawn of a sample; of the host only where no run has it of a device."""
+    """Quantity of a sample that a chart shows."""
 
     title: str
     unit: str
@@ -73,11 +73,11 @@ class Chart:
     words: Callable[[float], str]
     lines: Sequence[Line]
     more: int
-    """Ranks that are grey, for there are no more colours."""
+    """Number of grey ranks, beyond the last colour."""
 
 
 def telemetry_charts(status: SweepStatus) -> list[Chart]:
-    """Of the runs at work, else of the newest: those that somebody would look at."""
+    """Return the charts of the newest running runs, at most 3; if no run is running, of the newest runs."""
     begun = [run for run in status.runs if run.attempts]
     at_work = [run for run in begun if run.state is RunState.RUNNING]
     newest = sorted(at_work or begun, key=lambda run: run.attempts[-1].start_time)[-_MAX_RUNS:]
@@ -87,49 +87,56 @@ def telemetry_charts(status: SweepStatus) -> list[Chart]:
 def charts_of(
     status: SweepStatus, run: RunStatus, *, of_attempt: int | None = None, always_hosts: bool = False
 ) -> list[Chart]:
-    """Of a run, or of one attempt; of hosts where no device tells anything, or always."""
+    """Return the charts of a run.
+
+    Args:
+        status: the sweep.
+        run: the run.
+        of_attempt: draw only this attempt; None: all attempts.
+        always_hosts: draw hosts, too; otherwise hosts are drawn only if no sample has a device.
+    """
     samples = read_telemetry(
         status.sweep.run(run.run_id), status.faults_of(run.run_id), of_attempt=of_attempt, most_ranks=_MAX_RANKS
     )
     by_line: dict[str, dict[int, list[Sample]]] = {}
-    for each in samples:
-        uuid = "" if each.device is None or each.device.uuid is None else f" {each.device.uuid[:12]}"
-        by_line.setdefault(f"rank {each.rank}{uuid}", {}).setdefault(each.attempt, []).append(each)
+    for sample in samples:
+        uuid = "" if sample.device is None or sample.device.uuid is None else f" {sample.device.uuid[:12]}"
+        by_line.setdefault(f"rank {sample.rank}{uuid}", {}).setdefault(sample.attempt, []).append(sample)
     if not samples:
         return []
-    begin = min(each.time for each in samples)
-    has_device = any(each.device is not None for each in samples)
-    found = []
+    begin = min(sample.time for sample in samples)
+    has_device = any(sample.device is not None for sample in samples)
+    charts = []
     for quantity in (*_OF_DEVICE, *(_OF_HOST if always_hosts or not has_device else ())):
         lines = [
             Line(name=name, points=points, colour=index if index < NUM_COLOURS else None)
             for index, (name, by_attempt) in enumerate(by_line.items())
-            for together in by_attempt.values()  # a line through the time between two would tell of nothing
+            for together in by_attempt.values()  # attempts are not joined: there are no samples between them
             if (points := _points(together, quantity, begin))
         ]
         if lines:
-            found.append(
+            charts.append(
                 Chart(
                     run_id=run.run_id, title=quantity.title, unit=quantity.unit, words=quantity.words, lines=lines,
-                    more=len({each.name for each in lines if each.colour is None}),
+                    more=len({line.name for line in lines if line.colour is None}),
                 )
             )  # fmt: skip
-    return found
+    return charts
 
 
 def _points(samples: Sequence[Sample], quantity: _Quantity, begin: float) -> list[Point]:
-    """(minutes since the first sample, value), few enough for a screen."""
-    found = [((each.time - begin) / 60, value) for each in samples if (value := quantity.of(each)) is not None]
-    return thinned(found, _MAX_POINTS)
+    """Return (minutes since the first sample, value), thinned to some `_MAX_POINTS` points."""
+    points = [((sample.time - begin) / 60, value) for sample in samples if (value := quantity.of(sample)) is not None]
+    return thinned(points, _MAX_POINTS)
 
 
 def render_telemetry(charts: Sequence[Chart]) -> str:
-    """The section of the page; "" without charts."""
+    """Return the section of the page; an empty string without charts."""
     if not charts:
         return ""
     parts = []
-    for run_id in dict.fromkeys(each.run_id for each in charts):
-        figures = "".join(_figure(each) for each in charts if each.run_id == run_id)
+    for run_id in dict.fromkeys(chart.run_id for chart in charts):
+        figures = "".join(_figure(chart) for chart in charts if chart.run_id == run_id)
         parts.append(f'<p class="soft">{html.escape(run_id)}</p><div class="charts">{figures}</div>')
     return f"<h2>GPUs and hosts</h2>{''.join(parts)}\n"
 
@@ -138,5 +145,5 @@ def _figure(chart: Chart) -> str:
     svg = line_chart(
         chart.title, chart.lines, x_label="minutes", y_label=chart.unit, from_zero=True, y_words=chart.words
     )
-    names = list({each.name: each for each in chart.lines}.values())
+    names = list({line.name: line for line in chart.lines}.values())
     return figure(chart.title, svg, legend(names, chart.more))

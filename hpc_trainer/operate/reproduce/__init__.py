@@ -1,1 +1,1 @@
-"""Two runs of one configuration, compared by what they logged and by what they ran with."""
+"""Comparison of two runs of one configuration: their metrics and their environments."""

@@ -1,4 +1,4 @@
-"""The lines of two metrics.jsonl side by side: at which step they differ first, and in what."""
+"""Comparison of two metrics.jsonl: the steps and metrics in which they differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from hpc_trainer.runs.metrics_log import SPEED
 
-# What is measured, not computed: never the same twice.
+# Measured metrics, not computed ones: they never repeat exactly.
 _MEASURED_ENDINGS = ("_s", "_gb", "_bytes", "_share", "_per_s", "_ms")
 _MEASURED = frozenset(("step", "time", *SPEED))
 
@@ -25,25 +25,25 @@ class Deviation:
 
     @property
     def relative(self) -> float | None:
-        """|now - was| / |was|; None if that is no number."""
+        """|now - was| / |was|; None if this is not a finite number."""
         if self.was is None or self.now is None or not self.was:
             return None
-        found = abs(self.now - self.was) / abs(self.was)
-        return found if math.isfinite(found) else None
+        change = abs(self.now - self.was) / abs(self.was)
+        return change if math.isfinite(change) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two runs logged at the steps that both have."""
+    """Metrics of two runs at the steps that both logged."""
 
     steps: tuple[int, ...]
     """Steps that were compared, in order."""
     names: tuple[str, ...]
     """Metrics that were compared."""
     deviations: tuple[Deviation, ...]
-    """In the order of steps; the loss before others."""
+    """Deviations in the order of steps; the loss comes before other metrics."""
     missing: tuple[int, ...]
-    """Steps that the first run logged and the second did not."""
+    """Steps that the first run logged and the second run did not."""
 
     @property
     def is_identical(self) -> bool:
@@ -52,51 +52,51 @@ class Comparison:
 
 
 def lines_by_step(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float | None]]:
-    """Step -> what was computed for it; of a step that was logged again the last value counts."""
-    found: dict[int, dict[str, float | None]] = {}
+    """Return the computed metrics of each step; if a step was logged again, its last value counts."""
+    by_step: dict[int, dict[str, float | None]] = {}
     for record in records:
         kept = {name: value for name, value in record.items() if not is_measured(name)}
-        found.setdefault(record["step"], {}).update(kept)
-    return {step: values for step, values in sorted(found.items()) if values}
+        by_step.setdefault(record["step"], {}).update(kept)
+    return {step: values for step, values in sorted(by_step.items()) if values}
 
 
 def is_measured(name: str) -> bool:
-    """True for a metric that says how fast or how big, not what came out."""
+    """Return True for a measured metric (speed, memory, time), False for a computed one."""
     return name in _MEASURED or name.endswith(_MEASURED_ENDINGS) or name.startswith(("memory", "gpu_", "step_time"))
 
 
 def last_step(records: Sequence[Mapping[str, Any]], wanted: int) -> int | None:
-    """The last of the first `wanted` steps that was logged, or the first logged one after them; None: none was."""
+    """Return the last logged step up to `wanted`, else the first logged step after it; None if no step was logged."""
     steps = list(lines_by_step(records))
     within = [step for step in steps if step <= wanted]
     return within[-1] if within else next(iter(steps), None)
 
 
 def compare(was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], last: int) -> Comparison:
-    """Compares the steps up to `last` that the first run logged, bit for bit.
+    """Compare the steps up to `last` that the first run logged, bit for bit.
 
-    Metrics that only one of the two logged at a step are no deviation: the second logs each step, and evaluates by the
-    same rule.
+    A metric that only one of the two runs logged at a step is not a deviation: the second run logs every step, and
+    evaluates by the same rule.
     """
     before, after = lines_by_step(was), lines_by_step(now)
     wanted = [step for step in before if step <= last]
     steps = [step for step in wanted if step in after]
     names: dict[str, None] = {}
-    found = []
+    deviations = []
     for step in steps:
         shared = [name for name in before[step] if name in after[step]]
         names |= dict.fromkeys(shared)
         unlike = [name for name in shared if not _same(before[step][name], after[step][name])]
-        found += [
+        deviations += [
             Deviation(step, name, before[step][name], after[step][name])
             for name in sorted(unlike, key=lambda name: (name != "loss", name))
         ]
     return Comparison(
         steps=tuple(step for step in steps if before[step].keys() & after[step].keys()), names=tuple(names),
-        deviations=tuple(found), missing=tuple(step for step in wanted if step not in after),
+        deviations=tuple(deviations), missing=tuple(step for step in wanted if step not in after),
     )  # fmt: skip
 
 
 def _same(one: float | None, other: float | None) -> bool:
-    """NaN is the same as NaN: a run that diverged the same way twice is the same."""
+    """Return True if two values are equal; NaN equals NaN, because a run may diverge the same way twice."""
     return one == other or (one is not None and other is not None and math.isnan(one) and math.isnan(other))

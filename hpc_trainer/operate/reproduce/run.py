@@ -1,4 +1,4 @@
-"""Follows the copy of a run to the last step that is compared, ends it, and says whether it is the same."""
+"""Reproduction of a run: start a copy, wait for the last compared step, end the copy, and compare."""
 
 from __future__ import annotations
 
@@ -25,56 +25,59 @@ _POLL_S, _SLURM_POLL_S = 0.2, 10.0
 
 @dataclass(slots=True, kw_only=True)
 class Original:
-    """What is known of the run that is to be reproduced."""
+    """Run that is to be reproduced."""
 
     paths: RunPaths
     attempt: int | None
-    """The attempt whose record there is."""
+    """Attempt whose environment was recorded; None if no attempt has a record."""
     environment: dict[str, Any] | None
     last: int
-    """The last step that is compared."""
+    """Last step that is compared."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Reproduced:
-    """What was compared, and what came of it."""
+    """Result of a reproduction."""
 
     run_id: str
     comparison: Comparison
     differences: list[Difference] = field(default_factory=list)
     is_recorded: bool = True
-    """False: nobody knows what the run ran with, and losses alone were compared."""
+    """False if the environment of a run is not known: then only metrics were compared."""
     gpus: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
-    """UUIDs of the devices of both, in the order of nodes."""
+    """UUIDs of the devices of the original and of the copy, in the order of nodes."""
 
 
 def original_of(paths: RunPaths, steps: int, *, is_program: bool) -> Original:
-    """What there is to compare with.
+    """Return the metrics' last compared step and the recorded environment of a run.
 
     Args:
-        steps: how many of its first steps.
+        paths: the run.
+        steps: number of first steps to compare.
+        is_program: True if the run is a program of the user.
 
     Raises:
-        RunStateError: it logged nothing, or its record is damaged.
+        RunStateError: the run logged nothing, or its record is damaged.
     """
     records = read_metrics(paths.metrics)
     last = last_step(records, steps)
     if last is None:
-        told = (
+        reason = (
             "it is a program of its own that told no metrics (docs/any_program.md says how: hpc_trainer.log_metrics)"
             if is_program
             else "it has logged no step"
         )
-        raise RunStateError(f"{paths.run_id} has nothing to compare with: {told}.")
-    found = first_environment(paths, len(Journal(paths).read()))
-    attempt, environment = found if found is not None else (None, None)
+        raise RunStateError(f"{paths.run_id} has nothing to compare with: {reason}.")
+    recorded = first_environment(paths, len(Journal(paths).read()))
+    attempt, environment = recorded if recorded is not None else (None, None)
     return Original(paths=paths, attempt=attempt, environment=environment, last=last)
 
 
 def check_record(original: Original) -> None:
-    """Refuses a record that others may have changed: code is made of it, and run.
+    """Refuse a record that others may have changed: hpc-trainer restores code from the record and runs it.
 
-    Raises UntrustedFileError.
+    Raises:
+        UntrustedFileError: others may have changed the record.
     """
     if original.attempt is not None:
         for path in (original.paths.folder, original.paths.logs, original.paths.environment(original.attempt)):
@@ -85,10 +88,10 @@ def follow(
     original: Original, sweep: SweepPaths, start: Callable[[], object], *, is_local: bool, timeout_s: float,
     say: Callable[[str], None] = lambda _: None,
 ) -> Reproduced:  # fmt: skip
-    """Starts the copy, waits for its step `original.last`, ends it, and compares. No process is left.
+    """Start the copy, wait for its step `original.last`, end it, and compare. No process is left.
 
     Raises:
-        ConfigError, RunStateError: the copy failed, or did not get there in time.
+        ConfigError, RunStateError: the copy failed, or did not reach the step in `timeout_s` seconds.
     """
     run_id = original.paths.run_id
     copy = sweep.run(run_id)
@@ -119,7 +122,7 @@ def _with_environment(found: Reproduced, original: Original, copy: RunPaths) -> 
 
 
 def _gpus(paths: RunPaths, attempt: int) -> list[str]:
-    return [str(each.get("uuid")) for node in nodes(paths, attempt) for each in node.get("devices") or ()]
+    return [str(device.get("uuid")) for node in nodes(paths, attempt) for device in node.get("devices") or ()]
 
 
 def _await_step(original: Original, sweep: SweepPaths, timeout_s: float, poll_s: float) -> None:

@@ -1,1 +1,1 @@
-"""`hpc-trainer sync`: what runs have logged goes to W&B and MLflow (docs/trackers.md)."""
+"""`hpc-trainer sync`: transfer of the runs' metrics to W&B and MLflow (docs/trackers.md)."""

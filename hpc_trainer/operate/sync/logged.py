@@ -1,4 +1,4 @@
-"""What a tracker is told of one run. metrics.jsonl has each step once, over all attempts and rollbacks."""
+"""Data of one run for a tracker. metrics.jsonl has each step once, over all attempts and rollbacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpc_trainer.state.status import RunStatus
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The values of one step."""
+    """Values of one step."""
 
     step: int
     time: float
@@ -30,7 +30,7 @@ class Logged:
 
     paths: RunPaths
     key: str
-    """The same for all attempts; another one if the run began anew (`--fresh`)."""
+    """Key of the run in the tracker, the same for all attempts; another one after `--fresh`."""
     sweep: str
     state: RunState
     start_time: float
@@ -41,41 +41,42 @@ class Logged:
 
     @property
     def last_step(self) -> int | None:
-        """None: it has logged nothing."""
+        """Last logged step; None if the run has logged nothing."""
         return self.steps[-1].step if self.steps else None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of it."""
+    """Result of sending one run."""
 
     num_steps: int
-    """How many steps are new there."""
+    """Number of new steps in the tracker."""
     where: str
 
 
 class Destination(Protocol):
-    """A tracker, as `sync` sees it."""
+    """Interface of a tracker for `sync`."""
 
     where: str
-    """What tells it from others of its kind: runs that are complete there are not looked at again."""
+    """Place that distinguishes trackers of one kind: runs that are complete there are not sent again."""
 
     def send(self, logged: Logged, sent: int | None) -> Done:
-        """Adds the steps that it lacks.
+        """Send the steps that the tracker lacks.
 
         Args:
-            sent: the last step that went to the same place before; None: nothing, or nobody remembers.
+            logged: the run.
+            sent: the last step that was sent to the same place before; None: none was, or it is not known.
         """
 
     def settle(self, logged: Logged, sent: int | None) -> None:
-        """What was sent is remembered now, up to the step `sent`."""
+        """Finish a transfer after the sync has recorded the steps up to `sent` as sent."""
 
     def close(self) -> None:
-        """Nothing of it goes on afterwards."""
+        """End everything that the tracker's client has started."""
 
 
 def read_logged(sweep: SweepPaths, run: RunStatus) -> Logged:
-    """The story of a run that has begun."""
+    """Return the data of a run that has begun."""
     paths, attempts = sweep.run(run.run_id), run.attempts
     start_time = attempts[0].start_time
     code = (read_json(sweep.sweep) or {}).get("code")
@@ -95,10 +96,11 @@ def read_logged(sweep: SweepPaths, run: RunStatus) -> Logged:
 
 
 def _steps(paths: RunPaths, *, is_whole: bool) -> list[Step]:
-    """A step for all lines of it: the evaluation has one of its own.
+    """Merge the records of each step: an evaluation has a record of its own.
 
     Args:
-        is_whole: nothing follows. Else the last step is left out: another line of it may come.
+        paths: the run.
+        is_whole: True if no record follows. Otherwise the last step is left out: it may get another record.
     """
     steps: list[Step] = []
     for record in read_metrics(paths.metrics):

@@ -1,4 +1,4 @@
-"""Runs of a sweep to their trackers, one after the other. Whatever happens here, no training notices."""
+"""Transfer of a sweep's runs to their trackers, one after the other. An error here never affects a training."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ DESTINATIONS: dict[TrackerName, Callable[[TrackerConfig, Path], Destination]] = 
     TrackerName.wandb: lambda config, runs_dir: ToWandb(config),
     TrackerName.mlflow: ToMlflow,
 }
-# So many runs in a row that a tracker does not take: it takes none, and each may wait for a minute.
+# Consecutive failures after which a sync stops: the tracker accepts no run, and each try may wait for a minute.
 _MOST_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """One run, as it is in its tracker now."""
+    """State of one run in its tracker after the sync."""
 
     run_id: str
     tracker: str
     state: RunState
     step: int | None
-    """The last one that is there."""
+    """Last step in the tracker."""
     num_new: int
     """Steps that this sync added."""
     where: str
@@ -48,42 +48,48 @@ class Synced:
 
 @dataclass(slots=True)
 class SyncResult:
-    """What a sync did."""
+    """Result of a sync."""
 
     synced: list[Synced] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """Run id -> what its tracker, or its package, said."""
+    """Run id -> error of its tracker or of the tracker's package."""
     num_not_begun: int = 0
     has_given_up: bool = False
 
 
 def tracker_named(name: str, option: str) -> TrackerName:
-    """The tracker of this name. Raises ConfigError: none is synced so; `option` is how it was asked for."""
-    if name not in (each.value for each in SYNCED):
-        raise ConfigError(f"{option}{name}: it is {' or '.join(each.value for each in SYNCED)}.")
+    """Return the tracker of this name; `option` is the option's text for the message.
+
+    Raises:
+        ConfigError: no tracker of this name can be synced.
+    """
+    if name not in (tracker.value for tracker in SYNCED):
+        raise ConfigError(f"{option}{name}: it is {' or '.join(tracker.value for tracker in SYNCED)}.")
     return TrackerName(name)
 
 
 def sync_named(
     runs_dir: Path, names: Sequence[str], sweep: str | None, to: TrackerName | None
 ) -> tuple[SweepStatus, SyncResult]:
-    """As `sync_runs`, of what a person names (`operate/find.py`)."""
+    """Sync the runs that the user's names mean (`operate/find.py`); the rest is as in `sync_runs`."""
     status, run_ids = select(runs_dir, names, sweep, is_look=True)
     return status, sync_runs(status, run_ids, to)
 
 
 def sync_runs(status: SweepStatus, run_ids: Sequence[str], to: TrackerName | None) -> SyncResult:
-    """Tells each run's tracker what it does not have of it yet.
+    """Send each run's tracker the steps that it lacks.
 
     Args:
-        to: the tracker, also for runs that have none.
+        status: the sweep.
+        run_ids: the runs.
+        to: the tracker, also for runs without one; None: the tracker of each run.
 
     Raises:
-        ConfigError: no run has a tracker for this, its package is not installed, or it has no key.
-        RunStateError: another sync works on this sweep, or its tracker cannot be reached at all.
-        UntrustedFileError: others may write the sweep's folder, or that of one of the runs.
+        ConfigError: no run has a tracker that can be synced, its package is not installed, or it has no key.
+        RunStateError: another sync is working on this sweep, or a tracker cannot be reached at all.
+        UntrustedFileError: others may write the sweep's folder, or the folder of one of the runs.
     """
-    chosen = {run_id: found for run_id in run_ids if (found := _tracker(status, run_id, to)).name.is_synced}
+    chosen = {run_id: own for run_id in run_ids if (own := _tracker(status, run_id, to)).name.is_synced}
     if not chosen:
         raise ConfigError(
             f"no run here has {' or '.join(f'tracker={each.value}' for each in SYNCED)}. Name one for all: "
@@ -117,8 +123,8 @@ def sync_runs(status: SweepStatus, run_ids: Sequence[str], to: TrackerName | Non
 
 
 def _tracker(status: SweepStatus, run_id: str, to: TrackerName | None) -> TrackerConfig:
-    known = status.specs[run_id].config.get("tracker") or {}
-    config = TrackerConfig(**{**known, "name": TrackerName(known.get("name", "none"))})
+    own = status.specs[run_id].config.get("tracker") or {}
+    config = TrackerConfig(**{**own, "name": TrackerName(own.get("name", "none"))})
     return config if to is None or to is config.name else TrackerConfig(name=to, project=config.project)
 
 
@@ -138,22 +144,22 @@ def _sync(sweep: SweepPaths, run: RunStatus, config: TrackerConfig, destination:
     paths = sweep.run(run.run_id)
     memory: dict[str, Any] = read_json(paths.tracker) or {}
     place = f"{destination.where} {config.project or ''}"
-    known = memory.get(config.name.value) or {}
-    known = known if known.get("place") == place and known.get("began") == run.attempts[0].start_time else {}
-    told = Synced(
-        run_id=run.run_id, tracker=config.name.value, state=run.state, step=known.get("step"), num_new=0,
-        where=str(known.get("where", "")),
+    before = memory.get(config.name.value) or {}
+    before = before if before.get("place") == place and before.get("began") == run.attempts[0].start_time else {}
+    unchanged = Synced(
+        run_id=run.run_id, tracker=config.name.value, state=run.state, step=before.get("step"), num_new=0,
+        where=str(before.get("where", "")),
     )  # fmt: skip
-    if known.get("state") == run.state.value == RunState.COMPLETED.value:
-        return told
+    if before.get("state") == run.state.value == RunState.COMPLETED.value:
+        return unchanged
     logged = read_logged(sweep, run)
-    if known and (logged.state.value, logged.last_step, len(run.attempts)) == (
-        known.get("state"), known.get("step"), known.get("attempts"),
+    if before and (logged.state.value, logged.last_step, len(run.attempts)) == (
+        before.get("state"), before.get("step"), before.get("attempts"),
     ):  # fmt: skip
-        return told
-    sent = known.get("step")
+        return unchanged
+    sent = before.get("step")
     done = destination.send(logged, sent)
-    last = max((each for each in (sent, logged.last_step) if each is not None), default=None)
+    last = max((step for step in (sent, logged.last_step) if step is not None), default=None)
     memory[config.name.value] = {
         "place": place, "began": logged.start_time, "step": last, "state": run.state.value,
         "attempts": len(run.attempts), "where": done.where,
@@ -168,10 +174,10 @@ def _sync(sweep: SweepPaths, run: RunStatus, config: TrackerConfig, destination:
 
 @contextlib.contextmanager
 def _only_one(sweep: SweepPaths) -> Iterator[None]:
-    """Hold the sweep for this sync: two at a time would both add what is missing.
+    """Hold the sweep for this sync: two syncs at a time would both add the missing steps.
 
     Raises:
-        RunStateError: another sync holds it.
+        RunStateError: another sync holds the sweep.
         UntrustedFileError: the lock file is a link, or another user's.
     """
     if os.path.lexists(sweep.sync_lock):

@@ -1,4 +1,4 @@
-"""To MLflow: a folder (its file store), a database or a server."""
+"""Transfer to MLflow: a folder (its file store), a database or a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_trainer.operate.sync.logged import Done, Logged
 from hpc_trainer.runs.states import RunState
 
 _KEY = "hpc_trainer.key"
-# The most that one call takes (mlflow/utils/validation.py).
+# Largest number of items that one call accepts (mlflow/utils/validation.py).
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
 _STATUS = {
     RunState.PENDING: "SCHEDULED", RunState.REQUEUED: "SCHEDULED", RunState.HELD: "SCHEDULED",
@@ -26,11 +26,11 @@ _Item = TypeVar("_Item")
 
 
 class ToMlflow:
-    """The store that `tracker.uri` names. It tells itself what it has: a sync that was killed goes on where it was."""
+    """Store that `tracker.uri` names. The store reports its own steps, so a killed sync continues where it stopped."""
 
     def __init__(self, config: TrackerConfig, runs_dir: Path) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        # Since 3.13 a folder is refused without it: MLflow would rather have a database, which is none of NFS.
+        # Without this variable, MLflow 3.13 and later refuses a folder; it prefers a database, which NFS does not suit.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._entities = importlib.import_module("mlflow.entities")
         uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI") or "mlruns"
@@ -40,7 +40,7 @@ class ToMlflow:
         self._project = config.project
 
     def send(self, logged: Logged, sent: int | None) -> Done:
-        """Adds the steps that each metric lacks: a batch is not written at once."""
+        """Send the steps that each metric lacks; metrics may differ, as MLflow does not write a batch atomically."""
         run = self._run(logged)
         run_id = run.info.run_id
         new = [(key, value) for key, value in leaves(logged.config) if key not in run.data.params]
@@ -48,10 +48,10 @@ class ToMlflow:
             self._client.log_batch(run_id, params=[self._entities.Param(key, str(value)) for key, value in part])
         last = {name: self._last_step(run_id, name) for name in run.data.metrics}
         metrics = [
-            self._entities.Metric(name, value, round(each.time * 1000), each.step)
-            for each in logged.steps
-            for name, value in ((_legal(key), value) for key, value in each.values.items())
-            if each.step > last.get(name, -1)
+            self._entities.Metric(name, value, round(step.time * 1000), step.step)
+            for step in logged.steps
+            for name, value in ((_legal(key), value) for key, value in step.values.items())
+            if step.step > last.get(name, -1)
         ]
         for part in _parts(metrics, _MOST_METRICS):
             self._client.log_batch(run_id, metrics=part)
@@ -61,15 +61,15 @@ class ToMlflow:
         return Done(len({metric.step for metric in metrics}), self.where)
 
     def settle(self, logged: Logged, sent: int | None) -> None:
-        """It has written everything."""
+        """Do nothing: `send` has written everything."""
 
     def close(self) -> None:
-        """It has written everything."""
+        """Do nothing: `send` has written everything."""
 
     def _run(self, logged: Logged) -> Any:
         name = self._project or logged.sweep
-        found = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if existing is None else existing.experiment_id
         runs = self._client.search_runs([experiment], filter_string=f"tags.`{_KEY}` = '{logged.key}'")
         if runs:
             return runs[0]
@@ -93,7 +93,7 @@ class ToMlflow:
 
 
 def _legal(name: str) -> str:
-    """MLflow takes no other characters in a name."""
+    """Return the name with characters that MLflow refuses replaced by `_`."""
     return re.sub(r"[^\w\-./: ]", "_", name)
 
 

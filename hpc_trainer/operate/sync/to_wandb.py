@@ -1,4 +1,4 @@
-"""To W&B: at once, or, with WANDB_MODE=offline, as folders for `wandb sync`."""
+"""Transfer to W&B: at once, or, with WANDB_MODE=offline, as folders for `wandb sync`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_trainer.runs.states import RunState
 
 _ENDED_BADLY = (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.TIMEOUT, RunState.NODE_FAIL, RunState.CANCELLED)
 _WHOLE = "whole.json"
-# Nothing of this machine, and nothing of this process: what trained was another one.
+# No facts about this machine or process: the training ran in another one.
 _SETTINGS = {
     "console": "off", "silent": True, "disable_git": True, "disable_code": True, "program": "hpc-trainer",
     "x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True, "x_save_requirements": False,
@@ -27,10 +27,10 @@ _SETTINGS = {
 
 
 class ToWandb:
-    """One W&B run for each run.
+    """Destination that keeps one W&B run for each run.
 
-    W&B adds what is sent to what it has, also if it has it already. So at once only what comes after the last step
-    that its server tells is sent; and a folder for `wandb sync` holds only steps of no folder before it.
+    W&B appends all data, also data that it has already. So an online sync sends only the steps after the last one that
+    the server reports, and a folder for `wandb sync` holds no step of an earlier folder.
     """
 
     def __init__(self, config: TrackerConfig) -> None:
@@ -49,10 +49,10 @@ class ToWandb:
         self.where = f"{'offline' if self.is_offline else settings.base_url}:{config.entity or ''}"
 
     def send(self, logged: Logged, sent: int | None) -> Done:
-        """Adds the steps after the last one that is there."""
+        """Send the steps after the last one that W&B has."""
         work = logged.paths.wandb_work
         self.settle(logged, sent)
-        shutil.rmtree(work, ignore_errors=True)  # of a sync that was killed
+        shutil.rmtree(work, ignore_errors=True)  # the rest of a killed sync
         make_folder(work)
         run = self._wandb.init(
             entity=self._config.entity, project=self._config.project or logged.sweep, group=logged.sweep,
@@ -60,9 +60,9 @@ class ToWandb:
             resume="allow", reinit="create_new", dir=str(work), settings=self._wandb.Settings(**_SETTINGS),
         )  # fmt: skip
         first = (-1 if sent is None else sent) + 1 if self.is_offline else run.starting_step
-        new = [each for each in logged.steps if each.step >= first]
-        for each in new:
-            run.log({**each.values, "_timestamp": each.time}, step=each.step)
+        new = [step for step in logged.steps if step.step >= first]
+        for step in new:
+            run.log({**step.values, "_timestamp": step.time}, step=step.step)
         run.summary["state"] = logged.state.value
         folder, url = Path(run.settings.sync_dir), run.url
         run.finish(exit_code=int(logged.state in _ENDED_BADLY))
@@ -70,12 +70,12 @@ class ToWandb:
             write_json(work / _WHOLE, {"step": logged.last_step})
             return Done(len(new), str(logged.paths.wandb / folder.name))
         shutil.rmtree(work, ignore_errors=True)
-        # What the server lacked of them it has now; `wandb sync` would add it once more.
+        # The server now has the steps of the offline folders; `wandb sync` would add them once more.
         shutil.rmtree(logged.paths.wandb, ignore_errors=True)
         return Done(len(new), url)
 
     def settle(self, logged: Logged, sent: int | None) -> None:
-        """Gives a whole folder its place, once its steps are remembered as sent: a kill in between loses none."""
+        """Move a complete folder to its place once its steps are recorded as sent; a kill in between loses no step."""
         work, place = logged.paths.wandb_work, logged.paths.wandb
         whole = read_json(work / _WHOLE)
         if whole is None or sent is None or (whole["step"] or 0) > sent:
@@ -83,11 +83,11 @@ class ToWandb:
         make_folder(place)
         for folder in (work / "wandb").glob("offline-run-*"):
             name = folder.name
-            while is_there(place / name):  # of two syncs in one second
+            while is_there(place / name):  # two syncs in one second
                 name += "-next"
             rename(folder, place / name)
         shutil.rmtree(work, ignore_errors=True)
 
     def close(self) -> None:
-        """Ends W&B's own process."""
+        """End W&B's own process."""
         self._wandb.teardown()
