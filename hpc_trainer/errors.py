@@ -203,6 +203,6 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
 
 
 def valid(wrong: str, known: Iterable[str]) -> str:
-    """Return a sentence with the legal choices for `wrong`, the nearest first: `Did you mean b? Valid: a, b.`"""
+    """Return the legal choices for `wrong` as a message, the nearest first: `Did you mean b? Valid: a, b.`."""
     names = list(known)
     return f"{did_you_mean(wrong, names)}Valid: {', '.join(names)}."

@@ -1,1 +1,1 @@
-"""The command line: verbs that parse, call one function below, and print. No logic."""
+"""Command line: commands that parse, call one function of a lower layer, and print. No logic."""

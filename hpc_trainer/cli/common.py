@@ -1,4 +1,4 @@
-"""What the verbs share: where sweeps live, printing, and the words of a state."""
+"""Shared parts of the commands: printing, tables, colours of states, and numbers as text."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _COLOURS = {
 
 
 class VisibleConsole(Console):
-    """rich's console: its own colours and cursor movements pass, control characters of the text become visible."""
+    """Console of rich that makes control characters of the text visible; rich's own colours and movements pass."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """What rich does; a segment of text never holds a control of its own."""
+        """Render as rich does, with control characters of text segments made visible."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(visible(text), style)
 
 
 def console() -> Console:
-    """Standard output; rich honours NO_COLOR and pipes. In a pipe a table keeps its full width."""
+    """Return a console for standard output; rich honours NO_COLOR and pipes. In a pipe, tables have full width."""
     out = unfiltered(sys.stdout)
     if out.isatty():
         return VisibleConsole(highlight=False, file=out)
@@ -62,23 +62,23 @@ def console() -> Console:
 
 
 def say(text: str, lead: str = "") -> None:
-    """A line for a person, as long as it is: `lead`, which may be in colour, and the text with its own brackets."""
+    """Print a line without wrapping: `lead`, which may have markup for colour, and the text, whose brackets stay."""
     console().print(lead + escape(text), soft_wrap=True)
 
 
 def warn(status: SweepStatus) -> None:
-    """What cannot be read of a sweep, on standard error: for verbs whose output has no place for notes."""
+    """Print unreadable files of a sweep on standard error, for commands whose output has no place for notes."""
     for fault in told_few(status.faults):
         print(f"Note: {fault}", file=sys.stderr)
 
 
 def print_next(words: str) -> None:
-    """The command to give next, to copy: not wrapped, and no markup in it."""
+    """Print the next useful command for copying: without wrapping and markup."""
     print(as_typed(f"Next: hpc-trainer {words}").rstrip())
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output; NaN and infinity, which JSON does not have, become null."""
+    """Print one JSON document on standard output; NaN and infinity, which JSON does not have, become null."""
     text = json.dumps(_finite(value), indent=2, allow_nan=False)
     print(text.replace("\x7f", "\\u007f"))  # the one control character that json.dumps leaves as it is
 
@@ -92,7 +92,7 @@ def _finite(value: Any) -> Any:
 
 
 def refuse_names(verb: str, words: Sequence[str]) -> None:
-    """Says what a person meant who named a sweep, or a run, where overrides belong.
+    """Refuse names of sweeps and runs in place of overrides, with the command that the user may have meant.
 
     Raises:
         ConfigError: one of the words is the name of a sweep or a run.
@@ -101,7 +101,7 @@ def refuse_names(verb: str, words: Sequence[str]) -> None:
     for word in words:
         what, whose, looks = "a sweep", "its failed and interrupted runs", "status"
         if not find_sweep(runs_dir, word).exists:
-            within = (each for each in list_sweeps(runs_dir) if is_run_id(word) and each.run(word).folder.is_dir())
+            within = (other for other in list_sweeps(runs_dir) if is_run_id(word) and other.run(word).folder.is_dir())
             sweep = next(within, None)
             if sweep is None:
                 continue
@@ -113,31 +113,33 @@ def refuse_names(verb: str, words: Sequence[str]) -> None:
 
 
 def state_markup(state: RunState) -> str:
-    """The state in its colour."""
+    """Return the state with markup for its colour."""
     colour = _COLOURS.get(state)
     return f"[{colour}]{state.value}[/]" if colour else state.value
 
 
 def state_style(state: RunState) -> str:
-    """The name of its colour; "" if it has none."""
+    """Return the name of the state's colour; an empty string if the state has none."""
     return _COLOURS.get(state, "")
 
 
 def throughput_words(speed: Mapping[str, float]) -> str | None:
-    """`482k tokens/s`; samples/s or steps/s where there are no tokens; None if nobody knows."""
+    """Return the throughput as `482k tokens/s`, or in samples/s or steps/s without tokens; None if it is not known."""
     return next((f"{short_number(speed[key])} {unit}" for key, unit in WORK.items() if key in speed), None)
 
 
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str | RunState]], *, least: Sequence[Least] = ()
 ) -> None:
-    """A plain table: a heading, a line a row, states in their colour. A column in which no row has anything is left
-    out. A terminal gets no line that is wider than it is; a pipe, for grep, gets all of it.
+    """Print a plain table: a heading, one line per row, states in their colour.
 
-    rich's own tables take 1 ms a row to measure and wrap; these lines are written at once.
+    A column without any value is left out. On a terminal no line is wider than the terminal; in a pipe, for grep, lines
+    keep their full width. rich's own tables take 1 ms a row to measure and wrap; these lines are written at once.
 
     Args:
-        least: what a narrow terminal may do without, or may cut, what tells least first (`fit_table`).
+        columns: the headings.
+        rows: the cells; `-` means no value.
+        least: columns that a narrow terminal may drop or cut, the least useful first (`fit_table`).
     """
     told = [index for index in range(len(columns)) if not rows or any(row[index] != "-" for row in rows)]
     columns, rows = [columns[index] for index in told], [[row[index] for index in told] for row in rows]
@@ -153,9 +155,9 @@ def print_table(
         for text in texts
     ]
     for line in lines:
-        line[-1] = line[-1].rstrip()  # before it gets its colour
-    if out.color_system is not None and not out.no_color:  # a rich text a line takes 0.1 ms: 1 s of 10,000
-        system = ColorSystem.STANDARD  # these colours have names: each terminal has its own for them
+        line[-1] = line[-1].rstrip()  # before the cell gets its colour
+    if out.color_system is not None and not out.no_color:  # one rich text per line takes 0.1 ms: 1 s for 10,000 lines
+        system = ColorSystem.STANDARD  # named colours: each terminal defines its own shades
         styles = {state: Style.parse(colour) for state, colour in _COLOURS.items()}
         lines[0] = [Style(bold=True).render(word, color_system=system) for word in lines[0]]
         for line, row in zip(lines[1:], rows, strict=True):
@@ -169,7 +171,7 @@ def print_table(
 
 
 def _room(out: Console) -> int:
-    """How wide a line may be: as the terminal; in a pipe as it likes."""
+    """Return the width of a line: the terminal's width; unlimited in a pipe."""
     if not out.file.isatty():
         return sys.maxsize
     if os.environ.get("COLUMNS", "").isdecimal() and out.width > 0:
@@ -181,12 +183,12 @@ def _room(out: Console) -> int:
 
 
 def counts_line(counts: dict[str, int]) -> str:
-    """`3 COMPLETED, 1 RUNNING`."""
+    """Return counts as text: `3 COMPLETED, 1 RUNNING`."""
     return ", ".join(f"{number} {state}" for state, number in sorted(counts.items())) or "no runs"
 
 
 def short_duration(seconds: float | None) -> str:
-    """`1h05m`, `3m20s`, `12s`; `-` if unknown."""
+    """Return a duration as `1h05m`, `3m20s` or `12s`; `-` if it is not known."""
     if seconds is None:
         return "-"
     minutes, secs = divmod(round(seconds), 60)
@@ -197,7 +199,7 @@ def short_duration(seconds: float | None) -> str:
 
 
 def short_number(value: float) -> str:
-    """`0.52`, `87.3`, `1.23k`, `482k`, `1.5M`: three digits."""
+    """Return a number with three digits: `0.52`, `87.3`, `1.23k`, `482k`, `1.5M`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * size:
             return f"{value / size:.3g}{letter}"
@@ -205,7 +207,7 @@ def short_number(value: float) -> str:
 
 
 def figure(value: Any) -> str:
-    """A number to four digits; other values as they are."""
+    """Return a float with four digits, and other values as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -216,15 +218,15 @@ def axis_value(key: str, value: Any) -> Any:
 
 
 def gpu_hours(value: float) -> str:
-    """`9.333 GPU-hours`, `11,520 GPU-hours`."""
+    """Return GPU-hours as text: `9.333 GPU-hours`, `11,520 GPU-hours`."""
     return f"{value:,.0f} GPU-hours" if value >= 1000 else f"{value:.4g} GPU-hours"
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM (`timeout 600 hpc-trainer certify`) and SIGHUP (a closed terminal) end what was started, as Ctrl-C does.
+    """Let SIGTERM (`timeout 600 hpc-trainer certify`) and SIGHUP (a closed terminal) end started runs, as Ctrl-C does.
 
-    By default they would end this process alone, and leave the training to itself.
+    By default these signals would end this process only, and the training would go on.
     """
 
     def leave(number: int, _: object) -> None:

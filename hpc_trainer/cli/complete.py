@@ -1,4 +1,4 @@
-"""What Tab offers: typer asks these functions for what may stand where a person types. Imports nothing heavy."""
+"""Shell completion: typer calls these functions for the words that a user may type next. No slow imports."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ _INSTRUCTION = "_HPC_TRAINER_COMPLETE"
 
 
 def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Groups, choices, keys and values."""
+    """Return the groups, choices, keys and values that begin with the typed text."""
     from hpc_trainer.config.compose.words import overrides_like
 
     said, key = _of_bash(_texts(ctx, "overrides"), incomplete)
     word = incomplete if key is None else f"{key}={incomplete}"
-    found = _or_nothing(lambda: overrides_like(word, said, _config_dirs(ctx)))
-    return found if key is None else [each.removeprefix(f"{key}=") for each in found]
+    overrides = _or_nothing(lambda: overrides_like(word, said, _config_dirs(ctx)))
+    return overrides if key is None else [override.removeprefix(f"{key}=") for override in overrides]
 
 
 def complete_sweeps(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Sweeps."""
+    """Return the sweeps that begin with the typed text."""
     from hpc_trainer.operate.names import sweep_names
 
-    return _or_nothing(lambda: [each for each in sweep_names(_runs_dir(ctx)) if each.startswith(incomplete)])
+    return _or_nothing(lambda: [name for name in sweep_names(_runs_dir(ctx)) if name.startswith(incomplete)])
 
 
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Runs: those of --sweep, else of all sweeps."""
+    """Return the runs that begin with the typed text, of --sweep or else of all sweeps."""
     from hpc_trainer.operate.names import run_names
 
     return _or_nothing(lambda: run_names(_runs_dir(ctx), ctx.params.get("sweep"), incomplete))
 
 
 def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Sweeps or runs; before anything is typed sweeps alone, which are fewer."""
+    """Return sweeps and runs; before any text is typed, return only sweeps, which are fewer."""
     if ctx.params.get("sweep") is not None:
         return complete_runs(ctx, incomplete)
     return [*complete_sweeps(ctx, incomplete), *(complete_runs(ctx, incomplete) if incomplete else ())]
 
 
 def _or_nothing(find: Callable[[], list[str]]) -> list[str]:
-    """A Tab has no place for a complaint; the command itself will say what is wrong."""
+    """Return the words of `find`, or none after an error: the command itself will report the error."""
     try:
         return find()
     except (HpcTrainerError, OSError):
@@ -53,7 +53,7 @@ def _or_nothing(find: Callable[[], list[str]]) -> list[str]:
 
 
 def _texts(ctx: typer.Context, name: str) -> list[str]:
-    return [str(each) for each in ctx.params.get(name) or ()]
+    return [str(value) for value in ctx.params.get(name) or ()]
 
 
 def _runs_dir(ctx: typer.Context) -> Path:
@@ -70,16 +70,16 @@ def _config_dirs(ctx: typer.Context) -> list[Path]:
 
 
 def _of_bash(said: Sequence[str], incomplete: str) -> tuple[list[str], str | None]:
-    """Joins what bash cut at `=` (COMP_WORDBREAKS): `model=cnn` comes as three words, of which it replaces the last.
+    """Join words that bash cut at `=` (COMP_WORDBREAKS): `model=cnn` comes as three words, and bash replaces the last.
 
     Returns:
-        The overrides as they were typed, and, where a value is being typed, its key.
+        The overrides as they were typed, and the key of a value that is being typed, else None.
     """
     parts = list(said)
     if os.environ.get(_INSTRUCTION) == "complete_bash":
         words = os.environ.get("COMP_WORDS", "").split("\n")
         here = int(os.environ.get("COMP_CWORD") or 0)
-        if not incomplete and here < len(words) and words[here] == "=":  # typer takes it for nothing typed
+        if not incomplete and here < len(words) and words[here] == "=":  # typer drops this word
             parts.append("=")
     joined: list[str] = []
     is_open = False  # a key and its `=`, without a value yet

@@ -1,4 +1,4 @@
-"""What the verbs of a grid are given on the command line. Imports nothing heavy before it is used."""
+"""Command-line input of the commands that take a grid. No slow imports before they are needed."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """None: nothing was given."""
+    """Overrides and folders of the command line; None if they were not given."""
 
     overrides: list[str] | None
     config_dirs: list[Path] | None
     trust: list[str] | None
     app: str | None = None
-    """A Hydra app and its words, as a shell would cut them (`--app`)."""
+    """Hydra app and its arguments as a shell command (`--app`)."""
 
     @classmethod
     def of_grid(
         cls, overrides: list[str] | None, command: str | None, app: str | None, config_dirs: list[Path] | None,
         trust: list[str] | None,
     ) -> Given:  # fmt: skip
-        """With a program of a person's own in place of a training (`--command`, `--app`)."""
+        """Return the input of a grid; a given `--command` or `--app` is the user's own program instead of a training."""
         if command is None:
             return cls(overrides, config_dirs, trust, app)
         if app is not None:
             raise ConfigError("--command and --app are two programs for one run. Keep one.")
         from hpc_trainer.config.compose.composer import override_value
 
-        # OmegaConf would look for what ${NAME} names; it is the program's.
+        # ${NAME} belongs to the program; OmegaConf must not resolve it.
         kept = override_value(command.replace("${", "\\${"))
         return cls([*(overrides or ()), f"train.command={kept}"], config_dirs, trust)
 
     @property
     def places(self) -> dict[str, list[Any]]:
-        """Where configuration and code may come from: what `freeze_grid` takes besides overrides."""
+        """Allowed sources of configuration and code: the arguments of `freeze_grid` besides overrides."""
         return {"config_dirs": self.config_dirs or [], "trust": self.trust or []}
 
     def here(self, verb: str, without: tuple[str, ...] = ()) -> Given:
-        """The same on this machine, less the overrides that begin so."""
+        """Return the input for this machine, without the overrides that begin with one of `without`."""
         from hpc_trainer.config.compose.composer import overrides_for_here
 
         local = overrides_for_here(self.overrides or (), verb)
-        return dataclasses.replace(self, overrides=[each for each in local if not each.startswith(without)])
+        return dataclasses.replace(self, overrides=[override for override in local if not override.startswith(without)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Which runs of a grid are submitted, and where they begin."""
+    """Choice of the grid's runs to submit, and of their starting points."""
 
     retry_failed: bool
     fresh: bool
     extend: bool
 
     def of(self, grid: Grid) -> Grid:
-        """The grid; with `extend` its runs begin where shorter ones have ended."""
+        """Return the grid; with `extend`, its runs start from the ends of shorter runs."""
         if not self.extend:
             return grid
         from hpc_trainer.launch.extend import extend_grid
@@ -74,33 +74,43 @@ class Chosen:
 
 
 def resolve_runs_dir(option: Path | None) -> Path:
-    """--runs-dir, else what is configured."""
+    """Return the folder of --runs-dir, else the configured folder."""
     from hpc_trainer.operate.find import configured_runs_dir
 
     return configured_runs_dir() if option is None else option
 
 
 def tell_notes(notes: Sequence[str]) -> None:
-    """On standard error."""
+    """Print notes on standard error."""
     for note in notes:
         print(f"Note: {note}", file=sys.stderr)
 
 
 def only_point(grid: Grid, takes: str, use: str) -> RunSpec:
-    """The one point of a grid. Raises ConfigError if there are more, with what to use instead."""
+    """Return the single point of a grid.
+
+    Args:
+        grid: the grid.
+        takes: the start of the message, as `train runs`.
+        use: the message's last sentence: what to use instead.
+
+    Raises:
+        ConfigError: the grid has another number of points than one.
+    """
     if len(grid.specs) != 1:
         raise ConfigError(f"{takes} one configuration, and this is a grid of {len(grid.specs)}. {use}")
     return grid.specs[0]
 
 
 def at_defaults(section: str, fresh: Any) -> Iterator[str]:
-    """Overrides for a section that a verb has no use for: what was chosen there would have no effect, and be refused.
+    """Yield overrides that reset a section that a command does not use: choices there would be refused as useless.
 
     Args:
-        fresh: the section's dataclass, with nothing set.
+        section: the section.
+        fresh: the section's dataclass with its defaults.
     """
     from hpc_trainer.config.compose.composer import override_value
 
-    for each in dataclasses.fields(fresh):
-        value = getattr(fresh, each.name)
-        yield f"{section}.{each.name}={override_value(value.name if isinstance(value, enum.Enum) else value)}"
+    for field in dataclasses.fields(fresh):
+        value = getattr(fresh, field.name)
+        yield f"{section}.{field.name}={override_value(value.name if isinstance(value, enum.Enum) else value)}"

@@ -1,4 +1,4 @@
-"""train, plan and submit: the verbs that take a grid."""
+"""train, plan, submit and retry: the commands that take a grid or its runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 
 def freeze_given(given: Given, *forced: str) -> Grid:
-    """The grid of what was given, and of overrides that a verb forces."""
+    """Return the frozen grid of the given overrides and of overrides that a command forces."""
     words = [*(given.overrides or ()), *forced]
     if given.app is None:
         return freeze_grid(words, **given.places)
@@ -55,7 +55,7 @@ def freeze_given(given: Given, *forced: str) -> Grid:
 
 
 def freeze_here(given: Given) -> Grid:
-    """The same for a verb that shows no plan: tells on standard error what that would note."""
+    """Return the frozen grid for a command without a plan; print its notes on standard error."""
     grid = freeze_given(given)
     tell_notes(grid.notes)
     return grid
@@ -88,7 +88,7 @@ def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = Fals
 
 
 def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
-    """Submits what is new or interrupted; with `wait`, shows progress to the end."""
+    """Submit new and interrupted runs; with `wait`, show progress to the end."""
     grid = chosen.of(freeze_given(given))
     done = submit_grid(grid, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
     if as_json and not wait:
@@ -108,10 +108,10 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
 
 
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Submit the failed and interrupted runs among those that `names` name.
+    """Submit the failed and interrupted runs among those that `names` mean.
 
-    A cancelled run comes back by its own name, and by the sweep's name if it was cancelled by that. A run whose folder
-    was deleted is trained again by its own name.
+    A cancelled run is submitted if its own name is given, or if its sweep's name is given and cancelled it. A run whose
+    folder was deleted is trained again if its own name is given.
 
     Words with `=` among `names` are changes of `cluster.*` and `hardware.*`.
     """
@@ -131,10 +131,10 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     wanted = [run_id for run_id, state in states.items() if state.has_failed or state.needs_submit or run_id in back]
     unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
     if not wanted and unknown is not None:
-        told = explain(status, status.run(unknown), asks_slurm=False)
+        why = explain(status, status.run(unknown), asks_slurm=False)
         raise RunStateError(
             f"{unknown} is UNKNOWN, and retry leaves such a run alone: another job could make two. "
-            f"{told.verdict} Cause: {told.cause}. Do: {'; or: '.join(told.advice)}"
+            f"{why.verdict} Cause: {why.cause}. Do: {'; or: '.join(why.advice)}"
         )
     if not wanted:
         raise RunStateError(_nothing_to_retry(status, chosen))
@@ -143,7 +143,7 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
 
 
 def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
-    """What these runs are, none of which has failed or was interrupted, and what brings each kind back."""
+    """Return a message that no run has failed or was interrupted, with the command that restarts each kind of run."""
     states = [status.states[run_id] for run_id in run_ids]
     if len(states) == 1:
         words = [f"nothing to retry: {run_ids[0]} is {states[0].value}."]
@@ -164,7 +164,7 @@ def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
 
 
 def run_top_up(folder: Path) -> None:
-    """What a top-up job runs: submits what waits and has room. Tries again a while if Slurm does not answer."""
+    """Submit the waiting runs that have room: the work of a top-up job. Retry for a while if Slurm does not answer."""
     sweep = SweepPaths(folder.absolute())
     deadline = time.monotonic() + _TOP_UP_S
     while True:
@@ -179,7 +179,7 @@ def run_top_up(folder: Path) -> None:
                 print(_top_up_line(sweep, done))
                 return
             problem = "; ".join(done.notes) or "no room"
-        # No successor could be placed: this job is the only one who will look again.
+        # No successor could be submitted: only this job can try again.
         print(f"{problem}. Once more in {_TOP_UP_PAUSE_S:g} s.", flush=True)
         time.sleep(_TOP_UP_PAUSE_S)
 
@@ -193,7 +193,7 @@ def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:
 
 
 def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None:
-    """One run, here: the local executor with one run and a place to watch it."""
+    """Train one run on this machine with the local executor, and show its progress."""
     grid = Chosen(retry_failed=True, fresh=fresh, extend=extend).of(freeze_here(given.here("train")))
     spec = only_point(grid, "train runs", "Use submit.")
     paths = grid.sweep.run(spec.run_id)
@@ -228,7 +228,7 @@ def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None
 
 
 def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
-    """Watches to the end. Ctrl-C stops local runs, each with a checkpoint; on Slurm it only stops watching."""
+    """Watch the runs to their end. Ctrl-C stops local runs, each with a checkpoint; on Slurm it only stops watching."""
     wanted = {spec.run_id for spec in grid.specs}
     try:
         return watch(grid.sweep, wanted, quiet=quiet)
@@ -255,9 +255,9 @@ def stop_queues(job_ids: Sequence[str]) -> None:
 
 
 def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
-    """Leaves with an error if a run did not complete; `quiet` where JSON has said so already."""
+    """Exit with an error if a run did not complete; `quiet` prints no message, because the JSON has it."""
     wanted = {spec.run_id for spec in grid.specs}
-    # A run that ends while it is looked at is among the open ones still.
+    # A run that ends during the look is still among the open runs.
     wanted_open = (run for run in status.open_runs.values() if run.run_id in wanted)
     bad = [run for run in wanted_open if run.state is not RunState.COMPLETED]
     if bad and quiet:

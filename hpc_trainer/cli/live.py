@@ -1,4 +1,4 @@
-"""Progress of a sweep while one watches: what each run does now on a terminal, plain lines in a pipe."""
+"""Live progress of a sweep: a table of all runs on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
-# In a pipe a line for each run at most this often.
+# Shortest time in seconds between two lines of a run in a pipe.
 _LINE_EVERY_S = 10.0
-# What ranks sample of their GPUs is read at most this often, of as many runs as fit on a screen.
+# GPU samples are read at most this often, for as many runs as fit on a screen.
 _GPU_EVERY_S = 5.0
 _MOST_GPUS = 20
 
 Axes = Mapping[str, Mapping[str, str]]
-"""What runs differ in, by run id."""
+"""Values of each run on the axes, by run id."""
 
 
 def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> SweepStatus:
-    """Shows the named runs until none of them waits or works (operate/waits.py), and returns the last status."""
+    """Show the named runs until none is pending or running (operate/waits.py), and return the last status."""
     following = looks(sweep, run_ids)
     first = status = next(following)
     if not active_among(status, run_ids):
         return status
     done: set[str] = set()
-    told: SweepStatus | None = None  # the look whose silence was told
+    told: SweepStatus | None = None  # the look whose silence was reported
     axes = {} if quiet else find_axes([spec for run_id, spec in first.specs.items() if run_id in run_ids])
     with _shown(sweep, axes, quiet) as shown:
         for status in itertools.chain([first], following):
@@ -54,10 +54,12 @@ def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> Sweep
 
 
 def _news(status: SweepStatus, run_ids: set[str], done: set[str]) -> list[RunStatus]:
-    """The named runs that are not done, and each that is done for the first look that finds it so.
+    """Return the named runs that are not done, and runs that became done since the look before.
 
     Args:
-        done: those that were done at the look before; updated.
+        status: the status of this look.
+        run_ids: the named runs.
+        done: the runs that were done at the look before; updated.
     """
     ids = [run_id for run_id in status.specs if run_id in run_ids]
     shown = [run_id for run_id in ids if run_id in status.open_runs or run_id not in done]
@@ -68,19 +70,19 @@ def _news(status: SweepStatus, run_ids: set[str], done: set[str]) -> list[RunSta
 
 @contextlib.contextmanager
 def _shown(sweep: SweepPaths, axes: Axes, quiet: bool) -> Iterator[_Lines | _Screen]:
-    """What tells a line, and what shows how a run stands now."""
+    """Yield the output for lines and for the runs' present states: a screen on a terminal, else lines."""
     out = console()
     if quiet or not out.is_terminal or out.is_dumb_terminal:
         yield _Lines(sys.stderr if quiet else sys.stdout)
         return
-    # Drawn where something was read, and by nobody in between: no thread, no flicker.
+    # Drawn only after a look, without a thread in between: no flicker.
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
         yield _Screen(sweep, axes, live)
 
 
 @dataclass(slots=True)
 class _Lines:
-    """A line where the state is another, and of a run at work one from time to time."""
+    """Output as lines: one per change of state, and one from time to time for a running run."""
 
     file: TextIO
     told: dict[str, tuple[tuple[RunState, str | None], float]] = field(default_factory=dict)
@@ -98,12 +100,12 @@ class _Lines:
             self.tell(line.rstrip())
 
     def end_look(self) -> None:
-        """Every line is out."""
+        """Do nothing: every line is printed already."""
 
 
 @dataclass(slots=True)
 class _Screen:
-    """A table that is drawn anew at each look that found something new."""
+    """Table that is drawn again after each look that found a change."""
 
     sweep: SweepPaths
     axes: Axes
@@ -120,16 +122,16 @@ class _Screen:
         self.runs[run.run_id] = run
 
     def end_look(self) -> None:
-        """Draws what `show` was given; a size that has changed too."""
+        """Draw the runs of `show` if they or the terminal's size have changed."""
         now = time.monotonic()
         if now - self.read_at >= _GPU_EVERY_S:
             self.read_at = now
-            # Slurm says RUNNING before the worker has told of its attempt: it imports torch.
+            # Slurm says RUNNING before the worker has recorded its attempt: the worker imports torch first.
             at_work = [run for run in self.runs.values() if run.state is RunState.RUNNING and run.attempts]
-            found = (
+            sampled = (
                 (run, gpu_now(self.sweep.run(run.run_id), run.attempts[-1].attempt)) for run in at_work[:_MOST_GPUS]
             )
-            self.gpus = {run.run_id: gpu for run, gpu in found if gpu is not None}
+            self.gpus = {run.run_id: gpu for run, gpu in sampled if gpu is not None}
         size = self.live.console.size
         drawn = table_of(list(self.runs.values()), self.gpus, width=size.width, height=size.height, axes=self.axes)
         if drawn.plain != self.drawn:

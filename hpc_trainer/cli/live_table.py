@@ -1,5 +1,6 @@
-"""What one sees of runs while one watches: all figures of one run, or a line for each of several, as wide as there is
-room. Only texts: who draws them is `cli/live.py`.
+"""Text of a live view of runs: all figures of one run, or a line for each of several, as wide as the terminal.
+
+`cli/live.py` draws the text.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _BAR, _WIDE_BAR = 12, 40
 _SHORTEST_ID = 16
 _NOTE = 20
 _FIGURES = 60
-"""What runs differ in is shown where so much room is left beside it: of the terminal's width, not of what a look finds,
-or columns would come and go."""
+"""Width that must be left beside the axes to show them. The rule uses the terminal's width only, not the figures of a
+look, or columns would come and go."""
 _GAP = "  "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNow:
-    """The GPUs of a run when its ranks sampled them last: None where nobody knows.
+    """GPUs of a run at its ranks' latest samples; None for unknown figures.
 
-    `utilisation` (0 to 1): mean. `memory_used`: of the fullest, bytes. `temperature_c`: of the hottest. `power_w`: of
-    all.
+    `utilisation` (0 to 1) is the mean, `memory_used` is that of the fullest GPU in bytes, `temperature_c` that of the
+    hottest, and `power_w` the sum.
     """
 
     num_gpus: int
@@ -45,21 +46,21 @@ class GpuNow:
     power_w: float | None
 
     def words(self) -> list[str]:
-        """`8 GPUs 97%`, `61.2 of 80 GB`, `64 °C`, `4.1 kW`: what is known, the most telling first."""
+        """Return the known figures, the most important first: `8 GPUs 97%`, `61.2 of 80 GB`, `64 °C`, `4.1 kW`."""
         name = "GPU" if self.num_gpus == 1 else f"{self.num_gpus} GPUs"
-        found = [name if self.utilisation is None else f"{name} {self.utilisation:.0%}"]
+        figures = [name if self.utilisation is None else f"{name} {self.utilisation:.0%}"]
         if self.memory_used is not None:
             total = "" if self.memory_total is None else f" of {self.memory_total / 1e9:.3g}"
-            found.append(f"{self.memory_used / 1e9:.3g}{total} GB")
+            figures.append(f"{self.memory_used / 1e9:.3g}{total} GB")
         if self.temperature_c is not None:
-            found.append(f"{self.temperature_c:.0f} °C")
+            figures.append(f"{self.temperature_c:.0f} °C")
         if self.power_w is not None:
-            found.append(f"{short_number(self.power_w)}W" if self.power_w >= 1e3 else f"{self.power_w:.0f} W")
-        return found
+            figures.append(f"{short_number(self.power_w)}W" if self.power_w >= 1e3 else f"{self.power_w:.0f} W")
+        return figures
 
 
 def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
-    """What ranks sampled last in this attempt; None: no GPU that anybody can read."""
+    """Return the GPUs of the ranks' latest samples in this attempt; None if no sample has a GPU."""
     devices = [each.device for each in newest_samples(paths, Faults(), of_attempt=attempt) if each.device is not None]
     if not devices:
         return None
@@ -80,10 +81,14 @@ def table_of(
     runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], *, width: int, height: int,
     axes: Mapping[str, Mapping[str, str]] = {},
 ) -> Text:  # fmt: skip
-    """What a terminal of this size shows: never wider, and never as high as it is, or it would scroll at each look.
+    """Return the view for a terminal of this size: at most as wide, and less high, or it would scroll at each look.
 
     Args:
-        axes: what runs differ in, by run id (`find_axes`).
+        runs: the runs.
+        gpus: GPUs by run id.
+        width: columns of the terminal.
+        height: lines of the terminal.
+        axes: values on the axes by run id (`find_axes`).
     """
     if len(runs) == 1:
         lines = _of_one(runs[0], gpus.get(runs[0].run_id), width)[: max(1, height - 1)]
@@ -95,7 +100,7 @@ def table_of(
 
 
 def end_note(run: RunStatus) -> str:
-    """Of a run that does not work: how it ended, or what it waits for."""
+    """Describe how an idle run ended, or what it is waiting for."""
     if run.warning is not None:
         return run.warning
     accuracy = run.metrics.get("eval_accuracy")
@@ -105,7 +110,7 @@ def end_note(run: RunStatus) -> str:
 
 
 def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
-    """Everything, in as many lines as that takes."""
+    """Return all figures of one run, in as many lines as they need."""
     head = Text.assemble((run.run_id, "bold"), _GAP, (run.state.value, state_style(run.state)))
     if run.state is not RunState.RUNNING:
         note = one_line(end_note(run))
@@ -118,12 +123,12 @@ def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
     bar = _bar(run, min(_WIDE_BAR, width - len(_GAP.join(progress)) - len(_GAP)))
     first = Text(_GAP).join([bar, Text(_GAP.join(progress))]) if bar is not None else Text(_GAP.join(progress))
     figures = _packed(_figures(run, has_gpu=gpu is not None), width)
-    remarks = [Text(one_line(each), style="yellow") for each in run.remarks]
+    remarks = [Text(one_line(remark), style="yellow") for remark in run.remarks]
     return [head, first, *figures, *_packed(gpu.words() if gpu else [], width), *remarks]
 
 
 def _figures(run: RunStatus, *, has_gpu: bool) -> list[str]:
-    """Loss, learning rate and speed of a run at work, the most telling first."""
+    """Return loss, learning rate and speed of a running run, the most important first."""
     speed = run.speed
     words = [f"{key} {figure(float(run.metrics[key]))}" for key in ("loss", "lr") if _is_known(run, key)]
     throughput = throughput_words(speed)
@@ -138,7 +143,7 @@ def _figures(run: RunStatus, *, has_gpu: bool) -> list[str]:
 
 
 def _is_known(run: RunStatus, metric: str) -> bool:
-    return run.metrics.get(metric) is not None  # as null it may stand in a heartbeat
+    return run.metrics.get(metric) is not None  # a heartbeat may have null
 
 
 def _ms(seconds: float) -> str:
@@ -146,7 +151,7 @@ def _ms(seconds: float) -> str:
 
 
 def _packed(words: Sequence[str], width: int) -> list[Text]:
-    """Words in lines that are full."""
+    """Return the words in lines that are as full as `width` allows."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(_GAP) + len(word) <= width:
@@ -157,7 +162,7 @@ def _packed(words: Sequence[str], width: int) -> list[Text]:
 
 
 def _bar(run: RunStatus, width: int) -> Text | None:
-    """How much of the run is done; None where nobody knows, or there is no room."""
+    """Return a progress bar of the run; None if the number of steps is not known or there is no room."""
     if not run.num_steps or width < _BAR:
         return None
     done = min(width, width * run.step // run.num_steps)
@@ -165,21 +170,21 @@ def _bar(run: RunStatus, width: int) -> Text | None:
 
 
 def _names(runs: Sequence[RunStatus], axes: Mapping[str, Mapping[str, str]], width: int) -> dict[str, str]:
-    """What each line begins with, all equally wide: the run's id, cut alike at every look, and what it differs in."""
+    """Return the beginning of each run's line, all equally wide: its id, cut alike at every look, and its axes."""
     longest = max(len(run.run_id) for run in runs)
     size = min(longest, max(_SHORTEST_ID, width // 4))
-    found = {run.run_id: cut(run.run_id, size).ljust(size) for run in runs}
+    names = {run.run_id: cut(run.run_id, size).ljust(size) for run in runs}
     words = {run_id: " ".join(f"{key}={value}" for key, value in row.items()) for run_id, row in axes.items()}
-    more = max((len(words.get(run_id, "")) for run_id in found), default=0)
+    more = max((len(words.get(run_id, "")) for run_id in names), default=0)
     if not more or size + len(_GAP) + more + _FIGURES > width:
-        return found
-    return {run_id: name + _GAP + one_line(words.get(run_id, "")).ljust(more) for run_id, name in found.items()}
+        return names
+    return {run_id: name + _GAP + one_line(words.get(run_id, "")).ljust(more) for run_id, name in names.items()}
 
 
 def _of_many(
     runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], names: Mapping[str, str], width: int, height: int
 ) -> list[Text]:
-    """A line a run: those at work first, if not all have room."""
+    """Return one line per run; if not all runs have room, choose running runs first and count the others."""
     shown, rest = list(runs), Counter[str]()
     if len(runs) > height:
         order = {RunState.RUNNING: 0, RunState.FAILED: 1, RunState.OUT_OF_MEMORY: 1}
@@ -188,7 +193,7 @@ def _of_many(
         shown = [run for run in runs if run.run_id in ids]
         rest = Counter(run.state.value for run in runs if run.run_id not in ids)
     cells = {run.run_id: _cells(run, gpus.get(run.run_id)) for run in shown}
-    states, steps = (max(map(len, each)) for each in (
+    states, steps = (max(map(len, texts)) for texts in (
         [run.state.value for run in shown], [run.progress for run in shown]
     ))  # fmt: skip
     fixed = len(names[shown[0].run_id]) + states + steps + 2 * len(_GAP)
@@ -210,37 +215,37 @@ def _of_many(
         line.rstrip()
         lines.append(line)
     if rest:
-        told = ", ".join(f"{count} {state}" for state, count in sorted(rest.items()))
-        lines.append(Text(f"and {rest.total()} more: {told}", style="dim"))
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(rest.items()))
+        lines.append(Text(f"and {rest.total()} more: {counts}", style="dim"))
     return lines
 
 
 def _cells(run: RunStatus, gpu: GpuNow | None) -> dict[str, str]:
-    """What a line says of a run at work, the most telling first."""
+    """Return the figures of a running run's line; {} if the run is not running."""
     if run.state is not RunState.RUNNING:
         return {}
-    found = {"eta": f"ETA {short_duration(run.eta_s)}"} if run.eta_s is not None else {}
+    cells = {"eta": f"ETA {short_duration(run.eta_s)}"} if run.eta_s is not None else {}
     if _is_known(run, "loss"):
-        found["loss"] = f"loss {figure(float(run.metrics['loss']))}"
+        cells["loss"] = f"loss {figure(float(run.metrics['loss']))}"
     throughput = throughput_words(run.speed)
     if throughput is not None:
-        found["speed"] = throughput
+        cells["speed"] = throughput
     waits = run.speed.get("data_wait_share")
     if waits is not None:
-        found["wait"] = f"data wait {waits:.0%}"
+        cells["wait"] = f"data wait {waits:.0%}"
     if gpu is not None:
-        found |= {f"gpu{place}": word for place, word in enumerate(gpu.words())}
+        cells |= {f"gpu{place}": word for place, word in enumerate(gpu.words())}
     if "mfu" in run.speed:
-        found["mfu"] = f"mfu {run.speed['mfu']:.0%}"
+        cells["mfu"] = f"mfu {run.speed['mfu']:.0%}"
     if "step_time_s" in run.speed:
-        found["step"] = f"a step {_ms(run.speed['step_time_s'])}"
+        cells["step"] = f"a step {_ms(run.speed['step_time_s'])}"
     if _is_known(run, "lr"):
-        found["lr"] = f"lr {figure(float(run.metrics['lr']))}"
-    return found
+        cells["lr"] = f"lr {figure(float(run.metrics['lr']))}"
+    return cells
 
 
 def _that_fit(rows: Sequence[Mapping[str, str]], room: int) -> dict[str, int]:
-    """Columns, the most telling first, as long as there is room: their widths."""
+    """Return the columns that fit into `room`, the most important first, with their widths."""
     kept: dict[str, int] = {}
     for key in _ORDER:
         size = max((len(row[key]) for row in rows if key in row), default=0)

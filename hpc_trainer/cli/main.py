@@ -1,6 +1,6 @@
-"""`hpc-trainer`, and its verbs that take a grid, or runs of one; the others are in `cli/apps`.
+"""`hpc-trainer`, and its commands that take a grid or runs of a grid; the other commands are in `cli/apps`.
 
-Imports nothing heavy: each verb brings what it needs.
+No slow imports: each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def root(
 
 
 def main() -> None:
-    """Entry point: errors become one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
-    # What 10,000 runs are made of stays to the end: to look for rubbish in it all the time took a sixth of submit.
+    """Run the command line; an error becomes one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
+    # The objects of 10,000 runs live to the end: searching them for garbage again and again took a sixth of submit.
     gc.set_threshold(100_000)
     with visible_output():
         _main()
@@ -197,17 +197,17 @@ def _main() -> None:
     except KeyboardInterrupt:
         sys.exit(1)
     except BrokenPipeError:
-        # `hpc-trainer logs | head`: the reader has seen enough.
+        # `hpc-trainer logs | head`: the reader has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
-    except OSError as error:  # a full disk, a read-only folder: the system's words say which and where
+    except OSError as error:  # a full disk, a read-only folder: the system's message names the cause and the path
         _complain(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(as_typed(_NO_ROOM), file=sys.stderr)
         if isinstance(error, PermissionError) and error.filename is not None:
             print(_closed_words(Path(os.fsdecode(error.filename)).absolute()), file=sys.stderr)
         sys.exit(1)
-    except Exception:  # a fault of ours; what it says may hold anything
+    except Exception:  # a bug of hpc-trainer; its message may hold any text
         traceback.print_exc()
         sys.exit(1)
 
@@ -219,7 +219,7 @@ def _closed_words(path: Path) -> str:
     """Return the owner of a file that the user may not access, and advice if it is in a colleague's folder of runs."""
     from hpc_trainer.cli.given import resolve_runs_dir
 
-    place = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
+    place = next((parent for parent in (path, *path.parents) if os.path.lexists(parent)), path)
     info = place.lstat()
     try:
         owner = pwd.getpwuid(info.st_uid).pw_name
@@ -233,7 +233,7 @@ def _closed_words(path: Path) -> str:
 
 
 def _tell_unused_project() -> None:
-    """A sweep or run that is not found may lie where a project file says that is not used."""
+    """Print a note on an unused project file: the sweep or run that was not found may be in its folder of runs."""
     from hpc_trainer.cli.given import tell_notes
     from hpc_trainer.config.compose.project import read_project
 

@@ -1,4 +1,4 @@
-"""The options and arguments that several verbs share. Imports nothing heavy."""
+"""Options and arguments that several commands share. No slow imports."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hpc_trainer.cli.complete import complete_names, complete_overrides, complet
 
 
 def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | None:
-    """A sweep's or a run's name is no override; Hydra would complain of its grammar.
+    """Refuse names of sweeps and runs among overrides; Hydra would only report a grammar error.
 
     Raises:
-        ConfigError: a word is such a name.
+        ConfigError: a word is the name of a sweep or a run.
     """
-    if context.resilient_parsing:  # of a line that is being typed
+    if context.resilient_parsing:  # shell completion of an unfinished line
         return words
     bare = [word for word in words or () if "=" not in word and not word.startswith("~")]
     if bare:
@@ -29,21 +29,21 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
 
 
 class Verb(TyperCommand):
-    """Its help names an argument by its metavar alone: typer puts brackets around it and `<list[str]>` behind it."""
+    """Command whose help shows only an argument's metavar; typer would add brackets and `<list[str]>`."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        for each in self.params:
-            if each.param_type_name == "argument":
-                shown = [each.metavar or str(each.name)]
-                vars(each).update(get_usage_pieces=lambda ctx, shown=shown: shown, display_type_rich=lambda ctx: None)
+        for param in self.params:
+            if param.param_type_name == "argument":
+                shown = [param.metavar or str(param.name)]
+                vars(param).update(get_usage_pieces=lambda ctx, shown=shown: shown, display_type_rich=lambda ctx: None)
 
 
 class WithApp(Verb):
-    """What stands after `--app` is the app's, word for word: it becomes the value of that option."""
+    """Command that passes all words after `--app` to the app: they become the option's value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click has it."""
+        """Parse the arguments as click does, with all words from `--app` on as one value."""
         for place, word in enumerate(args):
             option, *value = word.split("=", 1)
             words = [*value, *args[place + 1 :]]

@@ -1,4 +1,4 @@
-"""status, logs, cancel and results: the verbs that look at what was submitted."""
+"""status, logs, cancel and results: commands on submitted runs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 _MOST_REMARKS = 5
 
-# Of more runs than this, a person gets a summary by state, unless asked for all.
+# With more runs than this, the user gets a summary by state, unless all runs are asked for.
 MOST_LINES = 200
 SHOWN_OF_MORE = 20
 
 
 def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool, every_run: bool = False) -> None:
-    """Shows a sweep once, or until it ends; `every_run`: a line a run, however many there are."""
+    """Show a sweep once, or until it ends with `watch`; `every_run` prints a line for each of any number of runs."""
     sweep = find_sweep(resolve_runs_dir(runs_dir), name)
     status = read_status(sweep, is_look=True)
     if watch:
@@ -59,7 +59,7 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
 
 
 def status_json(status: SweepStatus) -> dict[str, Any]:
-    """The stable form of `status --json` (docs/json.md)."""
+    """Return the stable form of `status --json` (docs/json.md)."""
     goodput = goodputs(status, status.runs)
     metrics = metrics_now(status, status.runs)
     axes = find_axes([run.spec for run in status.runs])
@@ -88,22 +88,22 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
         say(f"Note: {as_typed(note)}")
     if status.specs:
         print_next(_next_command(status))
-    else:  # its submit was ended, or had no room
+    else:  # the submit was killed, or had no room
         say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
 
 
 def run_remarks(status: SweepStatus) -> list[str]:
-    """What runs at work say that a person should know, of the first few."""
-    found = [f"{run.run_id}: {text}." for run in status.open_runs.values() for text in run.remarks]
-    more = [f"{len(found) - _MOST_REMARKS} more remarks of runs: hpc-trainer why {status.sweep.name}"]
-    return found[:_MOST_REMARKS] + (more if len(found) > _MOST_REMARKS else [])
+    """Return the remarks of open runs for the user, at most `_MOST_REMARKS`, and the number of the others."""
+    remarks = [f"{run.run_id}: {text}." for run in status.open_runs.values() for text in run.remarks]
+    more = [f"{len(remarks) - _MOST_REMARKS} more remarks of runs: hpc-trainer why {status.sweep.name}"]
+    return remarks[:_MOST_REMARKS] + (more if len(remarks) > _MOST_REMARKS else [])
 
 
 def _most_telling(status: SweepStatus) -> list[RunStatus]:
-    """What a person wants to see first: what went wrong, then what works; of runs alike the first."""
+    """Return the most important runs, at most `SHOWN_OF_MORE`: failed runs first, then interrupted and running ones."""
     order = {state: place for place, state in enumerate(_TELLING)}
-    told = [run for run in status.open_runs.values() if run.state in order]
-    return sorted(told, key=lambda run: order[run.state])[:SHOWN_OF_MORE]
+    runs = [run for run in status.open_runs.values() if run.state in order]
+    return sorted(runs, key=lambda run: order[run.state])[:SHOWN_OF_MORE]
 
 
 _TELLING = (
@@ -126,7 +126,7 @@ def run_logs(
     name: str | None, sweep: str | None, runs_dir: Path | None,
     *, rank: int | None, follow: bool, tail: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
+    """Print a run's logs; without a name, those of a failed run, else of a running one, else of the last started."""
     status, run_ids = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep, is_look=True)
     run = _most_interesting(status, run_ids)
     files = log_files(status, run, rank)
@@ -161,7 +161,7 @@ def _most_interesting(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
 
 
 def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
-    """Cancels the named runs or sweep. Nothing undoes it, so nothing is guessed: a name must be given."""
+    """Cancel the named runs or sweep. A name is required, because a cancel cannot be undone."""
     if not names and sweep is None:
         raise ConfigError(
             "cancel needs the name of a sweep or of a run: `hpc-trainer sweeps` and `hpc-trainer status` list them."
@@ -182,7 +182,7 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
-    """What was cancelled, and what of the sweep waits or works all the same."""
+    """Return a sentence on the cancelled runs and on the sweep's runs that go on."""
     num_ended = len(run_ids) - num_cancelled
     before = f"; {num_ended} had ended before" if num_ended else ""
     if not num_cancelled:
@@ -201,7 +201,7 @@ def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled:
 def run_results(
     name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool, every_run: bool = False
 ) -> None:
-    """Prints the table of results; a line a run if asked for, however many there are."""
+    """Print the table of results; `every_run` prints a line for each of any number of runs."""
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     if as_json:
         rows = result_rows(status, typed=True)
@@ -213,17 +213,17 @@ def run_results(
 
 
 def print_next_of_failed(status: SweepStatus) -> None:
-    """`why`, if a run has failed: a table of figures does not say so."""
+    """Print the command `why` if a run has failed, which a table of figures does not say."""
     failed = next((run for run in status.open_runs.values() if run.state.has_failed), None)
     if failed is not None:
         print_next(f"why {failed.run_id}")
 
 
 def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bool = False) -> None:
-    """The table of results, in the order of the sweep, and the best run. With `sort`, and of too many: best first."""
+    """Print the results in the order of the sweep, or best first with `sort` or too many runs; then the best run."""
     rows = result_rows(status)
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    usual = next((each for each in ("eval_accuracy", "eval_loss") if each in columns), None)
+    usual = next((name for name in ("eval_accuracy", "eval_loss") if name in columns), None)
     by = sort or usual
     ranked = sort_rows(rows, by) if by else rows
     is_long = len(rows) > MOST_LINES and not every_run
@@ -245,7 +245,7 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
 
 
 def _say_best(rows: Sequence[dict[str, Any]], metric: str | None) -> None:
-    """The best run by a metric; nothing where no run has it."""
+    """Print the best run by a metric; print nothing if no run has the metric."""
     best = sort_rows(rows, metric)[0] if metric and rows else {}
     if metric and best.get(metric) is not None:
         say(f" ({best['run_id']})", f"Best {escape(metric)}: [bold]{escape(figure(best[metric]))}[/]")

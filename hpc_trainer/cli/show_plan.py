@@ -1,4 +1,4 @@
-"""A plan, and what came of it, as tables and as JSON."""
+"""A plan and the result of its submit, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ONLY_OF_PLAN = ("--script", "--dry-run", "--memory")
 
 
 def plan_json(plan: SweepPlan) -> dict[str, Any]:
-    """The JSON of `plan` (docs/json.md)."""
+    """Return the JSON of `plan` (docs/json.md)."""
     return {
         "sweep": plan.grid.sweep.name,
         "runs": [
@@ -57,7 +57,7 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
 
 
 def submit_json(done: Submitted) -> dict[str, Any]:
-    """The JSON of `submit` (docs/json.md)."""
+    """Return the JSON of `submit` (docs/json.md)."""
     plan, outcome = done.plan, done.outcome
     return {
         "sweep": plan.grid.sweep.name,
@@ -77,15 +77,15 @@ def submit_json(done: Submitted) -> dict[str, Any]:
 
 
 def _twins_json(plan: SweepPlan) -> list[dict[str, Any]]:
-    return [{"run_id": each.run_id, "twin": each.twin, "step": each.step, "why": each.why} for each in plan.twins]
+    return [{"run_id": twin.run_id, "twin": twin.twin, "step": twin.step, "why": twin.why} for twin in plan.twins]
 
 
 def _changed_json(plan: SweepPlan) -> list[dict[str, Any]]:
-    return [{"code": each.code, "runs": each.num_runs, "files": list(each.files)} for each in plan.changed]
+    return [{"code": change.code, "runs": change.num_runs, "files": list(change.files)} for change in plan.changed]
 
 
 def print_plan(plan: SweepPlan) -> None:
-    """The plan, for a person to read before submitting."""
+    """Print the plan for the user to read before submitting."""
     grid = plan.grid
     say(f" in {grid.sweep.folder} ({grid.executor.value})", f"Sweep [bold]{grid.sweep.name}[/]")
     axes = [axis for axis in dict.fromkeys(axis for spec in grid.specs for axis in spec.axes) if axis != "hardware"]
@@ -117,7 +117,7 @@ def print_plan(plan: SweepPlan) -> None:
 
 
 def print_next_of(plan: SweepPlan) -> None:
-    """The submit that the plan is of, if it would submit something; else how its runs stand."""
+    """Print the submit command of the plan if it would submit a run; else the command that shows its runs."""
     if plan.problems:
         return
     if plan.num_to_submit:
@@ -128,18 +128,18 @@ def print_next_of(plan: SweepPlan) -> None:
 
 
 def _words() -> str:
-    """Those of this command that `submit` takes too."""
+    """Return the arguments of this command that `submit` takes too."""
     return shlex.join(word for word in sys.argv[2:] if word not in _ONLY_OF_PLAN)
 
 
 def say_changed(plan: SweepPlan) -> None:
-    """Which files changed since the runs that stay as they are were submitted, and how to run them anew."""
-    files = list(dict.fromkeys(file for each in plan.changed for file in each.files))
+    """Print files that changed since the submit of runs that stay as they are, and the command that restarts them."""
+    files = list(dict.fromkeys(file for change in plan.changed for file in change.files))
     if not files:
         return
     shown = ", ".join(files[:_CHANGED_SHOWN])
     more = f" and {len(files) - _CHANGED_SHOWN} more" if len(files) > _CHANGED_SHOWN else ""
-    stay = sum(each.num_runs for each in plan.changed)
+    stay = sum(change.num_runs for change in plan.changed)
     say(f"Changed since {stay} of these runs were submitted: {shown}{more}. They stay as they are.")
     print(as_typed(f"To run them anew: hpc-trainer {_verb()} --fresh {_words()}"))
 
@@ -149,10 +149,10 @@ def _verb() -> str:
 
 
 def say_twins(plan: SweepPlan) -> None:
-    """Which runs have done fewer steps already, and how to go on from there."""
-    there = [each for each in plan.twins if each.is_extended]
-    can = [each for each in plan.twins if each.step is not None]
-    cannot = [each for each in plan.twins if each.why is not None]
+    """Print runs with a shorter twin, and the command that continues where the twin ended."""
+    there = [twin for twin in plan.twins if twin.is_extended]
+    can = [twin for twin in plan.twins if twin.step is not None]
+    cannot = [twin for twin in plan.twins if twin.why is not None]
     for twins, told in ((there, "are there already, extended"), (can, "have a shorter twin that is done")):
         if twins:
             step = f", step {twins[0].step}" if twins[0].step is not None else ""
@@ -233,8 +233,8 @@ def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
 
 
 def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
-    """The JSON of `plan --memory` (docs/json.md)."""
-    return [{**dataclasses.asdict(each), "total_gb": each.total_gb, "warning": each.warning} for each in needs]
+    """Return the JSON of `plan --memory` (docs/json.md)."""
+    return [{**dataclasses.asdict(need), "total_gb": need.total_gb, "warning": need.warning} for need in needs]
 
 
 def print_needs(needs: Sequence[Need]) -> None:
@@ -242,15 +242,15 @@ def print_needs(needs: Sequence[Need]) -> None:
     if not needs:
         say("Memory: nothing is known of a loop or program of your own (train.main, train.command).")
         return
-    if any(each.parts for each in needs):
+    if any(need.parts for need in needs):
         _print_estimates(needs)
-    for each in needs:
-        if each.problem is not None:
-            say(f"the memory of {each.run_id} could not be estimated: {each.problem}", "[red]Problem:[/] ")
-        if each.note is not None:
-            say(f"Note: {each.run_id}: {each.note}")
-        if each.warning is not None:
-            say(each.warning, "[yellow]Warning:[/] ")
+    for need in needs:
+        if need.problem is not None:
+            say(f"the memory of {need.run_id} could not be estimated: {need.problem}", "[red]Problem:[/] ")
+        if need.note is not None:
+            say(f"Note: {need.run_id}: {need.note}")
+        if need.warning is not None:
+            say(need.warning, "[yellow]Warning:[/] ")
 
 
 def _print_estimates(needs: Sequence[Need]) -> None:

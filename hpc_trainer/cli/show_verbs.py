@@ -1,4 +1,4 @@
-"""show, diff and sweeps: what was submitted, read from files alone."""
+"""show, diff and sweeps: facts about submitted runs, read from files only."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _WIDEST = 60
 
 
 def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: bool, as_json: bool) -> None:
-    """The configuration of one run; without `every_key` what is not at its default."""
+    """Print the configuration of one run; without `every_key`, only keys that are not at their default."""
     run = find_run(resolve_runs_dir(runs_dir), name, sweep)
-    found = values(run.spec)
+    rows = values(run.spec)
     paths = run.sweep.run(run.spec.run_id)
     folder, first_weights = paths.folder, read_first_weights(paths)
     changes = changes_of(paths, len(Journal(paths).read()))
     if as_json:
         facts = {"run_id": run.spec.run_id, "sweep": run.sweep.name, "folder": str(folder), "command": run.command}
         loaded = {} if first_weights is None else {"first_weights": dataclasses.asdict(first_weights)}
-        told = {"environment_changes": changes, "values": [dataclasses.asdict(each) for each in found]}
-        print_json({**facts, "code": run.code, **loaded, **told})
+        more = {"environment_changes": changes, "values": [dataclasses.asdict(row) for row in rows]}
+        print_json({**facts, "code": run.code, **loaded, **more})
         return
     print(as_typed(f"{run.spec.run_id}, of sweep {run.sweep.name}"))
     print(as_typed(f"Folder: {folder}"))
@@ -44,17 +44,17 @@ def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: 
         print(as_typed(first_weights.line()))
     for line in changes:
         print(as_typed(f"{line[0].upper()}{line[1:]}"))
-    shown = [each for each in found if every_key or each.source != DEFAULT]
+    shown = [row for row in rows if every_key or row.source != DEFAULT]
     print_table(
         ["KEY", "VALUE", "FROM"],
-        [[each.key, _cut(as_text(each.value)), each.said or each.source] for each in shown],
+        [[row.key, _cut(as_text(row.value)), row.said or row.source] for row in shown],
     )
-    if len(shown) < len(found):
-        print(f"{len(found) - len(shown)} keys at their default are left out: --all shows them.")
+    if len(shown) < len(rows):
+        print(f"{len(rows) - len(shown)} keys at their default are left out: --all shows them.")
 
 
 def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """The keys in which runs differ.
+    """Print the keys in which runs differ.
 
     Raises:
         ConfigError: fewer than two runs are named.
@@ -67,22 +67,22 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
     ids = [run.spec.run_id for run in runs]
     headings = ids if len({*ids}) == len(ids) else [f"{run.sweep.name}/{run.spec.run_id}" for run in runs]
     if as_json:
-        print_json([{"key": key, **dict(zip(names, found, strict=True))} for key, found in rows])
+        print_json([{"key": key, **dict(zip(names, row, strict=True))} for key, row in rows])
     elif rows:
         print_table(
             ["KEY", *headings],
-            [[key, *(_cut(as_text(value)) for value in found)] for key, found in rows],
+            [[key, *(_cut(as_text(value)) for value in row)] for key, row in rows],
         )
     else:
         print("They differ in nothing: the same configuration and the same frozen code.")
 
 
 def run_sweeps(runs_dir: Path | None, *, as_json: bool) -> None:
-    """A line for each sweep."""
+    """Print a line for each sweep."""
     folder = resolve_runs_dir(runs_dir)
     lines = sweep_lines(folder)
     if as_json:
-        print_json([dataclasses.asdict(each) for each in lines])
+        print_json([dataclasses.asdict(line) for line in lines])
         return
     if not lines:
         print(f"{folder.absolute()} holds no sweep of yours. {OTHER_FOLDER}")
@@ -91,11 +91,11 @@ def run_sweeps(runs_dir: Path | None, *, as_json: bool) -> None:
         ["SWEEP", "RUNS", "SUBMITTED", "BY", "COMMAND"],
         [
             [
-                each.name, str(each.num_runs),
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time)) if each.time else "-",
-                each.executor, _cut(shlex.join(each.command)) or "-",
+                line.name, str(line.num_runs),
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(line.time)) if line.time else "-",
+                line.executor, _cut(shlex.join(line.command)) or "-",
             ]
-            for each in lines
+            for line in lines
         ],
     )  # fmt: skip
     print_next(f"status {lines[0].name}")

@@ -1,4 +1,4 @@
-"""The table of `status`: a line a run, and which columns a narrow terminal shows."""
+"""Table of `status`: one line per run, and the columns that a narrow terminal drops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MUCH_WAIT = 0.05  # of a step
 _MOST_OF_CAUSE = 120
 _QUIET_S = 60.0
 
-_AXES = ""  # stands for a column of each key that the runs differ in
+_AXES = ""  # placeholder for one column per axis of the runs
 _COLUMNS = (
     "RUN", "STATE", "STEP", "ETA", _AXES, "SPEED", "GOODPUT", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE",
 )  # fmt: skip
@@ -26,12 +26,12 @@ _GIVES_WAY: Sequence[Least] = (
     "JOB", "ATTEMPTS", "NODE", "GOODPUT", "SPEED", ("RUN", 20), ("METRICS", 18), ("CAUSE", 24), ("RUN", 16), _AXES,
     ("METRICS", 16), ("CAUSE", 18), "METRICS", "ETA", "STEP",
 )  # fmt: skip
-"""What a narrow terminal does without, or cuts to a width, the first first. So a person who has little room is shown
-state, progress and time that is left, then what went wrong, then the run's values and metrics, then how it works."""
+"""Columns that a narrow terminal drops, or cuts to a width, in this order. So state, step and ETA stay longest, then
+causes, then the run's axes and metrics, then the figures of its work."""
 
 
 def print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
-    """A line for each of these runs; nothing if there are none."""
+    """Print a line for each of these runs; print nothing without runs."""
     if not runs:
         return
     goodput, metrics = goodputs(status, runs), metrics_now(status, runs)
@@ -39,14 +39,14 @@ def print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
     keys = list(dict.fromkeys(key for run in runs for key in axes[run.run_id]))
     rows = []
     for run in runs:
-        known = {
+        cells = {
             "RUN": run.run_id, "STATE": run.state, "STEP": run.progress, "ETA": short_duration(run.eta_s),
             "SPEED": speed_words(run.speed),
             "GOODPUT": f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
             "ATTEMPTS": str(len(run.attempts)), "JOB": _short_job(run.job_id), "NODE": _nodes(run),
             "METRICS": _metrics(run, *metrics[run.run_id]), "CAUSE": _cause(run),
         }  # fmt: skip
-        rows.append([*_each(_COLUMNS, known, [axis_value(key, axes[run.run_id].get(key, "-")) for key in keys])])
+        rows.append([*_each(_COLUMNS, cells, [axis_value(key, axes[run.run_id].get(key, "-")) for key in keys])])
     headings = [key.upper() for key in keys]
     columns = [*_each(_COLUMNS, {name: name for name in _COLUMNS}, headings)]
     least = [*_each(_GIVES_WAY, {name: name for name in _GIVES_WAY}, headings[::-1])]
@@ -54,7 +54,7 @@ def print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
 
 
 def _each(names: Sequence[Any], known: Mapping[Any, Any], of_axes: Sequence[Any]) -> Iterator[Any]:
-    """What is known by each name; in the place of the axes what is of these."""
+    """Yield the value of each name, and the values of the axes in place of `_AXES`."""
     for name in names:
         if name == _AXES:
             yield from of_axes
@@ -69,7 +69,7 @@ def _metrics(run: RunStatus, metrics: Mapping[str, Any], step: int | None) -> st
 
 
 def speed_words(speed: Mapping[str, float]) -> str:
-    """`482k tokens/s mfu 42%`; samples/s or steps/s where there are no tokens; what a step waits for data, if much."""
+    """Return the speed as `482k tokens/s mfu 42%`, or samples/s or steps/s; with the wait for data if that is much."""
     throughput = throughput_words(speed)
     words = [] if throughput is None else [throughput]
     words += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
@@ -78,7 +78,7 @@ def speed_words(speed: Mapping[str, float]) -> str:
 
 
 def _short_job(job_id: str | None) -> str:
-    """Slurm's id as it is; a local queue by its process id."""
+    """Return a Slurm job id unchanged, and a local queue as `local:PID`."""
     if job_id is None:
         return "-"
     return f"local:{job_id.rsplit(':', 2)[1]}" if ":" in job_id else job_id
@@ -95,7 +95,7 @@ def _nodes(run: RunStatus) -> str:
 def _cause(run: RunStatus) -> str:
     if run.warning is not None:
         return run.warning
-    if run.state is RunState.RUNNING and (run.age_s or 0.0) >= _QUIET_S:  # it may hang: its speed is of before
+    if run.state is RunState.RUNNING and (run.age_s or 0.0) >= _QUIET_S:  # the run may hang: its speed is old
         return f"last sign of life {short_duration(run.age_s)} ago"
     if run.state is RunState.COMPLETED or run.reason is None or run.reason.upper() == run.state.value:
         return "-"

@@ -1,8 +1,8 @@
-"""Control characters in what we print: made visible, so that no text of a file, a program or Slurm steers a terminal.
+"""Visible control characters in the output, so that no text of a file, a program or Slurm controls a terminal.
 
-An exception's message, a log line, a metric's name may hold escape sequences: they move the cursor over what was said,
-change the window's title, or make some terminals type. Also in a pipe: `| less -R` is a terminal too. Lines and tabs
-stay, and of a log its colours.
+An exception's message, a log line or a metric's name may hold escape sequences. These overwrite earlier text, change
+the window's title, or make some terminals type. Pipes are filtered too: `| less -R` ends at a terminal. Line feeds and
+tabs stay, and so do the colours of a log.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NO_COLOUR = "\x1b[0m"
 
 
 def one_line(text: str) -> str:
-    """As `visible`, for a cell of a table: line feeds and tabs too."""
+    """Return the text as `visible` does, with line feeds and tabs escaped too, for a cell of a table."""
     return text if text.isprintable() else visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def visible_log_line(line: str) -> str:
-    """As `visible`, but colours and bold stay, and end with the line."""
+    """Return the line as `visible` does, but keep colours and bold, and end them with the line."""
     if "\x1b[" not in line:
         return visible(line)
     parts = _COLOUR.split(line)
@@ -37,18 +37,18 @@ def visible_log_line(line: str) -> str:
 
 
 class VisibleStream:
-    """Standard output or error, with control characters made visible. `unfiltered` is the stream itself."""
+    """Standard output or error that makes control characters visible. `unfiltered` is the original stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream
 
     def write(self, text: str) -> int:
-        """Writes the text, visible; returns the length of what was given."""
+        """Write the text with visible control characters; return the length of the given text."""
         self.unfiltered.write(visible(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Each as `write` does."""
+        """Write each line as `write` does."""
         for line in lines:
             self.write(line)
 
@@ -58,9 +58,9 @@ class VisibleStream:
 
 @contextlib.contextmanager
 def visible_output() -> Iterator[None]:
-    """While it lasts, what this process prints is made visible."""
+    """Make control characters visible in everything that this process prints within the context."""
     before = sys.stdout, sys.stderr
-    streams: list[Any] = [VisibleStream(unfiltered(each)) for each in before]
+    streams: list[Any] = [VisibleStream(unfiltered(stream)) for stream in before]
     sys.stdout, sys.stderr = streams
     try:
         yield
@@ -69,14 +69,14 @@ def visible_output() -> Iterator[None]:
 
 
 def as_typed(text: str) -> str:
-    """Commands of ours in a text, with the program as a person reaches it: `make demo` has none on its PATH."""
-    started, found = sys.argv[0], shutil.which("hpc-trainer")
+    """Replace `hpc-trainer` in a text by the started program's path if PATH does not lead to it, as in `make demo`."""
+    started, on_path = sys.argv[0], shutil.which("hpc-trainer")
     is_ours = os.path.basename(started) == "hpc-trainer" and os.path.exists(started)  # noqa: PTH110, PTH119
-    if not is_ours or (found is not None and os.path.samefile(found, started)):  # noqa: PTH121
+    if not is_ours or (on_path is not None and os.path.samefile(on_path, started)):  # noqa: PTH121
         return text
     return re.sub(r"(?<![\w/.-])hpc-trainer (?=[a-z-])", lambda _: f"{shlex.quote(started)} ", text)
 
 
 def unfiltered(stream: Any) -> Any:
-    """The stream below `VisibleStream`: for what was made visible before, and has colours of ours."""
+    """Return the stream below `VisibleStream`, for text that is visible already and has colours of hpc-trainer."""
     return stream.unfiltered if isinstance(stream, VisibleStream) else stream

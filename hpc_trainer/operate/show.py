@@ -64,7 +64,7 @@ class Value:
 
 
 class NoRunError(RunStateError):
-    """No run has this name."""
+    """A name that no run has."""
 
 
 def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:

@@ -1,1 +1,1 @@
-"""Verbs and their options, by what they are for. No logic: each brings what it needs when it is called."""
+"""Commands and their options, by purpose. No logic: each command imports what it needs when it is called."""

@@ -1,4 +1,4 @@
-"""Verbs that try a configuration, or a run."""
+"""Commands that test a configuration or a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs of a trained model."""
+"""Commands on a trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs that look at runs."""
+"""Commands that look at runs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`hpc-trainer data`: verbs about data sets."""
+"""`hpc-trainer data`: commands on data sets."""

@@ -1,4 +1,4 @@
-"""`hpc-trainer data`: its verbs and their options. Imports nothing heavy."""
+"""`hpc-trainer data`: its commands and their options. No slow imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ data.add_typer(prepare, name="prepare")
 
 
 class OnBroken(str, enum.Enum):
-    """What becomes of a file that cannot be read."""
+    """Policy for unreadable files."""
 
     refuse = "refuse"
     skip = "skip"

@@ -1,4 +1,4 @@
-"""What `hpc-trainer data ...` prints."""
+"""Output of `hpc-trainer data ...`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNITS = {"images": "pictures", "tokens": "bytes"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What the kinds of `data prepare` share on the command line; None: not given."""
+    """Shared options of the `data prepare` commands; None if an option is not given."""
 
     workers: int | None
     part: str | None
@@ -46,7 +46,11 @@ class How:
 
     @property
     def asked(self) -> Asked:
-        """Raises ConfigError: a number is out of range."""
+        """Settings of the call.
+
+        Raises:
+            ConfigError: a number is out of range.
+        """
         return Asked(
             num_workers=_num_processes(self.workers), part=_part(self.part), fresh=self.fresh,
             skip_broken=self.skip_broken,
@@ -54,44 +58,44 @@ class How:
 
 
 def run_prepare_images(source: Path, to: Path, options: ImageOptions, how: How) -> None:
-    """Prepares pictures, here or on Slurm."""
+    """Prepare pictures, on this machine or on Slurm."""
     words = [str(source.absolute()), "--to", str(to.absolute()), *_words(options)]
     _prepare("images", words, to, how, partial(prepare_images, source, to, options))
 
 
 def run_prepare_tokens(sources: Sequence[str], to: Path, options: TokenOptions, how: How) -> None:
-    """Prepares texts, here or on Slurm."""
-    words = [*(str(Path(each).absolute()) for each in sources), "--to", str(to.absolute()), *_words(options)]
+    """Prepare texts, on this machine or on Slurm."""
+    words = [*(str(Path(source).absolute()) for source in sources), "--to", str(to.absolute()), *_words(options)]
     _prepare("tokens", words, to, how, partial(prepare_tokens, sources, to, options))
 
 
 def run_index(folder: Path, *, as_json: bool) -> None:
-    """Writes an index for shards."""
-    found = build_index(folder)
+    """Write an index for shards and print its size."""
+    index = build_index(folder)
     if as_json:
-        print_json({"folder": str(folder), "samples": len(found.rows), "shards": len(found.shards)})
+        print_json({"folder": str(folder), "samples": len(index.rows), "shards": len(index.shards)})
         return
-    shards = f"{len(found.shards)} shard{'' if len(found.shards) == 1 else 's'}"
-    print(f"{folder}: {len(found.rows):,} samples in {shards}. Index: {folder / 'index.json'}")
+    shards = f"{len(index.shards)} shard{'' if len(index.shards) == 1 else 's'}"
+    print(f"{folder}: {len(index.rows):,} samples in {shards}. Index: {folder / 'index.json'}")
 
 
 def run_check(given: Given, *, sample: int | None, workers: int | None, as_json: bool) -> None:
-    """Exits 0 if nothing is wrong, 1 if something is, 2 if the configuration is."""
-    spec = _data_of(given, "data check", "train.global_batch_size=1")  # of a set of few samples too
+    """Check all data; exit with 0 if they are right, 1 if there are problems, 2 if the configuration is wrong."""
+    spec = _data_of(given, "data check", "train.global_batch_size=1")  # so that small sets can be checked too
     if sample is not None and sample < 1:
         raise ConfigError(f"--sample={sample} must be 1 or more. Use 100, or leave it out to read all.")
     with ended_by_signals(), _bar("samples", quiet=as_json) as tell:
-        found = check_data(spec.config, sample=sample, num_workers=_num_processes(workers), tell=tell)
+        checked = check_data(spec.config, sample=sample, num_workers=_num_processes(workers), tell=tell)
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(checked))
     else:
-        _show_checked(found)
-    if found.num_problems:
+        _show_checked(checked)
+    if checked.num_problems:
         sys.exit(ExitCode.FAILED)
 
 
 def run_bench(given: Given, *, workers: str, seconds: float, step_ms: float | None, as_json: bool) -> None:
-    """Prints a table, a row for each number of processes."""
+    """Print a table of rates with a row for each number of processes."""
     numbers = [int(word) for word in workers.split(",") if word.isdecimal()]
     if not numbers or len(numbers) != len(workers.split(",")):
         raise ConfigError(f"--workers={workers} must be numbers with commas between them. Use --workers 0,2,4.")
@@ -99,19 +103,23 @@ def run_bench(given: Given, *, workers: str, seconds: float, step_ms: float | No
         raise ConfigError("--seconds and --step-ms must be greater than 0.")
     spec = _data_of(given, "data bench")
     with ended_by_signals(), _bar("measured", quiet=as_json) as tell:
-        found = bench_data(spec.config, workers=sorted(set(numbers)), seconds=seconds, tell=tell)
-    enough = None if step_ms is None else found.enough(step_ms)
+        measured = bench_data(spec.config, workers=sorted(set(numbers)), seconds=seconds, tell=tell)
+    enough = None if step_ms is None else measured.enough(step_ms)
     if as_json:
-        print_json({**dataclasses.asdict(found), "step_ms": step_ms, "enough_workers": enough})
+        print_json({**dataclasses.asdict(measured), "step_ms": step_ms, "enough_workers": enough})
     else:
-        _show_measured(found, step_ms, enough)
+        _show_measured(measured, step_ms, enough)
 
 
 def _data_of(given: Given, verb: str, *neutral: str) -> RunSpec:
-    """The one configuration. What the command line does not choose besides the data must not stand in their way.
+    """Return the single configuration, with neutral choices for the sections that the command line does not name.
+
+    Without these choices, a default model or batch could refuse the data.
 
     Args:
-        neutral: overrides that go with any data; of a section that the command line does not name.
+        given: the command line.
+        verb: the command.
+        neutral: overrides that suit any data; each is dropped if the command line names its section.
     """
     from hpc_trainer.cli.grid_verbs import freeze_here
 
@@ -132,9 +140,9 @@ def _show_checked(found: Checked) -> None:
             print(f"{split}: a stream, which has no samples by number; it was not read")
         else:
             print(f"{split}: {numbers['read']:,} of {numbers['samples']:,} samples read")
-    for each in found.problems[:_PROBLEMS_SHOWN]:
-        place = each["file"] if each["offset"] is None else f"{each['file']} at byte {each['offset']}"
-        say(f"{place}: {each['cause']}")
+    for problem in found.problems[:_PROBLEMS_SHOWN]:
+        place = problem["file"] if problem["offset"] is None else f"{problem['file']} at byte {problem['offset']}"
+        say(f"{place}: {problem['cause']}")
     if found.num_problems > _PROBLEMS_SHOWN:
         print(f".. and {found.num_problems - _PROBLEMS_SHOWN:,} more; --json has the first 1,000")
     if found.duplicates["num"]:
@@ -228,7 +236,7 @@ def _part(text: str | None) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _bar(unit: str, *, quiet: bool) -> Iterator[Told]:
-    """A bar on a terminal; in a pipe nothing."""
+    """Show a progress bar on a terminal, and nothing in a pipe."""
     if quiet or not console().is_terminal:
         yield lambda *_: None
         return
@@ -239,8 +247,8 @@ def _bar(unit: str, *, quiet: bool) -> Iterator[Told]:
 
 
 def _submit_parts(kind: str, words: Sequence[str], to: Path, how: How) -> None:
-    """An array of the same command, each element with a part of the pieces."""
-    from hpc_trainer.cli.grid_verbs import run_submit  # half a second, for who prepares here
+    """Submit an array of the same command; each element makes a part of the pieces."""
+    from hpc_trainer.cli.grid_verbs import run_submit  # late: it takes half a second
 
     if how.parts < 1:
         raise ConfigError(f"--parts={how.parts} must be 1 or more. Use 1.")
@@ -257,6 +265,6 @@ def _submit_parts(kind: str, words: Sequence[str], to: Path, how: How) -> None:
 
 
 def _words(options: ImageOptions | TokenOptions) -> list[str]:
-    """The options, as they are typed."""
+    """Return the options as command-line arguments."""
     values = dataclasses.asdict(options).items()
     return [word for key, value in values if value is not None for word in (f"--{key.replace('_', '-')}", str(value))]

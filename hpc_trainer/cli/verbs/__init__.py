@@ -1,1 +1,1 @@
-"""What verbs print and return, a file each; `cli/apps/` names their options."""
+"""Output and exit codes of commands, one file per command; `cli/apps/` has their options."""

@@ -1,4 +1,4 @@
-"""`hpc-trainer certify`: proves, on a person's own configuration, that an interrupted run ends with the same bits."""
+"""`hpc-trainer certify`: proof, for a user's own configuration, that an interrupted run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.certify.run import Certificate, Trial, certify
 from hpc_trainer.runs.interruptions import VARIABLE, Interruption, draw, to_text
 
-# To stop at one of them, and to have some left (runs/interruptions.py).
+# Enough steps to stop at one and have some left (runs/interruptions.py).
 _FEWEST_STEPS = 5
 
 
 def run_certify_verb(
     given: Given, *, steps: int, interruptions: int, seed: int | None, timeout_s: float, keep: bool, as_json: bool
 ) -> None:
-    """Exits 0 if the runs are identical, 1 if not or if one failed, 2 if the configuration is wrong."""
+    """Certify a configuration; exit with 0 if the runs are identical, 1 if not or if one failed, 2 if the configuration is wrong."""
     if steps < _FEWEST_STEPS or interruptions < 1:
         raise ConfigError(
             f"--steps={steps} must be at least {_FEWEST_STEPS}, and --interruptions={interruptions} at least 1: "

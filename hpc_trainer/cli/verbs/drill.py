@@ -1,4 +1,4 @@
-"""`hpc-trainer drill`: does to a run what a bad day would, and says whether it came through."""
+"""`hpc-trainer drill`: interruption of a run, and a report on its recovery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_trainer.operate.find import select
 def run_drill_verb(
     what: Drill, names: list[str], sweep: str | None, runs_dir: Path | None, *, timeout_s: float, as_json: bool
 ) -> None:
-    """Exits 1 if the run did not come back, or went on at another step than was saved."""
+    """Interrupt a run; exit with 1 if it did not come back, or resumed at another step than the saved one."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
         listed = ", ".join(chosen[:5])

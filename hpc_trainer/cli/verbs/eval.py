@@ -1,4 +1,4 @@
-"""`hpc-trainer eval` and `predict`: what a run's model, or an exported one, says of data."""
+"""`hpc-trainer eval` and `predict`: metrics and predictions of a run's model or of an export."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from hpc_trainer.operate.deploy.ask_model import Target, evaluate, predict
 
 
 def run_eval(target: Target, *, as_json: bool) -> None:
-    """Prints the metrics."""
-    told = evaluate(target)
+    """Evaluate the model and print its metrics."""
+    result = evaluate(target)
     if as_json:
-        print_json(told)
+        print_json(result)
         return
-    print(as_typed(f"{_what(told)}, on {told['num_samples']} samples of data={told['data']} ({told['device']}):"))
-    for name, value in told["metrics"].items():
+    print(
+        as_typed(f"{_what(result)}, on {result['num_samples']} samples of data={result['data']} ({result['device']}):")
+    )
+    for name, value in result["metrics"].items():
         print(as_typed(f"  {name}={value:.6g}"))
-    _notes(told)
+    _notes(result)
 
 
 def run_predict(target: Target, output: Path, *, as_json: bool) -> None:
-    """Writes the file and says what is in it."""
-    told = predict(target, output)
+    """Write the file of predictions and print its contents."""
+    result = predict(target, output)
     if as_json:
-        print_json(told)
+        print_json(result)
         return
-    print(as_typed(f"{_what(told)}: {told['num_samples']} predictions on data={told['data']} ({told['device']})."))
-    print(as_typed(f"  {told['output']}: {', '.join(told['keys'])}"))
-    _notes(told)
+    print(
+        as_typed(f"{_what(result)}: {result['num_samples']} predictions on data={result['data']} ({result['device']}).")
+    )
+    print(as_typed(f"  {result['output']}: {', '.join(result['keys'])}"))
+    _notes(result)
 
 
 def _what(told: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`hpc-trainer export`: a run's model in a folder of its own."""
+"""`hpc-trainer export`: export of a run's model to a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_export(
     name: str, sweep: str | None, runs_dir: Path | None, wanted: Wanted, *, all_ways: bool, words: Sequence[str] = (),
     config_dirs: Sequence[Path] = (), as_json: bool,
 ) -> None:  # fmt: skip
-    """Writes the folder and says what is in it."""
+    """Write the folder and print its contents."""
     if all_ways and words:
         raise ConfigError(f"--all is every form, and {' '.join(words)} lists some. Leave one of the two out.")
     forms = forms_of(words, config_dirs) if words else EVERY
@@ -46,7 +46,7 @@ def run_export(
         print(as_typed(line))
     for note in done.notes:
         print(as_typed(f"Note: {note}"))
-    package = needed_package(done.card)  # Python looks for it beside load.py, not in the current folder
+    package = needed_package(done.card)  # Python looks for the package beside load.py, not in the current folder
     where = f", where {package} can be imported: PYTHONPATH=. " if package else ": "
     print(as_typed(f"To load it{where}python {Path(done.folder) / 'load.py'}"))
 
@@ -63,12 +63,12 @@ def _run_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Path |
         print_json(dataclasses.asdict(done))
         return
     rows = []
-    for each in done.exports:
-        measured = each.card["measured"]
+    for one in done.exports:
+        measured = one.card["measured"]
         side = {"metrics": {}, "latency": {}} if measured is None else measured["exported"]
         figures = [f"{value:.4f}" for value in side["metrics"].values()]
-        figures += [f"{1e3 * told['median_s']:.3g} ms" for told in side["latency"].values()]
-        rows.append([Path(each.folder).name, f"{short_number(each.num_bytes)}B", *figures])
+        figures += [f"{1e3 * timing['median_s']:.3g} ms" for timing in side["latency"].values()]
+        rows.append([Path(one.folder).name, f"{short_number(one.num_bytes)}B", *figures])
     measured = done.exports[0].card["measured"] or {"exported": {"metrics": {}, "latency": {}}}
     named = [name.upper() for name in measured["exported"]["metrics"]]
     named += [f"BATCH OF {batch}" for batch in measured["exported"]["latency"]]
@@ -83,7 +83,7 @@ def _run_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Path |
 
 
 def _measured(card: dict[str, Any]) -> list[str]:
-    """What a person looks for first; the rest stands in card.md."""
+    """Return lines with the most important measurements; card.md has the others."""
     measured, same, lines = card["measured"], card["same"], []
     if measured is not None:
         was, now = measured["original"], measured["exported"]
@@ -91,9 +91,9 @@ def _measured(card: dict[str, Any]) -> list[str]:
             f"  {name}: {was['metrics'][name]:.4f} -> {value:.4f}, on {measured['num_samples']} validation samples"
             for name, value in now["metrics"].items()
         ]
-        for batch, told in now["latency"].items():
-            before, after = (1e3 * each["median_s"] for each in (was["latency"][batch], told))
-            lines.append(f"  latency of a batch of {batch}: {before:.3g} ms -> {after:.3g} ms (medians, n={told['n']})")
+        for batch, cell in now["latency"].items():
+            before, after = (1e3 * side["median_s"] for side in (was["latency"][batch], cell))
+            lines.append(f"  latency of a batch of {batch}: {before:.3g} ms -> {after:.3g} ms (medians, n={cell['n']})")
     if same is not None:
         lines.append(
             f"  outputs differ by at most {same['max_abs_difference']:.3g} on {same['num_samples']} validation samples "

@@ -1,4 +1,4 @@
-"""`hpc-trainer find-lr`: a learning-rate range test of a person's own configuration, and a plot of it."""
+"""`hpc-trainer find-lr`: a learning-rate range test of a user's own configuration, and its plot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OWN = ("sweep_name=", "paths.runs_dir=")
 
 
 def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, timeout_s: float, as_json: bool) -> None:
-    """Exits 0 if there is a suggestion, 1 if the loss fell nowhere, 2 if the configuration is wrong."""
+    """Run the test; exit with 0 for a suggestion, 1 if the loss fell nowhere, 2 if the configuration is wrong."""
     if steps < _FEWEST_STEPS or not 0 < first < last < float("inf"):
         raise ConfigError(
             f"--steps={steps} must be at least {_FEWEST_STEPS}, and --from={first:g} greater than 0 and less than "
@@ -66,7 +66,7 @@ def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, tim
 
 
 def _test(here: Given, plan: LrRange, timeout_s: float) -> Curve:
-    """Runs it in a folder of its own, which is gone afterwards."""
+    """Run the test in a temporary folder and return its curve."""
     folder = Path(tempfile.mkdtemp(prefix="hpc-trainer-find-lr-"))
     job_ids: list[str] = []
     try:
@@ -85,12 +85,12 @@ def _test(here: Given, plan: LrRange, timeout_s: float) -> Curve:
 
         return find_lr(grid.sweep, grid.specs[0].run_id, start, timeout_s=timeout_s)
     finally:
-        stop_queues(job_ids)  # after Ctrl-C, or when the time is over: nothing is left at work
+        stop_queues(job_ids)  # also after Ctrl-C or a time-out: no process is left
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _optim_lr(curve: Curve, spec: RunSpec) -> float | None:
-    """What `optim.lr` must be for the suggested rate: a rule may scale it to this batch."""
+    """Return the `optim.lr` that gives the suggested rate if a rule scales it to this batch; None without a rate."""
     config = spec.typed()
     factor = lr_factor(config.optim.lr_scaling, config.optim.lr_base_batch, config.train.global_batch_size)
     return None if curve.suggested_lr is None else float(f"{curve.suggested_lr / factor:.2g}")
@@ -125,5 +125,5 @@ def _show(curve: Curve, value: float | None, plot: Path, given: Sequence[str]) -
         print(f"It fell the fastest at lr={curve.steepest_lr:.2g}. Suggested: optim.lr={value:g}")
     say(f"Plot: {plot}")
     if value is not None:
-        words = [each for each in given if not each.startswith("optim.lr=")]
+        words = [word for word in given if not word.startswith("optim.lr=")]
         print_next(f"train {shlex.join([*words, f'optim.lr={value:g}'])}")

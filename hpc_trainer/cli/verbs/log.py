@@ -1,4 +1,4 @@
-"""log: what a shell script tells of the run that it is."""
+"""`hpc-trainer log`: metrics that a shell script records for its own run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _HINT = "Write: hpc-trainer log step=10 loss=0.3"
 
 
 def run_log(words: Sequence[str]) -> None:
-    """One line of metrics.
+    """Record one line of metrics of the run that calls this command.
 
     Raises:
-        ConfigError: there is no step, a value is no number, or this is no run.
+        ConfigError: there is no step, a value is not a number, or the caller is not a run.
     """
     given = dict(word.partition("=")[::2] for word in words)
     try:

@@ -1,4 +1,4 @@
-"""`hpc-trainer profile`: where the time of a run goes that is at work."""
+"""`hpc-trainer profile`: use of time in some steps of a running run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run_profile(
     name: str, sweep: str | None, runs_dir: Path | None, *, num_steps: int, ranks: str, timeout_s: float, wait: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Asks the run, waits unless it should not, and prints each rank's figures and advice."""
+    """Request a profile, wait for it if `wait`, and print each rank's figures and advice."""
     status, chosen = select(resolve_runs_dir(runs_dir), [name], sweep)
     if len(chosen) > 1:
         listed = ", ".join(chosen[:5])
@@ -37,13 +37,13 @@ def run_profile(
                 say(f"  {file}")
         return
     tell = None if as_json else _to_stderr
-    found = await_profile(status.sweep, run.run_id, asked, *([] if tell is None else [tell]))
+    profiles = await_profile(status.sweep, run.run_id, asked, *([] if tell is None else [tell]))
     if as_json:
-        print_json(_json(run.run_id, asked, found))
+        print_json(_json(run.run_id, asked, profiles))
         return
-    for index, each in enumerate(found):
-        say("\n".join(each.answer.lines), "\n" if index else "")
-        say(f"Table: {each.table}\nTrace: {each.trace} (chrome://tracing, or https://ui.perfetto.dev)")
+    for index, profile in enumerate(profiles):
+        say("\n".join(profile.answer.lines), "\n" if index else "")
+        say(f"Table: {profile.table}\nTrace: {profile.trace} (chrome://tracing, or https://ui.perfetto.dev)")
 
 
 def _to_stderr(line: str) -> None:
@@ -60,14 +60,14 @@ def _ranks_of(words: str, world_size: int) -> list[int]:
 
 
 def _json(run_id: str, request: ProfileRequest, found: Sequence[RankProfile]) -> dict[str, object]:
-    """The stable form of `profile --json` (docs/json.md)."""
+    """Return the stable form of `profile --json` (docs/json.md)."""
     ranks = [
         {
-            "rank": each.rank, "table": str(each.table), "trace": str(each.trace),
-            **{key: each.answer.figures.get(key) for key in _FIGURES},
-            "advice": [line.removeprefix("advice: ") for line in each.answer.lines if line.startswith("advice: ")],
+            "rank": profile.rank, "table": str(profile.table), "trace": str(profile.trace),
+            **{key: profile.answer.figures.get(key) for key in _FIGURES},
+            "advice": [line.removeprefix("advice: ") for line in profile.answer.lines if line.startswith("advice: ")],
         }
-        for each in found
+        for profile in found
     ]  # fmt: skip
     return {"run_id": run_id, "asked": {"num_steps": request.num_steps, "ranks": [*request.ranks]}, "ranks": ranks}
 

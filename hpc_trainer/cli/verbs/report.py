@@ -1,4 +1,4 @@
-"""report: one page for a sweep, and its scaling as a table."""
+"""`hpc-trainer report`: one page for a sweep, and its scaling as a table."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def run_report(
     name: str | None, runs_dir: Path | None, *, output: Path | None, warmup_steps: int | None,
     exports: Sequence[Path], as_json: bool,
 ) -> None:  # fmt: skip
-    """Writes the page and prints what it says of scaling.
+    """Write the page and print its scaling studies.
 
     Raises:
-        ConfigError: a negative warm-up, or `output` lies in no folder.
+        ConfigError: `warmup_steps` is negative, or the folder of `output` does not exist.
         RunStateError: `exports` holds a folder without a measured export.
         UntrustedFileError: the page would lie in the sweep's folder, and others may write there.
     """
@@ -60,7 +60,7 @@ def run_report(
 
 
 def report_json(report: Report, page: Path) -> dict[str, Any]:
-    """The stable form of `report --json` (docs/json.md); curves are in the page alone."""
+    """Return the stable form of `report --json` (docs/json.md); curves are only in the page."""
     left_out = ("curves", "gpu_type", "ledger")
     runs = [
         {key: value for key, value in dataclasses.asdict(dataclasses.replace(run, ledger=None)).items()
@@ -68,10 +68,10 @@ def report_json(report: Report, page: Path) -> dict[str, Any]:
         | {"ledger": None if run.ledger is None else ledger_json(run.ledger)}
         for run in report.runs
     ]  # fmt: skip
-    scaling = [dataclasses.asdict(each) for each in report.scaling]
+    scaling = [dataclasses.asdict(study) for study in report.scaling]
     return {
         "sweep": report.sweep, "page": str(page), "counts": dict(report.counts), "runs": runs, "scaling": scaling,
-        "notes": report.notes, "exports": [dataclasses.asdict(each) for each in report.exports],
+        "notes": report.notes, "exports": [dataclasses.asdict(export) for export in report.exports],
         "advice": list(report.advice),
     }  # fmt: skip
 

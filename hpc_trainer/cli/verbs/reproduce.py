@@ -1,4 +1,4 @@
-"""`hpc-trainer reproduce`: the first steps of a run once more, from its code of then; compares what was logged."""
+"""`hpc-trainer reproduce`: a repetition of a run's first steps with its original code, and a comparison of metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_reproduce_verb(
     words: Sequence[str], sweep: str | None, runs_dir: Path | None, *, steps: int, may_differ: bool, timeout_s: float,
     keep: bool, rebuilds: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Exits 0 if what was logged is identical, 1 if not or if the copy failed, 2 if the command is wrong."""
+    """Repeat a run; exit with 0 if its metrics are identical, 1 if not or if the copy failed, 2 for a wrong command."""
     changes = [word for word in words if "=" in word]
     names = [word for word in words if word not in changes]
     if rebuilds and any(word.startswith("cluster.python=") for word in changes):
@@ -65,11 +65,11 @@ def run_reproduce_verb(
             start = partial(start_copy, spec, place, digest=digest, code=code, command_line=sys.argv)
             found = follow(original, place, start, is_local=is_local, timeout_s=timeout_s, say=tell)
     finally:
-        # A job may still be saving when it is cancelled, and nobody may take its folder away.
+        # A cancelled job may still be saving, so its folder must stay.
         kept = keep or not is_local or found is None or not found.comparison.is_identical
         if not kept:
             shutil.rmtree(place.folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # others lie in it
+            with contextlib.suppress(OSError):  # other copies are in this folder
                 place.folder.parent.rmdir()
     folder = place.folder if kept and place.exists else None
     if as_json:
@@ -85,10 +85,10 @@ def run_reproduce_verb(
 def _code_of(
     run: Known, spec: RunSpec, original: Original, place: SweepPaths
 ) -> tuple[str | None, Snapshot | None, Collection[str]]:
-    """The digest of the code that the copy starts from, the code itself if it has to be written first, its packages.
+    """Return the digest of the copy's code, the code itself if it must be written first, and its packages.
 
     Raises:
-        RunStateError: it cannot be had back.
+        RunStateError: the code cannot be restored.
     """
     environment = original.environment
     frozen = run.code if environment is None else environment["code"].get("frozen")
@@ -107,12 +107,16 @@ def _code_of(
 
 
 def _rebuilt(original: Original, place: SweepPaths, packages: Collection[str], tell: Callable[[str], None]) -> str:
-    """Builds the environment of then; the override that names its Python. Raises RunStateError."""
+    """Build the run's recorded environment, and return the override that names its Python.
+
+    Raises:
+        RunStateError: no environment was recorded, or it cannot be built.
+    """
     if original.environment is None:
         raise RunStateError("there is no record of what the run ran with: nothing tells --rebuild what to install.")
     made = rebuild(original.environment, place.folder.parent, frozen=packages, say=tell)
-    for each in made.left_out:
-        tell(f"not installed: {each}, and what stood there then is not known")
+    for package in made.left_out:
+        tell(f"not installed: {package}, and what stood there then is not known")
     return f"cluster.python={override_value(shlex.quote(made.python))}"
 
 
@@ -133,7 +137,7 @@ def _json(found: Reproduced, original: Original) -> dict[str, Any]:
         "metrics": list(comparison.names),
         "deviations": [{**dataclasses.asdict(each), "relative": each.relative} for each in comparison.deviations],
         "is_recorded": found.is_recorded,
-        "differences": [dataclasses.asdict(each) for each in found.differences],
+        "differences": [dataclasses.asdict(difference) for difference in found.differences],
         "gpus": {"was": found.gpus[0], "now": found.gpus[1]},
     }
 
@@ -153,10 +157,10 @@ def _words(found: Reproduced, original: Original) -> list[str]:
         lines = [f"NOT IDENTICAL: the copy did not log {steps}, which the run did."]
     if not found.is_recorded:
         return [*lines, "There is no record of what the run ran with: nobody can say what differs."]
-    unlike = [str(each) for each in found.differences]
+    unlike = [str(difference) for difference in found.differences]
     if unlike:
         lines.append("These differ:" if first is not None else "These differ, and changed nothing here:")
-        lines += [f"  {each}" for each in unlike[:_MOST]]
+        lines += [f"  {line}" for line in unlike[:_MOST]]
         lines += [f"  and {len(unlike) - _MOST} more: --json has all"] if len(unlike) > _MOST else []
     else:
         lines.append("Nothing that is recorded differs: code, data, packages, libraries, devices, variables.")
@@ -171,8 +175,8 @@ def _deviation(each: Deviation) -> str:
 
 
 def _others(deviations: Sequence[Deviation]) -> list[str]:
-    steps = sorted({each.step for each in deviations})
-    largest = max((each.relative for each in deviations if each.relative is not None), default=None)
+    steps = sorted({deviation.step for deviation in deviations})
+    largest = max((deviation.relative for deviation in deviations if deviation.relative is not None), default=None)
     if len(deviations) < 2:
         return []
     told = "" if largest is None else f"; the largest relative difference is {largest:.1g}"

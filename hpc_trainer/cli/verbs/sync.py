@@ -1,4 +1,4 @@
-"""`hpc-trainer sync`: what runs have logged, to W&B and MLflow."""
+"""`hpc-trainer sync`: transfer of the runs' metrics to W&B and MLflow."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hpc_trainer.operate.sync.sync import sync_named, tracker_named
 
 
 def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: str | None, as_json: bool) -> None:
-    """Tells trackers what is new. Exits 1 if one did not take a run.
+    """Send new steps to the trackers, and exit with 1 if a tracker did not accept a run.
 
     Raises:
-        ConfigError: `to` is no tracker that is synced.
+        ConfigError: `to` is not a tracker that can be synced.
     """
     tracker = None if to is None else tracker_named(to, "--to ")
     status, result = sync_named(resolve_runs_dir(runs_dir), names, sweep, tracker)
@@ -24,7 +24,7 @@ def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: 
     if as_json:
         print_json({
             "sweep": status.sweep.name,
-            "runs": [{**dataclasses.asdict(each), "state": each.state.value} for each in result.synced],
+            "runs": [{**dataclasses.asdict(run), "state": run.state.value} for run in result.synced],
             "failed": result.failed,
             "not_begun": result.num_not_begun,
         })  # fmt: skip
@@ -32,8 +32,8 @@ def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: 
         print_table(
             ["RUN", "STATE", "STEP", "NEW", "WHERE"],
             [
-                [each.run_id, each.state, "-" if each.step is None else str(each.step), str(each.num_new), each.where]
-                for each in result.synced
+                [run.run_id, run.state, "-" if run.step is None else str(run.step), str(run.num_new), run.where]
+                for run in result.synced
             ],
         )
         if result.num_not_begun:

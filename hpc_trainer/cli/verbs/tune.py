@@ -1,4 +1,4 @@
-"""`hpc-trainer tune`: what would make runs faster or cheaper, a line each."""
+"""`hpc-trainer tune`: advice that makes runs faster or cheaper, one line per piece of advice."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SHOWN_RUNS = 3
 
 
 def run_tune(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Advises the runs that `names` name; of a sweep's, those with the same advice together."""
+    """Print advice for the runs that `names` mean; several runs with the same advice share a line."""
     status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
     tuned, notes = tune(status, run_ids)
     warn(status)
     if as_json:
-        found = [tuned_json(each) for each in tuned]
-        print_json({"sweep": status.sweep.name, "runs": found, "notes": notes})
+        runs = [tuned_json(run) for run in tuned]
+        print_json({"sweep": status.sweep.name, "runs": runs, "notes": notes})
         return
     for note in notes:
         print(f"Note: {note}", file=sys.stderr)
@@ -36,17 +36,17 @@ def run_tune(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_j
 
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
-    """One run of `tune --json` (docs/json.md)."""
+    """Return one run of `tune --json` (docs/json.md)."""
     return {
         "run_id": tuned.run_id, "state": tuned.state.value,
-        "advice": [{**dataclasses.asdict(each), "line": each.line} for each in tuned.advice],
+        "advice": [{**dataclasses.asdict(advice), "line": advice.line} for advice in tuned.advice],
     }  # fmt: skip
 
 
 def _print_one(tuned: Tuned, sweep: str) -> None:
     say("", f"[bold]{escape(tuned.run_id)}[/]  {state_markup(tuned.state)}")
-    for each in tuned.advice:
-        say(each.line)
+    for advice in tuned.advice:
+        say(advice.line)
     if not tuned.advice:
         say("Nothing stands out.")
         if tuned.state.has_failed:
@@ -61,7 +61,7 @@ def _print_many(tuned: Sequence[Tuned]) -> None:
         names = ", ".join(group.run_ids[:_SHOWN_RUNS])
         more = f" and {len(group.run_ids) - _SHOWN_RUNS} more" if len(group.run_ids) > _SHOWN_RUNS else ""
         say(f"{len(group.run_ids)} x {group.advice.line}\n  {names}{more}")
-    advised = sum(bool(each.advice) for each in tuned)
+    advised = sum(bool(run.advice) for run in tuned)
     say(f"{advised} of {len(tuned)} runs looked at have advice." if groups else "Nothing stands out.")
     if groups:
         print_next(f"tune {groups[0].run_ids[0]}")

@@ -1,4 +1,4 @@
-"""`hpc-trainer why`: one sentence that says why a run is not done, and what to do."""
+"""`hpc-trainer why`: one sentence on why a run is not done, and advice."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
 def run_why(
     names: list[str], sweep: str | None, runs_dir: Path | None, *, page: Path | None = None, as_json: bool
 ) -> None:
-    """Explains one run at length; of a sweep, the runs that did not come through, those alike together.
+    """Explain one run at length; for a sweep, explain its unsuccessful runs, grouped by equal explanations.
 
     Raises:
-        ConfigError: `page` lies in no folder, or is asked of more runs than one.
+        ConfigError: the folder of `page` does not exist, or `page` is given with several runs.
     """
     if page is not None and not page.absolute().parent.is_dir():
         raise ConfigError(f"--html={page}: there is no folder {page.absolute().parent}. Make it, or name another file.")
@@ -56,17 +56,17 @@ def run_why(
     if page is not None:
         raise ConfigError(f"--html={page} is of one run, and {len(run_ids)} are named. Name one run.")
     chosen = [run for run in status.open_among(run_ids) if run.state not in _AT_PEACE]
-    found = [explain(status, run, asks_slurm=False) for run in chosen]
+    explained = [explain(status, run, asks_slurm=False) for run in chosen]
     warn(status)
     if as_json:
-        print_json({"sweep": status.sweep.name, "runs": [_json(each) for each in found]})
+        print_json({"sweep": status.sweep.name, "runs": [_json(why) for why in explained]})
     else:
-        _print_many(status, run_ids, found)
+        _print_many(status, run_ids, explained)
 
 
 def _json(why: Why) -> dict[str, Any]:
-    told = dataclasses.asdict(dataclasses.replace(why, ledger=None))
-    return {**told, "state": why.state.value, "ledger": None if why.ledger is None else ledger_json(why.ledger)}
+    fields = dataclasses.asdict(dataclasses.replace(why, ledger=None))
+    return {**fields, "state": why.state.value, "ledger": None if why.ledger is None else ledger_json(why.ledger)}
 
 
 def _frame(why: Why) -> list[str]:
@@ -76,14 +76,14 @@ def _frame(why: Why) -> list[str]:
 def _print_one(why: Why) -> None:
     say("", f"[bold]{escape(why.run_id)}[/]  {state_markup(why.state)}")
     say(why.verdict)
-    advice = [as_typed(each) for each in why.advice]
+    advice = [as_typed(line) for line in why.advice]
     for title, lines in (("Because", [*_frame(why), *why.evidence]), ("Do", advice), ("Story", why.timeline)):
         if lines:
             say("\n  ".join([f"\n{title}:", *lines]))
 
 
 def _because(why: Why) -> list[str]:
-    return [] if why.state is RunState.CANCELLED else why.evidence[:1]  # its steps say nothing about other runs
+    return [] if why.state is RunState.CANCELLED else why.evidence[:1]  # its steps differ from those of other runs
 
 
 _WHERE = re.compile(r"^rank \d+ on \S+: ")
@@ -91,18 +91,18 @@ _WHERE = re.compile(r"^rank \d+ on \S+: ")
 
 
 def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
-    say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[each].value for each in run_ids))}.")
+    say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[run_id].value for run_id in run_ids))}.")
     alike: dict[tuple[str, ...], list[Why]] = {}
-    for each in found:
-        same = (each.verdict, *_frame(each), *(_WHERE.sub("", line) for line in _because(each)))
-        alike.setdefault(same, []).append(each)
+    for why in found:
+        same = (why.verdict, *_frame(why), *(_WHERE.sub("", line) for line in _because(why)))
+        alike.setdefault(same, []).append(why)
     for group in alike.values():
         verdict, because = group[0].verdict, [*_frame(group[0]), *_because(group[0])]
         if len({*map(tuple, map(_because, group))}) > 1:
             because[-1] = _WHERE.sub("", because[-1])
-        names = ", ".join(each.run_id for each in group[:_SHOWN_RUNS])
+        names = ", ".join(why.run_id for why in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
-        said = [f"its last line: {line}" for line in dict.fromkeys(each.said for each in group) if line is not None]
+        said = [f"its last line: {line}" for line in dict.fromkeys(why.said for why in group) if line is not None]
         say(
             "\n  ".join([verdict, *because, *said[:_SHOWN_RUNS], f"{names}{more}"]),
             f"\n{len(group)} x {state_markup(group[0].state)}: ",
@@ -110,7 +110,7 @@ def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> No
     if found:
         say("")
         print_next(f"why {found[0].run_id}")
-    elif any(status.states[each] is not RunState.COMPLETED for each in run_ids):
+    elif any(status.states[run_id] is not RunState.COMPLETED for run_id in run_ids):
         say("Every run is complete, runs or waits.")
         print_next(f"status {status.sweep.name}")
     else:

@@ -30,7 +30,7 @@ def _step_s(facts: Facts) -> float | None:
 
 
 def _num_steps_done(facts: Facts) -> int:
-    """Of all attempts, those that were done again included as far as attempts told them."""
+    """Return the run's step, at least 1; repeated steps count once."""
     return max(1, facts.run.step)
 
 

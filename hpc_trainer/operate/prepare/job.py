@@ -77,7 +77,7 @@ def shuffled(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """How a call is carried out. Only `skip_broken` changes the result."""
+    """Settings of one call. Only `skip_broken` changes the result."""
 
     num_workers: int = 1
     part: tuple[int, int] = (1, 1)
