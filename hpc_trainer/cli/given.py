@@ -32,7 +32,7 @@ class Given:
         cls, overrides: list[str] | None, command: str | None, app: str | None, config_dirs: list[Path] | None,
         trust: list[str] | None,
     ) -> Given:  # fmt: skip
-        """Return the input of a grid; a given `--command` or `--app` is the user's own program instead of a training."""
+        """Return the input of a grid; `--command` or `--app` name the user's own program instead of a training."""
         if command is None:
             return cls(overrides, config_dirs, trust, app)
         if app is not None:

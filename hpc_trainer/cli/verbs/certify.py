@@ -29,7 +29,7 @@ _FEWEST_STEPS = 5
 def run_certify_verb(
     given: Given, *, steps: int, interruptions: int, seed: int | None, timeout_s: float, keep: bool, as_json: bool
 ) -> None:
-    """Certify a configuration; exit with 0 if the runs are identical, 1 if not or if one failed, 2 if the configuration is wrong."""
+    """Certify; exit with 0 if the runs are identical, 1 if not or if one failed, 2 if the configuration is wrong."""
     if steps < _FEWEST_STEPS or interruptions < 1:
         raise ConfigError(
             f"--steps={steps} must be at least {_FEWEST_STEPS}, and --interruptions={interruptions} at least 1: "
