@@ -77,7 +77,7 @@ class ConfigError(HpcTrainerError, ValueError):
 
 
 class IncompatibleResumeError(ConfigError):
-    """A checkpoint of another training: its configuration or code does not match the present one."""
+    """A checkpoint of another training: it was made with settings or data that do not match the present ones."""
 
 
 class SubmitError(HpcTrainerError):
@@ -135,7 +135,7 @@ class DivergedError(HpcTrainerError):
 
 
 class TooLargeError(HpcTrainerError):
-    """A rank's memory too small for a step of the smallest micro-batch. `memory` holds the figures, in bytes."""
+    """A step of the smallest micro-batch that exceeds a rank's memory. `memory` holds the figures, in bytes."""
 
     def __init__(self, message: str, memory: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)

@@ -32,7 +32,7 @@ _GAP = "  "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNow:
-    """GPUs of a run at its ranks' latest samples; None for unknown figures.
+    """GPUs of a run at its ranks' latest samples; unknown figures are None.
 
     `utilisation` (0 to 1) is the mean, `memory_used` is that of the fullest GPU in bytes, `temperature_c` that of the
     hottest, and `power_w` the sum.

@@ -25,7 +25,7 @@ def configured_runs_dir() -> Path:
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
-    """Return the user's own sweeps under `runs_dir`, the latest submitted first.
+    """Return the sweeps of the user and of root under `runs_dir`, the latest submitted first.
 
     A team may share the folder of sweeps. Reading a colleague's sweep would be refused, so a command without a sweep's
     name never means such a sweep.
@@ -168,7 +168,7 @@ def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tup
 
 
 def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[str], sweep: str | None) -> str | None:
-    """Return a remark if other sweeps have runs of these ids and the names do not say which sweep; None if they do."""
+    """Return a remark if other sweeps have runs of these ids and the names do not say which sweep; else None."""
     names, sweep = in_one_sweep(status.sweep.folder.parent, names, sweep)
     if sweep is not None or not names:
         return None

@@ -109,7 +109,7 @@ def values(spec: RunSpec) -> list[Value]:
 
 
 def _defaults(spec: RunSpec) -> dict[str, Any]:
-    """Return the defaults of the run's sections; for a section with required fields, the default of TrainConfig."""
+    """Return the defaults of the run's sections; for a section with required fields, the run's own values."""
     config = spec.typed()
     defaults: dict[str, Any] = {}
     for field in dataclasses.fields(TrainConfig):

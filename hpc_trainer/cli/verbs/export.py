@@ -91,9 +91,9 @@ def _measured(card: dict[str, Any]) -> list[str]:
             f"  {name}: {was['metrics'][name]:.4f} -> {value:.4f}, on {measured['num_samples']} validation samples"
             for name, value in now["metrics"].items()
         ]
-        for batch, cell in now["latency"].items():
-            before, after = (1e3 * side["median_s"] for side in (was["latency"][batch], cell))
-            lines.append(f"  latency of a batch of {batch}: {before:.3g} ms -> {after:.3g} ms (medians, n={cell['n']})")
+        for batch, took in now["latency"].items():
+            before, after = (1e3 * side["median_s"] for side in (was["latency"][batch], took))
+            lines.append(f"  latency of a batch of {batch}: {before:.3g} ms -> {after:.3g} ms (medians, n={took['n']})")
     if same is not None:
         lines.append(
             f"  outputs differ by at most {same['max_abs_difference']:.3g} on {same['num_samples']} validation samples "

@@ -51,7 +51,7 @@ def _with_workers(pace: Pace, now: int, wanted: int) -> Gain:
 
 
 def _batch_s(pace: Pace, now: int) -> float:
-    """Return the seconds that one process needs for a batch: `now` processes make one per step, or the rank if 0."""
+    """Return one process's seconds for a batch: `now` processes load one batch per step; if 0, the rank loads it."""
     return now * pace.step_s if now else pace.wait_share * pace.step_s
 
 

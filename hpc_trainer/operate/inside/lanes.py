@@ -47,7 +47,7 @@ def lanes(flights: Mapping[int, Flight]) -> str:
 
 
 def _begin(flights: Sequence[Flight], end: float) -> float:
-    """Return the start of the view: some time before the oldest open span, ignoring a rank's outermost one."""
+    """Return the start of the view: some time before the oldest open collective or innermost open span."""
     starts = [call.begin for flight in flights for call in open_collectives(flight)]
     for flight in flights:
         inner = [span.begin for span in flight.spans if span.end is None]

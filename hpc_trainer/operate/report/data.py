@@ -71,7 +71,7 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint:
-    """One run relative to the run with the fewest ranks: `speedup` of throughput; `efficiency` is per rank."""
+    """One run relative to the run with the fewest ranks: `efficiency` is `speedup` by the ratio of ranks."""
 
     run_id: str
     hardware: str

@@ -49,7 +49,7 @@ class Reproduced:
 
 
 def original_of(paths: RunPaths, steps: int, *, is_program: bool) -> Original:
-    """Return the metrics' last compared step and the recorded environment of a run.
+    """Return the last step to compare and the recorded environment of a run.
 
     Args:
         paths: the run.
