@@ -1,4 +1,4 @@
-"""Writing small files atomically, appending whole lines, and refusing files that others could have changed.
+"""Atomic writes of small files, appends of whole lines, and refusal of files that others could have changed.
 
 Reading is in `runs/reading.py`.
 """
@@ -83,19 +83,19 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 
 
 def write_marker(path: Path, *, sync: bool = True) -> None:
-    """Create an empty file whose name is the message, in an existing folder; an existing file stays.
+    """Create an empty file whose name is the message, in an existing folder; an existing file stays unchanged.
 
     Args:
         path: the file.
         sync: True if the file must survive a power cut.
     """
     try:
-        # Without O_EXCL: which of two markers of one name stays does not matter, and whether this client remembers a
-        # file that another one has removed must not decide.
+        # No O_EXCL: it does not matter which of two markers with the same name stays, and O_EXCL would fail if this
+        # client still caches the name of a file that another client has removed.
         descriptor = os.open(path, _TO_MARK, 0o666)
     except OSError as error:
         if os.path.lexists(path) and error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            return  # a file of another kind has the name, which says the same
+            return  # a folder, pipe or link has this name: the marker exists
         raise
     try:
         if os.fstat(descriptor).st_size > 0:
@@ -187,7 +187,7 @@ def _read_back(path: Path, text: str) -> None:
     """
     data = text.encode()
     for _ in range(_APPEND_TRIES):
-        # Opened anew: since the close the text is on the server, and an open asks the server.
+        # Open the file again: the close sent the text to the server, and an open asks the server.
         if data in read_ends(path, last=len(data) + _TAIL_BYTES)[1]:
             return
         append_texts(path, [text])
@@ -323,7 +323,7 @@ def check_trusted(path: Path) -> None:
     if info.st_uid not in (os.getuid(), 0):
         raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
     if info.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        # A default ACL has affected more than this one file; files that we write from now on are right.
+        # A default ACL affects all files of the folder, not only this one; newly written files get the right mode.
         by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
         what = f"-R go-w {path if stat.S_ISDIR(info.st_mode) else path.parent}" if by_acl else f"go-w {path}"
         raise UntrustedFileError(
@@ -351,12 +351,12 @@ def check_place(folder: Path) -> None:
 
     `folder` must pass `check_trusted`. A folder above it to which everybody may write needs the sticky bit, as /tmp has
     it, so that only owners may rename entries. The check covers the folder of sweeps, and the folders above it that the
-    user owns and can therefore fix; the others are the site's. ssh refuses writable folders up to the home folder, also
-    those of a group. Here the group may write, because teams share a folder of sweeps. A folder that a member puts in
-    another's place fails because of its owner.
+    user owns and can therefore fix; the site is responsible for the others. ssh also refuses folders up to the home
+    folder to which a group may write. Here the group may write, because teams share a folder of sweeps. A member who
+    replaces another member's folder is detected by the new folder's owner.
 
     Raises:
-        UntrustedFileError: owner or mode is wrong, or a symbolic link.
+        UntrustedFileError: the owner or the mode is wrong, or the folder is a symbolic link.
         RunStateError: there is no such folder.
     """
     check_trusted(folder)

@@ -55,7 +55,7 @@ def ask_slurm(
         queue = read_queue()
     except SlurmError as error:
         notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
-        # Markers are written all the same: not of runs that are surely another cluster's.
+        # Markers are written nevertheless, except for runs that are certainly on another cluster.
         named = _with_cluster(
             SchedulerView(None, {}, asked_time=begin, cache_age_s=age_s), [folders[run_id] for run_id in asked]
         )
@@ -66,7 +66,7 @@ def ask_slurm(
     if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
         raise went_away(sweep)
     for run_id in left:
-        folders[run_id] = read(run_id)  # what they wrote at their end is there now
+        folders[run_id] = read(run_id)  # now shows the files that the run wrote at its end
     left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
     try:
         gone = [(each.job_id, each.submission) for each in map(folders.__getitem__, left)]
@@ -99,7 +99,7 @@ def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> Schedule
         return dataclasses.replace(view, unnamed=str(error))
 
 
-# After this nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, 300 s by default.
+# Seconds after which nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, by default 300 s.
 OVER_S = CLOCKS_S
 
 

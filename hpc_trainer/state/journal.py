@@ -87,7 +87,7 @@ class Journal:
         return self.read_story(faults).attempts
 
     def read_story(self, faults: Faults | None = None, names: Collection[str] | None = None) -> Story:
-        """Read every attempt, and whether unreadable lines may hold more about the newest one.
+        """Read every attempt, and determine whether unreadable lines may hold more about the newest one.
 
         Args:
             faults: gets a sentence for each line and file that cannot be read.
@@ -107,7 +107,7 @@ class Journal:
                 except (KeyError, ValueError) as error:
                     tell(faults, path, error, number)
                     is_whole = False
-            is_whole = is_whole and len(faults or ()) == num_faults  # else the file cannot be read to its end
+            is_whole = is_whole and len(faults or ()) == num_faults  # a new fault here: the file's rest is unreadable
         return Story([attempts[number] for number in sorted(attempts)], is_whole)
 
     def _files(self, names: Collection[str] | None = None, faults: Faults | None = None) -> list[str]:
@@ -188,7 +188,7 @@ class Journal:
         self._append("resume", attempt, step=step, **({"changes": list(changes)} if changes else {}))
 
     def fit(self, attempt: int, found: Mapping[str, Any]) -> None:
-        """Record the size that `train.micro_batch_size=auto` has found; `fits` returns `found` again."""
+        """Record the size that `train.micro_batch_size=auto` has chosen; `fits` returns `found` again."""
         self._append("fit", attempt, found=dict(found))
 
     def fits(self) -> list[tuple[int, dict[str, Any]]]:
@@ -259,7 +259,7 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
         started = Attempt(attempt=number, start_time=told.pop("time"), **told)
         before = attempts.get(number)
         if before is None or (before.job_id, before.start_time) != (started.job_id, started.start_time):
-            attempts[number] = started  # else the same line once more: it takes nothing back
+            attempts[number] = started  # a repeated line must not reset the attempt
         return True
     if event == "fit":
         return False
@@ -325,7 +325,7 @@ def restarts_without_progress(attempts: list[Attempt], successors: Collection[st
 
 
 def failures_of_storage(paths: RunPaths) -> int:
-    """Return the number of attempts that storage or data ended (exit 74), since a user last submitted the run."""
+    """Return the number of attempts that storage or data ended (exit 74) since a user last submitted the run."""
     return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
 
 
@@ -340,10 +340,10 @@ def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
 
 
 def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) -> int:
-    """Return the number of starts of a job in a row, up to this one, that may have failed by storage.
+    """Return the number of consecutive starts of a job, up to this one, that may have failed because of storage.
 
-    Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the row, if the journal
-    records another end of it or a later step of the next start.
+    Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the sequence, if the
+    journal records another end of it, or if the next start resumed at a later step.
     """
     told = {each.restart_count: each for each in attempts if each.job_id == job_id}
     count = 1

@@ -1,4 +1,4 @@
-"""State of every run of a sweep, from the run's own files, then from Slurm, and never guessed."""
+"""State of every run of a sweep: from the run's own files first, then from Slurm, and never guessed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SweepStatus:
     specs: Mapping[str, RunSpec]
     """Run id -> spec, in order of submission."""
     open_runs: Mapping[str, RunStatus]
-    """Run id -> the run, of those that are not done."""
+    """Run id -> status of each run that is not done."""
     read_done: Callable[[str], RunStatus]
     """Function that reads the folder of a run that is done."""
     remarks: Sequence[str] = ()
@@ -54,7 +54,7 @@ class SweepStatus:
     tending_job: str | None = None
     """Like `top_up_job`, or such a job that is running; None if no job will submit the waiting runs."""
     silence: str | None = None
-    """What Slurm did not answer, if it was asked and did not."""
+    """The question that Slurm did not answer; None if it answered, or was not asked."""
     is_queue_silent: bool = False
     """True if squeue was asked and did not answer."""
     is_away: bool = False
@@ -64,17 +64,17 @@ class SweepStatus:
     lost: LostJobs = field(default_factory=LostJobs)
     """Jobs that wait or work for this sweep but are in none of its files."""
     queue_error: str | None = None
-    """Why the runs' jobs are not known: squeue did not answer, or submissions.jsonl could not be read."""
+    """Reason why the runs' jobs are not known: squeue did not answer, or submissions.jsonl could not be read."""
     left_alone: list[str] = field(default_factory=list)
     """Notes about runs that another cluster has or may have, and about jobs without a record; a part of `notes`."""
 
     @functools.cached_property
     def runs(self) -> list[RunStatus]:
-        """All runs."""
+        """Status of every run."""
         return [self.run(run_id) for run_id in self.specs]
 
     def run(self, run_id: str) -> RunStatus:
-        """One run."""
+        """Return the status of one run."""
         found = self.open_runs.get(run_id)
         return self.read_done(run_id) if found is None else found
 
@@ -109,7 +109,7 @@ class SweepStatus:
 
     @property
     def has_active(self) -> bool:
-        """True while anything waits or works."""
+        """True while any run waits or works."""
         return any(run.state.is_active for run in self.open_runs.values())
 
 
@@ -150,7 +150,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     notes: list[str] = []
     finished = read_finished(sweep) if is_look else {}
     folders = _first_look(sweep, specs, listed, read, submissions, ledger, finished)
-    # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
+    # A batch script proves that this sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
     may_hide = bool(may_live) or not is_look or not specs
@@ -166,7 +166,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     def known(run_id: str, folder: RunFolder, end: End) -> RunStatus:
         return status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id), faults)
 
-    @functools.cache  # asked for once more, it neither reads again nor tells its faults twice
+    @functools.cache  # a second call neither reads the folder again nor reports its faults twice
     def read_done(run_id: str) -> RunStatus:
         folder = read(run_id)
         faults.extend(folder.faults)
@@ -207,7 +207,7 @@ def _lost_notes(runs: Iterable[RunStatus]) -> Iterator[str]:
 
 
 def _may_be_on_slurm(spec: RunSpec) -> bool:
-    """True if a job of Slurm's may have a run of which no submission tells; of a lost spec nobody knows."""
+    """Return True if a Slurm job may have a run that no submission names; for a lost spec, if Slurm is installed."""
     return has_slurm() if spec.is_lost else bool(spec.config["cluster"]["executor"] == Executor.slurm.value)
 
 
@@ -221,16 +221,17 @@ def _first_look(
 ) -> dict[str, RunFolder]:  # fmt: skip
     """Return the folders of runs that are not done.
 
-    A run that is done costs one listing, and nothing if `finished` tells; one that is not, the listing and two files.
+    A run that is done costs one listing, or nothing if `finished` names it. Any other run costs the listing and two
+    files.
 
     Args:
         sweep: the sweep.
         run_ids: all of its runs.
-        listed: the names in the sweep's folder, which tell what runs have no folder yet; None if it was not listed.
+        listed: the names in the sweep's folder, which show what runs have no folder yet; None if it was not listed.
         read: reads the folder of a run, given its id and the names in it.
-        submissions: the newest one of each run, and its index in there.
-        ledger: what submissions.jsonl says.
-        finished: as `read_finished` returns it; {} for who acts on what is found.
+        submissions: the newest submission of each run, and the run's index in it.
+        ledger: the content of submissions.jsonl.
+        finished: the result of `read_finished`; {} if the caller acts on the status.
     """
     present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
@@ -250,7 +251,7 @@ def _first_look(
 
 
 def _names_of(folder: str) -> list[str]:
-    """The names in a run's folder; [] if it cannot be listed: who reads it tells why."""
+    """Return the names in a run's folder; [] if it cannot be listed, because the later read reports the reason."""
     try:
         return os.listdir(folder)  # noqa: PTH208  (10,000 of them)
     except OSError:
@@ -258,7 +259,7 @@ def _names_of(folder: str) -> list[str]:
 
 
 def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
-    """The run, UNKNOWN if a job that no file tells of may have it, or if it would be submitted without its spec."""
+    """Return the run, as UNKNOWN if a job that no file names may have it, or if a submit would need its lost spec."""
     if run.state is RunState.COMPLETED or (run.state.is_active and not run.waits_in_sweep):
         job_id = lost.job_of(run.run_id) if run.state is RunState.UNKNOWN else None
         return run if job_id is None else dataclasses.replace(run, job_id=job_id, own_job=job_id)
