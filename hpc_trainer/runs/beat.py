@@ -1,4 +1,4 @@
-"""heartbeat.json and result.json: read without values that no worker writes, and the result as it is written."""
+"""heartbeat.json and result.json: reading them without values that no worker writes, and writing the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_REMARKS, _MAX_REMARK = 8, 2_000
 
 
 def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
-    """`step`, `attempt`, `time`, figures of speed, `metrics` and `remarks`; {} if there is none that can be read."""
+    """Return `step`, `attempt`, `time`, speed, `metrics` and `remarks` of a heartbeat; {} if none can be read."""
     beat = read_json(path, faults)
     if beat is None:
         return {}
@@ -35,7 +35,7 @@ def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
 
 
 def read_result(path: Place, faults: Faults | None = None) -> dict[str, Any]:
-    """`step`, `cause`, `reason` and `metrics` of a run that is done; {} if there is none that can be read."""
+    """Return `step`, `cause`, `reason` and `metrics` of a run that is done; {} if none can be read."""
     result = read_json(path, faults)
     if result is None:
         return {}
@@ -47,7 +47,18 @@ def write_result(
     paths: RunPaths, *, step: int, num_steps: int, attempt: int, world_size: int, cause: str, reason: str | None,
     metrics: Mapping[str, float] | None,
 ) -> None:  # fmt: skip
-    """The run is done. `attempt`: the number of the last one; `reason`: why it ended before `num_steps`."""
+    """Write the result of a run that is done, and then its DONE marker.
+
+    Args:
+        paths: paths of the run.
+        step: the last step.
+        num_steps: steps of the whole run.
+        attempt: number of the last attempt, from 0.
+        world_size: number of ranks.
+        cause: why the run ended.
+        reason: why it ended before `num_steps`; None if it did not.
+        metrics: final metrics.
+    """
     write_json(
         paths.result,
         {
@@ -55,7 +66,7 @@ def write_result(
             "world_size": world_size, "cause": cause, "reason": reason, "metrics": metrics,
         },
     )  # fmt: skip
-    # DONE last: who sees it may count on the result.
+    # DONE comes last: a reader that sees it relies on the result.
     write_json(paths.marker(DONE), {"time": time.time()})
 
 

@@ -25,9 +25,9 @@ from hpc_trainer.runs.record_values import as_count, as_time, is_number
 
 MAX_LINES, _DENSE = 2_048, 256
 """Most lines of a file, which stays below 2 MB. A full file is thinned out to half, except for the newest `_DENSE`."""
-_MOST_READ = 2 * MAX_LINES  # of a file that is not ours, or of several devices
+_MOST_READ = 2 * MAX_LINES  # of a file that another program wrote, or that has several devices
 _TAIL = 8_192  # bytes that hold the last line
-_LINE = 1_024  # bytes that hold one, mostly
+_LINE = 1_024  # bytes of most lines
 _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.jsonl")
 J_PER_KWH = 3.6e6
 
@@ -55,21 +55,21 @@ class Device:
     """Reasons from THROTTLE; () if the clocks are not limited."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
-    """Errors of memory since the driver was loaded (volatile); the aggregate is of the device's whole life."""
+    """Memory errors since the driver was loaded (volatile); the aggregates count over the device's whole life."""
     ecc_corrected_aggregate: int | None = None
     ecc_uncorrected_aggregate: int | None = None
     xid: tuple[int, ...] | None = None
     """NVIDIA's numbers of the faults since the previous line."""
     nvlink_bytes: int | None = None
     pcie_bytes: int | None = None
-    """Both ways together, since the attempt began."""
+    """Bytes in both directions together, since the attempt began."""
     is_lost: bool | None = None
     """True once the driver has lost the device (NVML: GPU is lost)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A rank's processes and those that they started; for resources that a node has only once, the node."""
+    """Usage by a rank's processes and their children; for resources that a node has only once, by the node."""
 
     cpus: float | None = None
     """Cores that the rank kept busy since the previous line."""
@@ -81,16 +81,18 @@ class Host:
     memory_limit: int | None = None
     """Memory of the control group, as Slurm sets it, or else of the node; `memory_available` is its free part."""
     major_faults: int | None = None
-    """Pages read from the disk, since the attempt began."""
+    """Pages read from the disk since the attempt began."""
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
-    """Of the rank's processes, since the attempt began; network file systems count where the kernel does."""
+    """Bytes of the rank's processes since the attempt began; network file systems count if the kernel counts them."""
     net_bytes: int | None = None
-    """Of the node, both ways, InfiniBand included, since the attempt began."""
+    """Bytes of the node in both directions since the attempt began, InfiniBand included."""
     power_w: float | None = None
     energy_j: float | None = None
-    """Of the node's processors and their memory (RAPL), else of the whole node by its power meter, since the attempt
-    began; the first rank of a node has it."""
+    """Energy of the node's processors and their memory (RAPL), else of the whole node by its power meter.
+
+    The value counts from the attempt's begin; only the first rank of a node has it.
+    """
 
 
 THROTTLE = (
@@ -104,12 +106,12 @@ HARMFUL = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One line."""
+    """One line of telemetry."""
 
     attempt: int
     rank: int
     time: float
-    """Seconds since the epoch, by the node's clock, which may be put back."""
+    """Seconds since the epoch by the node's clock, which may be set back."""
     elapsed_s: float
     """Seconds since sampling began in the attempt, by a monotonic clock."""
     node: str | None
@@ -184,8 +186,9 @@ def _elapsed(record: Mapping[str, Any]) -> float:
 def read_telemetry(
     paths: RunPaths, faults: Faults | None = None, *, of_attempt: int | None = None, most_ranks: int | None = None
 ) -> list[Sample]:
-    """Every sample of a run, or of one attempt: by attempt, by rank, and then in the order of writing; of more ranks
-    than `most_ranks` so many of them, in equal spaces.
+    """Return every sample of a run, or of one attempt, by attempt, by rank, and in the order of writing.
+
+    If there are more ranks than `most_ranks`, that many evenly spaced ranks are read.
     """
     return [
         sample
@@ -196,8 +199,9 @@ def read_telemetry(
 
 
 def newest_of_ranks(paths: RunPaths, *, most_ranks: int, faults: Faults | None = None) -> list[Sample]:
-    """Of the newest attempt the first few and the last lines of each rank, read from the ends of the files; of more
-    ranks than `most_ranks` so many of them, in equal spaces.
+    """Return samples of the newest attempt: the first few and the last lines of each rank's file.
+
+    If there are more ranks than `most_ranks`, that many evenly spaced ranks are read.
     """
     files = _files(paths, faults)
     found = (
@@ -209,7 +213,7 @@ def newest_of_ranks(paths: RunPaths, *, most_ranks: int, faults: Faults | None =
 
 
 def newest_samples(paths: RunPaths, faults: Faults | None = None, *, of_attempt: int | None = None) -> list[Sample]:
-    """The last line of each rank of each attempt, or of one attempt, read from the end of its file."""
+    """Return the last sample of each rank of each attempt, or of one attempt, read from the ends of the files."""
     found = (
         (attempt, rank, record)
         for attempt, rank, path in _files(paths, faults, of_attempt)
@@ -236,7 +240,7 @@ def _spaced(files: Sequence[_File], most_ranks: int | None) -> list[_File]:
 
 
 def newest_energy_j(paths: RunPaths, faults: Faults | None = None) -> float | None:
-    """Return `energy_j` of a run. If an attempt's first rank has no GPU and no figure, the others are not read."""
+    """Return `energy_j` of a run; if an attempt's first rank has no GPU and no energy, its other ranks are not read."""
     found: list[Sample] = []
     tells: dict[int, bool] = {}
     for attempt, rank, path in _files(paths, faults):
@@ -256,7 +260,7 @@ def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
 
 
 def _records_at_ends(path: str, faults: Faults | None) -> list[dict[str, Any]]:
-    """What the first lines hold, and the newest ones; a line that is torn, or cut by where they end, is none."""
+    """Return the records at a file's beginning and end; skip a line that is torn, or cut by the reading limit."""
     found = []
     for part in read_ends(path, faults, last=_DENSE * _LINE, first=_TAIL):
         for line in part.splitlines():
@@ -284,7 +288,10 @@ _MOST_ITEMS = 64  # of a list
 
 
 def _part(kind: type[Part], value: object) -> Part | None:
-    """Of what no counter tells, as a text or a negative number in a figure's place, nothing."""
+    """Return a device or host from a record, without values that no counter gives, such as text or negative numbers.
+
+    The result is None if `value` is no JSON object.
+    """
     if not isinstance(value, dict):
         return None
     found: dict[str, Any] = {}
