@@ -22,16 +22,16 @@ def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
     beat = read_json(path, faults)
     if beat is None:
         return {}
-    found = {key: value for key, value in beat.items() if is_number(value) and math.isfinite(value)}
-    known = _typed(beat, {"step": as_count, "num_steps": as_count, "attempt": as_count, "time": as_time}, path, faults)
+    numbers = {key: value for key, value in beat.items() if is_number(value) and math.isfinite(value)}
+    fields = _typed(beat, {"step": as_count, "num_steps": as_count, "attempt": as_count, "time": as_time}, path, faults)
     others: dict[str, Any] = {
-        key: value for key, value in found.items() if key not in ("step", "num_steps", "attempt", "time")
+        key: value for key, value in numbers.items() if key not in ("step", "num_steps", "attempt", "time")
     }
     remarks = beat.get("remarks")
     if isinstance(remarks, dict):
-        told = [(name, text[:_MAX_REMARK]) for name, text in remarks.items() if isinstance(text, str)]
-        others["remarks"] = dict(told[:_MOST_REMARKS])
-    return {**others, **known, **_with_metrics(beat)}
+        texts = [(name, text[:_MAX_REMARK]) for name, text in remarks.items() if isinstance(text, str)]
+        others["remarks"] = dict(texts[:_MOST_REMARKS])
+    return {**others, **fields, **_with_metrics(beat)}
 
 
 def read_result(path: Place, faults: Faults | None = None) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def read_result(path: Place, faults: Faults | None = None) -> dict[str, Any]:
     result = read_json(path, faults)
     if result is None:
         return {}
-    known = _typed(result, {"step": as_count, "cause": as_text, "reason": as_text}, path, faults)
-    return {**known, **_with_metrics(result)}
+    fields = _typed(result, {"step": as_count, "cause": as_text, "reason": as_text}, path, faults)
+    return {**fields, **_with_metrics(result)}
 
 
 def write_result(
@@ -73,14 +73,14 @@ def write_result(
 def _typed(
     record: Mapping[str, Any], kinds: Mapping[str, Callable[[object], Any]], path: Place, faults: Faults | None
 ) -> dict[str, Any]:
-    found = {}
+    fields = {}
     for key, convert in kinds.items():
         if record.get(key) is not None:
             try:
-                found[key] = convert(record[key])
+                fields[key] = convert(record[key])
             except ValueError as error:
                 tell(faults, path, f"{key}: {error}")
-    return found
+    return fields
 
 
 def _with_metrics(record: Mapping[str, Any]) -> dict[str, Any]:

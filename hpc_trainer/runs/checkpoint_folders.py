@@ -45,8 +45,8 @@ def temporary_path(folder: Path, step: int, attempt: int) -> Path:
 
 def committed(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, path) of all folders with the name of a finished checkpoint, valid or not, newest step first."""
-    found = [(match, name) for name in names_in(folder) or () if (match := _COMMITTED.fullmatch(name))]
-    return sorted(((int(match[1]), folder / name) for match, name in found), reverse=True)
+    matches = [(match, name) for name in names_in(folder) or () if (match := _COMMITTED.fullmatch(name))]
+    return sorted(((int(match[1]), folder / name) for match, name in matches), reverse=True)
 
 
 def is_pinned(path: Path) -> bool:

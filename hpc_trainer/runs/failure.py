@@ -33,16 +33,16 @@ def read_error(record: object) -> dict[str, Any]:
     """Return an error without values that no worker writes; {} if `record` is no mapping."""
     if not isinstance(record, Mapping):
         return {}
-    found = dict(record)
+    error = dict(record)
     for key, convert in _FIELDS.items():
-        if key in found:
+        if key in error:
             with contextlib.suppress(ValueError):
-                found[key] = convert(found[key])
+                error[key] = convert(error[key])
                 continue
-            del found[key]
-    if not isinstance(found.get("memory", {}), dict):
-        del found["memory"]
-    return found
+            del error[key]
+    if not isinstance(error.get("memory", {}), dict):
+        del error["memory"]
+    return error
 
 
 def own_frame(text: str, trust: Iterable[str] = ()) -> str | None:
@@ -57,7 +57,7 @@ def own_frame(text: str, trust: Iterable[str] = ()) -> str | None:
     """
     files = {name: str(getattr(sys.modules.get(name), "__file__", None) or "") for name in trust}
     trusted = [os.path.join(os.path.dirname(file), "") for file in files.values() if file]  # noqa: PTH118, PTH120
-    frames = [each for each in _FRAME.finditer(text) if _is_own(each[1], trusted)]
+    frames = [frame for frame in _FRAME.finditer(text) if _is_own(frame[1], trusted)]
     if not frames:
         return None
     file, line, function, code = frames[-1].groups()
@@ -73,5 +73,5 @@ def _is_own(file: str, trusted: Iterable[str]) -> bool:
 
 def _short_path(file: str) -> str:
     """Return the path without the `sys.path` folder of its import, which for frozen code is a copy of the user's."""
-    places = [os.path.join(each, "") for each in sys.path if each and file.startswith(os.path.join(each, ""))]  # noqa: PTH118
+    places = [os.path.join(place, "") for place in sys.path if place and file.startswith(os.path.join(place, ""))]  # noqa: PTH118
     return file[len(max(places, key=len, default="")) :]

@@ -136,12 +136,12 @@ def _finite(value: Any) -> Any:
 
 def sha256_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
     """Return the SHA-256 of a file's bytes in 64 hex digits, calling `beat` on the way. Raises OSError."""
-    found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
-            found.update(piece[:count])
+            digest.update(piece[:count])
             beat()
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def fsync_folder(folder: Path) -> None:
@@ -250,7 +250,7 @@ class OwnLines:
         Raises:
             OSError: the file system refused. Some of the lines may be in the file, and the last of them may be torn.
         """
-        data = "".join(f"{to_json(each)}\n" for each in records).encode()
+        data = "".join(f"{to_json(record)}\n" for record in records).encode()
         was_open = self._descriptor >= 0
         with naming(self._path):
             try:
@@ -340,10 +340,10 @@ def is_ours(path: Place, faults: Faults | None = None) -> bool:
         UntrustedFileError: others may have changed the file.
         OSError: the file system failed, and there is no `faults` to report it to.
     """
-    found = exists(path, faults)
-    if found:
+    is_present = exists(path, faults)
+    if is_present:
         check_trusted(Path(path))
-    return bool(found)
+    return bool(is_present)
 
 
 def check_place(folder: Path) -> None:

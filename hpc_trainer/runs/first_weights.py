@@ -29,14 +29,14 @@ class FirstWeights:
 
     def line(self) -> str:
         """Return the sentence for the log, `show` and `why`."""
-        said = [f"{len(self.loaded)} weights and buffers are from {self.path}"]
+        parts = [f"{len(self.loaded)} weights and buffers are from {self.path}"]
         if self.converted:
-            said.append(f"{len(self.converted)} of them in another number format")
+            parts.append(f"{len(self.converted)} of them in another number format")
         if self.begin_anew:
-            said.append(f"{listed(self.begin_anew)} began anew")
+            parts.append(f"{listed(self.begin_anew)} began anew")
         if self.unused:
-            said.append(f"not used: {listed(self.unused)}")
-        return f"init_from: {'; '.join(said)}."
+            parts.append(f"not used: {listed(self.unused)}")
+        return f"init_from: {'; '.join(parts)}."
 
 
 def write_first_weights(paths: RunPaths, found: FirstWeights) -> None:
@@ -46,8 +46,8 @@ def write_first_weights(paths: RunPaths, found: FirstWeights) -> None:
 
 def read_first_weights(paths: RunPaths, faults: Faults | None = None) -> FirstWeights | None:
     """Return the record of a run; None if it started without `init_from`, has none yet, or the file is unreadable."""
-    told = Faults() if faults is None else faults
-    return parsed_file(paths.first_weights, lambda record: FirstWeights(**typed(record, _NEEDED, _OTHERS)), told)
+    reported = Faults() if faults is None else faults
+    return parsed_file(paths.first_weights, lambda record: FirstWeights(**typed(record, _NEEDED, _OTHERS)), reported)
 
 
 def _as_names(value: object) -> dict[str, str]:

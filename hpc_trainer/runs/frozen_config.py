@@ -41,8 +41,8 @@ class LateConfig(Mapping[str, Any]):
         if self._found is None:
             try:
                 with self._path.open("rb") as file:
-                    found = parse_record(os.pread(file.fileno(), self._size, self._offset))["config"]
+                    config = parse_record(os.pread(file.fileno(), self._size, self._offset))["config"]
             except (OSError, ValueError, KeyError) as error:
                 raise RunStateError(f"{self._path} was changed while it was read ({error}). Try again.") from error
-            self._found = dict(found)
+            self._found = dict(config)
         return self._found

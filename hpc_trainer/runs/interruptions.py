@@ -45,25 +45,25 @@ def draw(seed: int, *, num_steps: int, every_steps: int, count: int, world_size:
     legal = range(every_steps + 1, num_steps - 2)
     steps = sorted(chance.sample(legal, min(count, len(legal))))
     first = chance.randrange(2)
-    found = []
+    drawn = []
     for index, step in enumerate(steps):
         number = _KINDS[2] if (index + first) % 2 else chance.choice(_KINDS[:2])
         rank = ALL_RANKS if number is signal.SIGKILL else chance.randrange(world_size)
-        found.append(Interruption(step=step, number=number, fraction=round(chance.random(), 2), rank=rank))
-    return found
+        drawn.append(Interruption(step=step, number=number, fraction=round(chance.random(), 2), rank=rank))
+    return drawn
 
 
 def to_text(interruptions: Sequence[Interruption]) -> str:
     """Return interruptions as text for the environment, such as `7:SIGTERM:0.4:1,19:SIGKILL:0.2:-1`."""
-    return ",".join(f"{each.step}:{each.number.name}:{each.fraction}:{each.rank}" for each in interruptions) or NONE
+    return ",".join(f"{item.step}:{item.number.name}:{item.fraction}:{item.rank}" for item in interruptions) or NONE
 
 
 def from_text(text: str) -> list[Interruption]:
     """Parse the result of `to_text`; raise ValueError for other text."""
-    found = []
+    parsed = []
     for word in text.split(",") if text != NONE else ():
         step, name, fraction, rank = word.split(":")
-        found.append(
+        parsed.append(
             Interruption(step=int(step), number=signal.Signals[name], fraction=float(fraction), rank=int(rank))
         )
-    return found
+    return parsed

@@ -38,11 +38,11 @@ def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any
 
 def newest_metrics_in(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
     """Return the newest records of a metrics.jsonl, from its last 64 KB; damaged lines are skipped without a fault."""
-    found = []
+    newest = []
     for line in read_ends(path, faults, last=_NEWEST_BYTES)[1].splitlines():
         with contextlib.suppress(ValueError):  # the first one may be cut, the last one torn
-            found.append(_values(parse_record(line)))
-    return found
+            newest.append(_values(parse_record(line)))
+    return newest
 
 
 def _values(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _values(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def scores_in(path: Path, metric: str) -> dict[int, float]:
     """Return step -> value of `metric` for the records of a metrics.jsonl that have a value."""
-    return {each["step"]: float(each[metric]) for each in read_metrics(path) if each.get(metric) is not None}
+    return {record["step"]: float(record[metric]) for record in read_metrics(path) if record.get(metric) is not None}
 
 
 class MetricsLog:
@@ -69,7 +69,7 @@ class MetricsLog:
 
     def rewind(self, step: int) -> None:
         """Remove the records after `step` and a torn last line, because training continues from `step`."""
-        self._waiting = deque((each for each in self._waiting if each["step"] <= step), maxlen=_MAX_WAITING)
+        self._waiting = deque((record for record in self._waiting if record["step"] <= step), maxlen=_MAX_WAITING)
         if not self._path.exists():
             return
         faults = Faults()

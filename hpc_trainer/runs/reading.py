@@ -137,9 +137,9 @@ def _is_deep(value: object) -> bool:
     for _ in range(_MAX_DEPTH):
         level = [
             item
-            for each in level
-            if isinstance(each, (dict, list))
-            for item in (each.values() if isinstance(each, dict) else each)
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for item in (parent.values() if isinstance(parent, dict) else parent)
         ]
     return bool(level)
 

@@ -76,11 +76,11 @@ def typed(record: Mapping[str, Any], kinds: Kinds, optional: Kinds = MappingProx
         KeyError: a key of `kinds` is missing.
         ValueError: a value is none that our writers write.
     """
-    found = {key: convert(record[key]) for key, convert in kinds.items()}
+    values = {key: convert(record[key]) for key, convert in kinds.items()}
     for key, convert in optional.items():
         if record.get(key) is not None:
-            found[key] = convert(record[key])
-    return found
+            values[key] = convert(record[key])
+    return values
 
 
 def is_number(value: object) -> bool:

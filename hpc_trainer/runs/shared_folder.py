@@ -72,7 +72,7 @@ def look_anew(folder: Place, *, parents: int = 1) -> bool:
     above = [place]
     for _ in range(parents):
         above.append(os.path.dirname(above[-1]))  # noqa: PTH120
-    return all(_open_folder(each) for each in reversed(above))
+    return all(_open_folder(path) for path in reversed(above))
 
 
 def _open_folder(place: str) -> bool:
@@ -183,8 +183,8 @@ def rename(source: Place, target: Place, *, is_own: bool = False) -> None:
         os.rename(source, target)  # noqa: PTH104  (it replaces, as POSIX says)
     except FileNotFoundError:
         look_anew(os.path.dirname(os.path.abspath(target)))  # noqa: PTH100, PTH120
-        found = _identity(target)
-        if found is None or (found != identity and not (is_own and _identity(source) is None)):
+        present = _identity(target)
+        if present is None or (present != identity and not (is_own and _identity(source) is None)):
             raise
 
 
@@ -332,9 +332,9 @@ def cache_age_s(folder: Place) -> float:
     The age follows from the type and the options of the mount (/proc/self/mountinfo, proc(5)). An unknown file system
     counts as NFS with its defaults. `HPC_TRAINER_CACHE_AGE_S` overrides the age.
     """
-    told = os.environ.get("HPC_TRAINER_CACHE_AGE_S", "")
+    override = os.environ.get("HPC_TRAINER_CACHE_AGE_S", "")
     with contextlib.suppress(ValueError):
-        return max(0.0, float(told))
+        return max(0.0, float(override))
     mount = mount_of(folder)
     return DEFAULT_CACHE_AGE_S if mount is None else _age_of(mount[1], mount[2])
 
@@ -344,11 +344,11 @@ def _age_of(kind: str, options: str) -> float:
         return 0.0
     if kind not in _NFS:
         return _SECONDS.get(kind, DEFAULT_CACHE_AGE_S)
-    words = options.split(",")
-    told = dict(word.partition("=")[::2] for word in words)
-    if "noac" in words:
+    entries = options.split(",")
+    values = dict(entry.partition("=")[::2] for entry in entries)
+    if "noac" in entries:
         return 0.0
-    ages = [told.get(key, told.get("actimeo", "60")) for key in ("acregmax", "acdirmax")]
+    ages = [values.get(key, values.get("actimeo", "60")) for key in ("acregmax", "acdirmax")]
     return max([float(age) for age in ages if age.isdecimal()], default=DEFAULT_CACHE_AGE_S)
 
 
@@ -373,7 +373,7 @@ def mount_of(folder: Place) -> tuple[str, str, str] | None:
         fields, tail = before.split(), after.split()
         if len(fields) < 6 or len(tail) < 2:
             continue
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+        point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), fields[4])
         is_above = place == point or place.startswith(point.rstrip("/") + "/")
         if is_above and (best is None or len(point) >= len(best[0])):  # the last mount on a point hides the others
             best = point, tail[0], ",".join([fields[5], *tail[2:]])

@@ -196,8 +196,8 @@ def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, Run
             specs[spec.run_id] = spec
             newest[spec.run_id] = line.number
     for line, why in damaged:
-        found = _NAMES.search(line.data)
-        read = newest.get(found[1].decode()) if found else None
+        match = _NAMES.search(line.data)
+        read = newest.get(match[1].decode()) if match else None
         if read is None:
             tell(faults, paths.specs, f"{why}{NAMELESS}", line.number)
         elif read < line.number:

@@ -121,8 +121,8 @@ def accounting_behind(state: str) -> Doubt:
 
 def alive_without_job(quiet_s: float) -> Doubt:
     """Return the doubt about a run that was alive `quiet_s` seconds ago, while squeue and sacct do not know its job."""
-    said = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
-    return Doubt(DoubtKind.alive_without_job, said)
+    text = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
+    return Doubt(DoubtKind.alive_without_job, text)
 
 
 def new_word(command: str, word: str) -> Doubt:

@@ -255,8 +255,8 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     """
     number, event = as_count(record["attempt"]), as_text(record["event"])
     if event == "start":
-        told = typed({"process": "", **record}, _START)
-        started = Attempt(attempt=number, start_time=told.pop("time"), **told)
+        values = typed({"process": "", **record}, _START)
+        started = Attempt(attempt=number, start_time=values.pop("time"), **values)
         before = attempts.get(number)
         if before is None or (before.job_id, before.start_time) != (started.job_id, started.start_time):
             attempts[number] = started  # a repeated line must not reset the attempt
@@ -272,11 +272,11 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     elif event == "guard":
         attempts[number].guarded.append(record | typed(record, _GUARD))
     else:
-        told = typed(record, _END, _MAY_END)
-        attempts[number].end_time = told["time"]
+        values = typed(record, _END, _MAY_END)
+        attempts[number].end_time = values["time"]
         attempts[number].error = read_error(record.get("error") or {})
         for key in ("state", *_MAY_END):
-            setattr(attempts[number], key, told.get(key))
+            setattr(attempts[number], key, values.get(key))
     return True
 
 
@@ -307,7 +307,9 @@ def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[A
 
 def successor_jobs(paths: RunPaths) -> frozenset[str]:
     """Return the ids of the successor jobs that attempts of this run submitted."""
-    return frozenset(each.job_id for each in read_ledger(paths).submissions if each.job_id is not None)
+    return frozenset(
+        submission.job_id for submission in read_ledger(paths).submissions if submission.job_id is not None
+    )
 
 
 def restarts_without_progress(attempts: list[Attempt], successors: Collection[str]) -> int:
@@ -326,12 +328,14 @@ def restarts_without_progress(attempts: list[Attempt], successors: Collection[st
 
 def failures_of_storage(paths: RunPaths) -> int:
     """Return the number of attempts that storage or data ended (exit 74) since a user last submitted the run."""
-    return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
+    return sum(
+        _failed_by_storage(paths, attempt) for attempt in newest_chain(Journal(paths).read(), successor_jobs(paths))
+    )
 
 
 def num_moves(paths: RunPaths) -> int:
     """Return how often the run left a node because of a device, since a user last submitted the run."""
-    return sum(each.cause in CAUSES for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
+    return sum(attempt.cause in CAUSES for attempt in newest_chain(Journal(paths).read(), successor_jobs(paths)))
 
 
 def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
@@ -345,13 +349,13 @@ def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) ->
     Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the sequence, if the
     journal records another end of it, or if the next start resumed at a later step.
     """
-    told = {each.restart_count: each for each in attempts if each.job_id == job_id}
+    starts = {attempt.restart_count: attempt for attempt in attempts if attempt.job_id == job_id}
     count = 1
     while count <= restart_count:
-        earlier, later = told.get(restart_count - count), told.get(restart_count - count + 1)
+        earlier, later = starts.get(restart_count - count), starts.get(restart_count - count + 1)
         if earlier is not None:
             is_failure = earlier.error.get("exit_code") == ExitCode.STORAGE
-            begins = [None if each is None else each.resumed_step for each in (earlier, later)]
+            begins = [None if attempt is None else attempt.resumed_step for attempt in (earlier, later)]
             got_on = None not in begins and begins[1] > begins[0]  # type: ignore[operator]
             if (earlier.has_ended and not is_failure) or got_on:
                 break

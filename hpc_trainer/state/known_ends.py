@@ -33,16 +33,16 @@ def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tup
 
     Unreadable lines and files become faults.
     """
-    found: dict[tuple[str, str], tuple[End, float]] = {}
+    ends: dict[tuple[str, str], tuple[End, float]] = {}
     for path in [sweep.old_ends, *(sweep.ends / name for name in list_folder(sweep.ends, faults) or ())]:
         try:
             if path.suffix == ".jsonl" and is_ours(path, faults):
-                for key, told in parsed_lines(path, _parse, faults):
-                    if key not in found or found[key][1] <= told[1]:
-                        found[key] = told
+                for key, end in parsed_lines(path, _parse, faults):
+                    if key not in ends or ends[key][1] <= end[1]:
+                        ends[key] = end
         except HpcTrainerError as error:  # noqa: PERF203  (one file for each host)
             faults.append(f"{path.name} is not read: {error}")
-    return found
+    return ends
 
 
 def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float]]:
@@ -51,8 +51,8 @@ def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float
     Raises:
         KeyError, ValueError: the record is none that this module writes.
     """
-    told = typed(record, _END, {"node": as_text})
-    return (told["uuid"], told["job_id"]), ((told["state"], told["cause"], told.get("node")), told["time"])
+    values = typed(record, _END, {"node": as_text})
+    return (values["uuid"], values["job_id"]), ((values["state"], values["cause"], values.get("node")), values["time"])
 
 
 def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:
@@ -82,8 +82,8 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
             if is_new:
                 make_folder(sweep.ends)
                 sweep.ends.chmod(mode & 0o666 | (mode & 0o444) >> 2)  # users who may read may list
-            for each in (sweep.ends, *([] if is_new else [path])):
-                check_trusted(each)  # otherwise our line would make another user's file look like ours
+            for place in (sweep.ends, *([] if is_new else [path])):
+                check_trusted(place)  # otherwise our line would make another user's file look like ours
             append_lines(path, news, sealed=True)
             if is_new:
                 path.chmod(mode & 0o666)

@@ -139,9 +139,9 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
     """Return the sign of the newest line that matches one, with `found` and `says` filled in; None if none matches."""
     for line in reversed([*lines]):
         for sign in SIGNS:
-            found = sign.words.search(line[:_MAX_CHARS])
-            if found is not None:
-                named = next((group for group in found.groups() if group), "")[:_MAX_FOUND]
+            match = sign.words.search(line[:_MAX_CHARS])
+            if match is not None:
+                named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
                 return replace(sign, says=sign.says.replace("{found}", named), found=named)
     return None
 
@@ -183,9 +183,9 @@ def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, A
     ends = [index for index, line in enumerate(lines) if _SETUP.match(line)]
     if not ends or any(_LOGS_TO in line for line in lines[ends[-1] :]):
         return None
-    found = _SETUP.match(lines[ends[-1]])
-    assert found is not None
-    number, status = int(found[1]), int(found[2])
+    match = _SETUP.match(lines[ends[-1]])
+    assert match is not None
+    number, status = int(match[1]), int(match[2])
     said = lines[: ends[-1]]
     earlier = [index for index, line in enumerate(said) if _LOGS_TO in line or line.startswith(_NOT_THE_CAUSE)]
     said = [line for line in said[earlier[-1] + 1 if earlier else 0 :] if not _SETUP.match(line)]

@@ -47,17 +47,17 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], fault
     """
     damage = Faults()
     specs = read_specs(sweep, damage)
-    hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
-    told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
-    lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
+    hardware = {run_id: submission.hardware for submission in ledger.submissions for run_id in submission.run_ids}
+    hardware_names = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
+    lost = {run_id: name for run_id, name in hardware_names.items() if run_id not in specs}
     listed = (read_json(sweep.sweep, Faults()) or {}).get("run_ids")
-    names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
     lost |= dict.fromkeys(_run_folders(sweep, present, specs.keys() | lost.keys(), damage), "?")
     if lost and not damage:
         damage.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
     # A damaged line may no longer name its run. If every run has its spec, the damaged line was written again.
-    faults += damage if lost else [each for each in damage if not each.endswith(NAMELESS)]
+    faults += damage if lost else [fault for fault in damage if not fault.endswith(NAMELESS)]
     faults.refusal = faults.refusal or damage.refusal
     return _as_in_the_grid(specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}, names)
 
@@ -137,8 +137,8 @@ class LostJobs:
 
     def job_of(self, run_id: str) -> str | None:
         """Return the id of the job in Slurm that has a run, if it is known."""
-        found = self.runs.get(run_id)
-        return None if found is None else found.job_id
+        holder = self.runs.get(run_id)
+        return None if holder is None else holder.job_id
 
 
 def find_lost_jobs(
@@ -157,10 +157,10 @@ def find_lost_jobs(
     """
     if ledger.unread is not None:
         return LostJobs(unseen=doubts.unreadable(ledger.unread))
-    found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults, needs_submit=needs_submit)
+    in_queue = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults, needs_submit=needs_submit)
     if needs_submit and exists(sweep.local_logs, faults) is not False:
-        return replace(found, runs={**_runs_of_queues(sweep, ledger), **found.runs})
-    return found
+        return replace(in_queue, runs={**_runs_of_queues(sweep, ledger), **in_queue.runs})
+    return in_queue
 
 
 def _jobs_in_queue(
@@ -172,7 +172,7 @@ def _jobs_in_queue(
     A job may have the sweep's name but no script here, because another sweep may have the same name. If a run may be
     submitted, Slurm is asked for that job's script.
     """
-    told = {each.uuid[:8]: each for each in (*ledger.submissions, *ledger.top_ups, *known)}
+    submissions = {submission.uuid[:8]: submission for submission in (*ledger.submissions, *ledger.top_ups, *known)}
     arrays: dict[str, None] = {}
     runs: dict[str, Holder] = {}
     named: dict[str, str] = {}
@@ -180,7 +180,7 @@ def _jobs_in_queue(
     for entry in queue:
         job_id = array_of(entry.job_id)
         head = entry.comment[:8] if _UUID.fullmatch(entry.comment) else _head_of(entry.name, sweep)
-        if head is None or job_id in arrays or _is_told(entry, told.get(head)):
+        if head is None or job_id in arrays or _is_told(entry, submissions.get(head)):
             continue
         if scripts is None:  # one listing only: the queue may show 10,000 jobs of other sweeps
             scripts = {name[:8]: sweep.scripts / name for name in list_folder(sweep.scripts, faults) or ()}
@@ -192,8 +192,8 @@ def _jobs_in_queue(
                 named[job_id] = head
         elif "_" in entry.job_id:
             arrays[job_id] = None
-        elif found := _OF_ONE_RUN.search(read_bytes(script, Faults()) or b""):
-            runs[found[1].decode()] = Holder(f"job {job_id}", job_id)
+        elif match := _OF_ONE_RUN.search(read_bytes(script, Faults()) or b""):
+            runs[match[1].decode()] = Holder(f"job {job_id}", job_id)
     if not (needs_submit and named):
         return LostJobs(arrays=tuple(arrays), runs=runs)
     try:
@@ -216,22 +216,22 @@ def _is_told(entry: QueueEntry, submission: Submission | None) -> bool:
 
 
 def _head_of(name: str, sweep: SweepPaths) -> str | None:
-    found = _HEAD.search(name) if name.startswith(f"{sweep.name}-") else None
-    return found[1] if found else None
+    match = _HEAD.search(name) if name.startswith(f"{sweep.name}-") else None
+    return match[1] if match else None
 
 
 def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, Holder]:
     """Return the runs of this machine's local queues that work for this sweep and that no submission names."""
     import psutil  # takes 20 ms, which most commands avoid
 
-    known = {each.uuid for each in ledger.submissions}
+    uuids = {submission.uuid for submission in ledger.submissions}
     runs: dict[str, Holder] = {}
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or ()
-        pairs = list(itertools.pairwise(words))
-        intents = {word for before, word in pairs if before == "--intent"}
-        if intents and not intents <= known and ("--sweep-dir", str(sweep.folder)) in pairs:
-            runs |= dict.fromkeys(words, Holder(f"the queue of process {process.pid}", None))
+        arguments = process.info["cmdline"] or ()
+        pairs = list(itertools.pairwise(arguments))
+        intents = {argument for before, argument in pairs if before == "--intent"}
+        if intents and not intents <= uuids and ("--sweep-dir", str(sweep.folder)) in pairs:
+            runs |= dict.fromkeys(arguments, Holder(f"the queue of process {process.pid}", None))
     return runs
 
 
@@ -242,7 +242,7 @@ def lost_notes(causes: Iterable[str], jobs: Iterable[str]) -> Iterator[str]:
         causes: causes of the UNKNOWN runs.
         jobs: ids of the jobs that runs themselves name as theirs.
     """
-    for cause, count in Counter(each for each in causes if kind_of_doubt(each) in _LOST_LINE).items():
+    for cause, count in Counter(cause for cause in causes if kind_of_doubt(cause) in _LOST_LINE).items():
         yield f"{count} run(s) are left alone: {cause}."
     for job_id, count in Counter(map(array_of, jobs)).items():
         yield (

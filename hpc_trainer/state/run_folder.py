@@ -133,7 +133,7 @@ def read_folder(
     if latest is None and book.submissions:
         waiting = None  # the array that these successors follow took the run out of the queue, and its line is lost
     submission, index = newest_in(book, latest) or (None, 0)
-    own_jobs = {each.job_id for each in book.submissions if each.job_id is not None}
+    own_jobs = {submission.job_id for submission in book.submissions if submission.job_id is not None}
     all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # copied only if there is something to add
     is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
     if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
@@ -154,7 +154,7 @@ def read_folder(
         result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
         markers=markers,
         waits=None if waiting is None else waiting.reason,
-        faults=tuple(f"{paths.run_id}: {each}" for each in faults),
+        faults=tuple(f"{paths.run_id}: {fault}" for fault in faults),
         doubt=doubts[0] if doubts else None,
         unread=unread,
         is_empty=listed == [],
@@ -177,8 +177,8 @@ _EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)
 def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
     """Return why the journals may hold more: the folder lists a journal that this client has cached as missing."""
     number, name = max(journals_in(listed), default=(-1, ""))
-    known = attempts[-1].attempt if attempts else -2
-    is_hidden = bool(name) and known < number and exists(paths.at(name), Faults()) is False
+    newest = attempts[-1].attempt if attempts else -2
+    is_hidden = bool(name) and newest < number and exists(paths.at(name), Faults()) is False
     return [f"{name} is there, and cannot be opened here yet: ask again in a minute"] if is_hidden else []
 
 
@@ -213,7 +213,7 @@ def _lost_journal(paths: RunPaths, attempt: int) -> str:
 
 def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:
     """Return a late estimate of the last sign of life, in seconds since the epoch, because clocks differ."""
-    times = [each.start_time for each in attempts[-1:]]
+    times = [attempt.start_time for attempt in attempts[-1:]]
     with contextlib.suppress(OSError):
         times.append(paths.failure(0).stat().st_mtime)
     return max([float(heartbeat.get("time", 0.0)), *times]) + CLOCKS_S

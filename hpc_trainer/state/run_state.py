@@ -236,8 +236,8 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
         # A worker creates the folder before all else, and a job without a worker does not exit with 0.
         return RunState.GONE, "its folder was deleted after it had ended", account.node
     if account is not None and (ended := _ended_by_accounting(account, current)):
-        told = None if ended_before_it_began(folder, ended) else cause
-        return ended, told or f"Slurm: {account.state} ({account.exit_code})", account.node
+        own_cause = None if ended_before_it_began(folder, ended) else cause
+        return ended, own_cause or f"Slurm: {account.state} ({account.exit_code})", account.node
     if view.is_young(folder):
         return RunState.PENDING, None, None
     return _decide_absent(folder, view)

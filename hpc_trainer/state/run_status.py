@@ -103,7 +103,7 @@ class RunStatus:
             return self._failure_text.splitlines()[0]
         word = self.pending_reason
         waits = None if word is None else f"{word}: {explain_reason(word).says}"
-        return "; ".join(each for each in (self.cause, waits) if each is not None) or None
+        return "; ".join(part for part in (self.cause, waits) if part is not None) or None
 
     @property
     def warning(self) -> str | None:
@@ -192,20 +192,22 @@ def _device_warning(folder: RunFolder, newest: Attempt | None, state: RunState, 
         return None if move is None else move.text
     if newest is None or newest.has_ended or state is not RunState.RUNNING:  # the next attempt has not begun
         return None
-    found = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
-    more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""
-    return f"{found[0].text}{more}" if found else None
+    warnings = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
+    more = f" (and {len(warnings) - 1} more: hpc-trainer why)" if len(warnings) > 1 else ""
+    return f"{warnings[0].text}{more}" if warnings else None
 
 
 def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | None:
     if len(folder.attempts) < _FEWEST_TIMEOUTS:
         return None
     least = 0.0 if spec.is_lost else spec.config["cluster"].get("min_goodput", _MIN_GOODPUT)
-    told = FaultsOf(spec.run_id, faults)
-    found = newest_timeouts(folder.paths, folder.attempts, most_timeouts(0), least=_FEWEST_TIMEOUTS, faults=told)
-    if found is None or found.share >= least:
+    own_faults = FaultsOf(spec.run_id, faults)
+    timed_out = newest_timeouts(
+        folder.paths, folder.attempts, most_timeouts(0), least=_FEWEST_TIMEOUTS, faults=own_faults
+    )
+    if timed_out is None or timed_out.share >= least:
         return None
-    return f"{timed_out_words(found, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
+    return f"{timed_out_words(timed_out, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
 
 
 def _setup_of(spec: RunSpec) -> Sequence[str]:
@@ -230,8 +232,8 @@ def _step(folder: RunFolder) -> int:
         return newest.saved_step
     if newest is None or newest.attempt != folder.heartbeat.get("attempt"):
         # The heartbeat is of an earlier attempt, so only saved steps count.
-        known = ((attempt.saved_step, attempt.resumed_step) for attempt in reversed(folder.attempts))
-        return next((step for steps in known for step in steps if step is not None), beat)
+        pairs = ((attempt.saved_step, attempt.resumed_step) for attempt in reversed(folder.attempts))
+        return next((step for steps in pairs for step in steps if step is not None), beat)
     return beat
 
 
@@ -241,4 +243,4 @@ def gpu_hours(run: RunStatus) -> float:
     # The journal has no end of a killed attempt: it ended before the next one began, or at the last sign of life.
     ends = [*(attempt.start_time for attempt in run.attempts[1:]), time.time() - (run.age_s or 0.0)]
     seconds = ((a.end_time or end) - a.start_time for a, end in zip(run.attempts, ends, strict=False))
-    return gpus * sum(max(0.0, each) for each in seconds) / 3600
+    return gpus * sum(max(0.0, duration) for duration in seconds) / 3600

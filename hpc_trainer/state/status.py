@@ -75,8 +75,8 @@ class SweepStatus:
 
     def run(self, run_id: str) -> RunStatus:
         """Return the status of one run."""
-        found = self.open_runs.get(run_id)
-        return self.read_done(run_id) if found is None else found
+        status = self.open_runs.get(run_id)
+        return self.read_done(run_id) if status is None else status
 
     def faults_of(self, run_id: str) -> Faults:
         """Return the faults of one run, which become notes with the run's name."""
@@ -139,7 +139,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         raise went_away(sweep)  # else its runs would look as if they had not begun
     began = frozenset(listed or ())
     submissions = latest_of_each_run(ledger.submissions)
-    jobs = {each.job_id for each in ledger.submissions if each.job_id is not None}
+    jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
 
     def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
         return read_folder(
@@ -152,10 +152,10 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     folders = _first_look(sweep, specs, listed, read, submissions, ledger, finished)
     # A batch script proves that this sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
     is_told = not ledger.damage and ledger != Ledger()
-    may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
+    may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
     may_hide = bool(may_live) or not is_look or not specs
-    is_torn = (may_hide and not is_told) or any(each.submission is None for each in may_live)
-    untold = [specs[each.paths.run_id] for each in may_live if each.submission is None]
+    is_torn = (may_hide and not is_told) or any(folder.submission is None for folder in may_live)
+    untold = [specs[folder.paths.run_id] for folder in may_live if folder.submission is None]
     was_on_slurm = is_torn and (exists(sweep.scripts, faults) is not False or any(map(_may_be_on_slurm, untold)))
     view = ask_slurm(
         sweep, folders, read, notes, faults, must_ask=was_on_slurm or bool(may_live and ledger.waiting), is_look=is_look
@@ -179,7 +179,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     )  # fmt: skip
     if not is_told and was_on_slurm and view.queue is None:
         lost = dataclasses.replace(lost, unseen=_unseen(ledger))
-    faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
+    faults += [*ledger.damage, *(fault for folder in folders.values() for fault in folder.faults)]
     open_runs = {run.run_id: _doubted(run, lost) for run in runs}
     left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
     status = SweepStatus(
@@ -196,14 +196,14 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
 
 def _elsewhere_notes(runs: Iterable[RunStatus]) -> list[str]:
     counts = Counter(run.elsewhere for run in runs if run.elsewhere is not None)
-    return [f"{count} run(s) were {words}." for words, count in counts.items()]
+    return [f"{count} run(s) were {place}." for place, count in counts.items()]
 
 
 def _lost_notes(runs: Iterable[RunStatus]) -> Iterator[str]:
     active = [run for run in runs if run.state.is_active]
     causes = [run.cause for run in active if run.cause is not None and run.state is RunState.UNKNOWN]
-    told = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
-    return lost_notes(causes, told)
+    jobs = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
+    return lost_notes(causes, jobs)
 
 
 def _may_be_on_slurm(spec: RunSpec) -> bool:
@@ -265,8 +265,8 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
         return run if job_id is None else dataclasses.replace(run, job_id=job_id, own_job=job_id)
     cause = None if run.state is RunState.CANCELLED else lost.cause(run.run_id)
     if cause is not None:
-        found = lost.job_of(run.run_id)
-        job_id, own_job = found or run.job_id, found or run.own_job
+        lost_job = lost.job_of(run.run_id)
+        job_id, own_job = lost_job or run.job_id, lost_job or run.own_job
         return dataclasses.replace(
             run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False
         )
@@ -277,8 +277,8 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
 
 def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) -> str | None:
     entries = [entry for entry in (view.queue or {}).values() if may_work or entry.state == PENDING]
-    found = (find_by_uuid(entries, each.uuid) for each in reversed(ledger.top_ups))
-    return next((each for each in found if each is not None), None)
+    jobs = (find_by_uuid(entries, top_up.uuid) for top_up in reversed(ledger.top_ups))
+    return next((job_id for job_id in jobs if job_id is not None), None)
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
@@ -299,8 +299,8 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 
 def _no_sweep(sweep: SweepPaths) -> str:
     parent = sweep.folder.parent
-    known = sorted(each.name for each in parent.glob("*") if SweepPaths(each).exists)
-    few = ", ".join(known[:_SWEEPS_SHOWN]) + (" .." if len(known) > _SWEEPS_SHOWN else "")
+    names = sorted(folder.name for folder in parent.glob("*") if SweepPaths(folder).exists)
+    few = ", ".join(names[:_SWEEPS_SHOWN]) + (" .." if len(names) > _SWEEPS_SHOWN else "")
     is_there = "" if parent.is_dir() else ": there is no such folder"
-    listed = f"Sweeps in {parent}: {few}." if known else f"{parent} holds no sweep{is_there}."
-    return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, known)}{listed} {OTHER_FOLDER}"
+    listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{is_there}."
+    return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, names)}{listed} {OTHER_FOLDER}"

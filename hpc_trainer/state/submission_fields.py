@@ -10,7 +10,7 @@ from hpc_trainer.runs.record_values import as_count, as_text, as_time, tuple_of
 
 def as_run_ids(value: object) -> tuple[str, ...]:
     """Return a list of run ids as a tuple; each id must be a possible folder name."""
-    if isinstance(value, list) and all(isinstance(each, str) and is_run_id(each) for each in value):
+    if isinstance(value, list) and all(isinstance(run_id, str) and is_run_id(run_id) for run_id in value):
         return tuple(value)
     raise ValueError("run_ids is no list of ids of runs")
 

@@ -111,7 +111,7 @@ class Ledger:
     @property
     def unsettled(self) -> list[Submission]:
         """Intents without an answer from the scheduler."""
-        return [each for each in (*self.submissions, *self.top_ups) if each.job_id is None]
+        return [submission for submission in (*self.submissions, *self.top_ups) if submission.job_id is None]
 
 
 def write_intent(
@@ -169,8 +169,8 @@ def _append(paths: Book, event: str, **said: Any) -> None:
 
 
 def _record(intent: Submission) -> dict[str, Any]:
-    told = ((name, getattr(intent, name)) for name in Submission.__slots__)
-    return {"event": "intent", **{name: value for name, value in told if value or name == "run_ids"}}
+    values = ((name, getattr(intent, name)) for name in Submission.__slots__)
+    return {"event": "intent", **{name: value for name, value in values if value or name == "run_ids"}}
 
 
 def _write_copy(paths: Book, intent: Submission) -> None:
@@ -203,18 +203,18 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     is_there = is_ours(place, damage)
     if not is_there and not damage and isinstance(paths, RunPaths):
         return Ledger()  # the case of almost every run: none of its attempts had to submit a successor
-    told: _Told = [*records(place, damage)] if is_there else []
-    book = _read(paths, told, faults)
+    lines: _Told = [*records(place, damage)] if is_there else []
+    book = _read(paths, lines, faults)
     lost = _lost_copies(paths, book, damage)
     if lost:
         faults.clear()
-        book = _read(paths, _with_copies(told, lost, book.intents), faults)
+        book = _read(paths, _with_copies(lines, lost, book.intents), faults)
     if damage.refusal is not None and not may_fail:
         raise damage.refusal
-    kept = [each for each in book.intents.values() if not each.dropped]
+    kept = [submission for submission in book.intents.values() if not submission.dropped]
     return Ledger(
-        submissions=[each for each in kept if each.kind != TOP_UP],
-        top_ups=[each for each in kept if each.kind == TOP_UP],
+        submissions=[submission for submission in kept if submission.kind != TOP_UP],
+        top_ups=[submission for submission in kept if submission.kind == TOP_UP],
         waiting=book.waiting,
         refused=book.refused,
         changes=book.changes,
@@ -238,8 +238,8 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
     """Return copies that add to the lines: of submissions without a line or an answer. Other copies are not read."""
     if not isinstance(paths, SweepPaths):
         return []
-    settled = {uuid for uuid, each in book.intents.items() if each.job_id is not None or each.dropped}
-    found = []
+    settled = {uuid for uuid, submission in book.intents.items() if submission.job_id is not None or submission.dropped}
+    copies = []
     for name in list_folder(paths.intents, faults) or ():
         path = paths.intents / name
         if path.suffix != ".json" or path.stem in settled:
@@ -247,19 +247,19 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
         try:
             record = read_json(path, faults) if is_ours(path, faults) else None
             if record is not None and _parse_intent(record).uuid == path.stem:
-                found.append(record)
+                copies.append(record)
         except (KeyError, ValueError, RunStateError, UntrustedFileError) as error:
             tell(faults, path, error)
-    return sorted(found, key=lambda record: float(record["time"]))
+    return sorted(copies, key=lambda record: float(record["time"]))
 
 
 def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
     """Insert each copy before the lines about its submission, or else by its time; one of a `known` uuid at the end."""
     merged = list(told)
     for copy in copies:
-        lines = [(place, each) for place, (_, each) in enumerate(merged) if each is not None]
-        own = [place for place, each in lines if each.get("uuid") == copy["uuid"]]
-        later = [place for place, each in lines if is_number(each.get("time")) and each["time"] > copy["time"]]
+        lines = [(place, record) for place, (_, record) in enumerate(merged) if record is not None]
+        own = [place for place, record in lines if record.get("uuid") == copy["uuid"]]
+        later = [place for place, record in lines if is_number(record.get("time")) and record["time"] > copy["time"]]
         place = len(merged) if copy["uuid"] in known else min(own or later, default=len(merged))
         merged.insert(place, (None, copy))
     return merged
@@ -295,20 +295,20 @@ class _Reader:
         elif event == "changed":
             self.changes.append(Change(**typed(record, CHANGE, {})))
         elif event == "waiting":
-            told = typed(record, {"run_ids": as_run_ids, "time": as_time, "reason": as_text}, {"code": as_digest})
-            key = told["time"], told["run_ids"]
+            values = typed(record, {"run_ids": as_run_ids, "time": as_time, "reason": as_text}, {"code": as_digest})
+            key = values["time"], values["run_ids"]
             if key not in self._waits:  # a repeated line must not bring runs back that were submitted since
                 self._waits.add(key)
-                why = Waiting(reason=told["reason"], code=told.get("code"), time=told["time"])
-                self.waiting.update(dict.fromkeys(told["run_ids"], why))
+                why = Waiting(reason=values["reason"], code=values.get("code"), time=values["time"])
+                self.waiting.update(dict.fromkeys(values["run_ids"], why))
         else:
             raise ValueError(f"event {event[:20]!r} is of a newer version")
 
     def _take_intent(self, intent: Submission) -> None:
-        known = self.intents.get(intent.uuid)
-        if known is not None:  # a repeated line, or the copy of a line: it takes no answer back
+        earlier = self.intents.get(intent.uuid)
+        if earlier is not None:  # a repeated line, or the copy of a line: it takes no answer back
             self.intents[intent.uuid] = replace(
-                known, job_id=known.job_id or intent.job_id, doubt_time=known.doubt_time or intent.doubt_time
+                earlier, job_id=earlier.job_id or intent.job_id, doubt_time=earlier.doubt_time or intent.doubt_time
             )
             return
         self.intents[intent.uuid] = intent
@@ -372,7 +372,7 @@ def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Subm
 
 def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
     """Return True if the last of the successors followed `submission`, directly or through others."""
-    by_uuid = {each.uuid: each for each in successors}
+    by_uuid = {successor.uuid: successor for successor in successors}
     newest = root = successors[-1]
     for _ in successors:
         if root.after is None:

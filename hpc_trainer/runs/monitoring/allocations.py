@@ -43,25 +43,27 @@ def read_allocations(paths: RunPaths, faults: Faults | None = None) -> list[Allo
 
 
 def _parse(record: Mapping[str, Any]) -> list[Allocation]:
-    told = record["allocations"]
-    if not isinstance(told, list):
+    items = record["allocations"]
+    if not isinstance(items, list):
         raise ValueError("allocations are no list")
-    return [Allocation(**typed(as_table(each), _KINDS)) for each in told]
+    return [Allocation(**typed(as_table(item), _KINDS)) for item in items]
 
 
 def keep_allocations(paths: RunPaths, told: Sequence[Allocation]) -> None:
     """Add allocations that the file does not have. Never raises: a full disk or another's run must not matter."""
     faults = Faults()
-    known = {each.key: each for each in read_allocations(paths, faults)}
+    recorded = {allocation.key: allocation for allocation in read_allocations(paths, faults)}
     with contextlib.suppress(OSError, HpcTrainerError):
-        if faults.refusal is not None or known.keys() >= {each.key for each in told}:
+        if faults.refusal is not None or recorded.keys() >= {allocation.key for allocation in told}:
             return
         if paths.folder.stat().st_uid == os.getuid():
             check_trusted(paths.folder)
             if os.path.lexists(paths.allocations):
                 check_trusted(paths.allocations)  # otherwise another user's file would look like ours
-            found = known | {each.key: each for each in told}
-            write_json(paths.allocations, {"allocations": [asdict(each) for each in found.values()]}, sync=False)
+            merged = recorded | {allocation.key: allocation for allocation in told}
+            write_json(
+                paths.allocations, {"allocations": [asdict(allocation) for allocation in merged.values()]}, sync=False
+            )
 
 
 _KINDS = {"job_id": as_text, "start_time": as_time, "end_time": as_time, "elapsed_s": as_time, "state": as_text}

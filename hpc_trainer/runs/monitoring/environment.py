@@ -81,7 +81,7 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
     checkouts = code.get("checkouts") or []
     if not isinstance(checkouts, list) or not all(map(_is_checkout, checkouts)):
         yield "code.checkouts is no list of objects with top and revision"
-    if not all(isinstance(each, dict) for each in (*record["origins"].values(), *record["devices"])):
+    if not all(isinstance(item, dict) for item in (*record["origins"].values(), *record["devices"])):
         yield "origins or devices hold something else than objects"
 
 
@@ -110,24 +110,26 @@ def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, An
 
 def nodes(paths: RunPaths, attempt: int) -> list[dict[str, Any]]:
     """Return the readable records of an attempt's nodes, in the order of nodes."""
-    found = (read_json(path, Faults()) for path in paths.logs.glob(f"{paths.environment(attempt).stem}*.json"))
-    kept = [each for each in found if each is not None and each.get("format") == FORMAT and _is_of_node(each)]
-    return sorted(kept, key=lambda each: each.get("node_rank") or 0)
+    records = (read_json(path, Faults()) for path in paths.logs.glob(f"{paths.environment(attempt).stem}*.json"))
+    kept = [
+        record for record in records if record is not None and record.get("format") == FORMAT and _is_of_node(record)
+    ]
+    return sorted(kept, key=lambda record: record.get("node_rank") or 0)
 
 
 def _is_of_node(record: Mapping[str, Any]) -> bool:
     devices = record.get("devices")
-    are_devices = isinstance(devices, list) and all(isinstance(each, dict) for each in devices)
+    are_devices = isinstance(devices, list) and all(isinstance(device, dict) for device in devices)
     return are_devices and isinstance(record.get("node_rank") or 0, int)
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Return the differences of two records that may change results or speed, the most decisive first."""
-    before, after = (dict(_facts(each)) for each in (was, now))
+    before, after = (dict(_facts(record)) for record in (was, now))
     keys = [*before, *(key for key in after if key not in before)]
     order = {kind: number for number, kind in enumerate(_ORDER)}
-    found = [Difference(*key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
-    return sorted(found, key=lambda each: order[each.kind])
+    differing = [Difference(*key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    return sorted(differing, key=lambda difference: order[difference.kind])
 
 
 def attempt_lines(records: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
@@ -138,11 +140,12 @@ def attempt_lines(records: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]
     """
     lines = []
     for (earlier, was), (attempt, now) in itertools.pairwise(records):
-        found = differences(was, now)
-        if found:
-            more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        changed = differences(was, now)
+        if changed:
+            more = f", and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
             named = "; ".join(
-                f"{_short(each.name)} {_short(each.now)} ({_short(each.was)})" for each in found[:_MOST_NAMED]
+                f"{_short(difference.name)} {_short(difference.now)} ({_short(difference.was)})"
+                for difference in changed[:_MOST_NAMED]
             )
             lines.append(f"attempt {attempt} ran with {named}{more}; in parentheses attempt {earlier}'s")
     return lines
@@ -153,8 +156,8 @@ def changes_of(paths: RunPaths, attempts: int) -> list[str]:
     if attempts < 2:  # the case of most of 10,000 runs: nothing to compare
         return []
     newest = range(max(0, attempts - _MOST_COMPARED), attempts)
-    found = ((attempt, read_environment(paths, attempt, Faults())) for attempt in newest)
-    return attempt_lines([(attempt, record) for attempt, record in found if record is not None])
+    records = ((attempt, read_environment(paths, attempt, Faults())) for attempt in newest)
+    return attempt_lines([(attempt, record) for attempt, record in records if record is not None])
 
 
 _ORDER = ("code", "data", "ranks", "library", "package", "device", "system", "variable")
@@ -178,7 +181,7 @@ def _facts(record: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
             continue
         origin = record["origins"].get(name) or {}
         yield ("package", name), f"{version}{' of ' + str(origin['commit_id'])[:12] if 'commit_id' in origin else ''}"
-    counts = Counter(str(each.get("name")) for each in record["devices"] if isinstance(each, dict))
+    counts = Counter(str(device.get("name")) for device in record["devices"] if isinstance(device, dict))
     if counts:
         yield ("device", "GPUs"), ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
     yield ("device", "processor"), _text(record["cpu"].get("model"))

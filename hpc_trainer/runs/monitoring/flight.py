@@ -21,7 +21,7 @@ _MAX_TEXT, _MAX_STACK, _MAX_RANKS = 2_000, 30, 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightSpan:
-    """Time that the rank spent in `kind` (`runtime.spans.Kind`), as seconds since the epoch; `end` None: still in it."""
+    """Time that the rank spent in `kind` (`runtime.spans.Kind`), in seconds since the epoch; `end` None: not over."""
 
     kind: str
     begin: float
@@ -81,11 +81,11 @@ def write_flight(paths: RunPaths, flight: Flight) -> None:
 
 def read_flights(paths: RunPaths, attempt: int, faults: Faults | None = None) -> dict[int, Flight]:
     """Return the flight records of an attempt by rank; an unreadable file is a fault, and left out."""
-    told = Faults() if faults is None else faults
+    reported = Faults() if faults is None else faults
     name = re.compile(rf"attempt-{attempt:03d}\.rank-(\d{{1,6}})\.flight\.json")
-    ranks = sorted(int(match[1]) for each in list_folder(paths.logs, told) or () if (match := name.fullmatch(each)))
-    found = {rank: _read(paths, attempt, rank, told) for rank in ranks}
-    return {rank: flight for rank, flight in found.items() if flight is not None}
+    ranks = sorted(int(match[1]) for file in list_folder(paths.logs, reported) or () if (match := name.fullmatch(file)))
+    flights = {rank: _read(paths, attempt, rank, reported) for rank in ranks}
+    return {rank: flight for rank, flight in flights.items() if flight is not None}
 
 
 def _read(paths: RunPaths, attempt: int, rank: int, faults: Faults) -> Flight | None:

@@ -48,9 +48,9 @@ def spent_so_far(
     seconds: Iterable[tuple[str, float]], *, steps_done: int, allocated_time: float | None = None
 ) -> dict[str, Any]:
     """Return the part of a heartbeat that records spent time; kinds without a millisecond are left out."""
-    rounded = {str(getattr(kind, "value", kind)): round(each, 3) for kind, each in seconds}
-    found = {"steps_done": steps_done, "seconds": {kind: each for kind, each in rounded.items() if each > 0}}
-    return found if allocated_time is None else {**found, "allocated_time": allocated_time}
+    rounded = {str(getattr(kind, "value", kind)): round(spent_s, 3) for kind, spent_s in seconds}
+    record = {"steps_done": steps_done, "seconds": {kind: spent_s for kind, spent_s in rounded.items() if spent_s > 0}}
+    return record if allocated_time is None else {**record, "allocated_time": allocated_time}
 
 
 def append_spent(paths: RunPaths, attempt: int, step: int, told: Mapping[str, Any]) -> None:
@@ -67,21 +67,21 @@ def keep_spent(paths: RunPaths, attempt: int) -> None:
     """
     beat = _of_heartbeat(paths, Faults())
     if beat is not None and beat.attempt < attempt and beat.attempt not in _read_lines(paths, Faults()):
-        told = spent_so_far(beat.seconds.items(), steps_done=beat.steps_done, allocated_time=beat.allocated_time)
+        record = spent_so_far(beat.seconds.items(), steps_done=beat.steps_done, allocated_time=beat.allocated_time)
         line = {"attempt": beat.attempt, "time": beat.time, "step": beat.step, "is_last": False}
-        _append(paths, {**line, **told})
+        _append(paths, {**line, **record})
 
 
 def read_spent(paths: RunPaths, faults: Faults | None = None) -> dict[int, Spent]:
     """Return attempt -> time spent, from ledger.jsonl, and from heartbeat.json for the newest; skip damaged lines."""
-    found, beat = _read_lines(paths, faults), _of_heartbeat(paths, faults)
+    spent, beat = _read_lines(paths, faults), _of_heartbeat(paths, faults)
     if beat is not None:
-        found.setdefault(beat.attempt, beat)
-    return found
+        spent.setdefault(beat.attempt, beat)
+    return spent
 
 
 def _read_lines(paths: RunPaths, faults: Faults | None) -> dict[int, Spent]:
-    return {each.attempt: each for each in parsed_lines(paths.ledger, _parse, faults)}
+    return {spent.attempt: spent for spent in parsed_lines(paths.ledger, _parse, faults)}
 
 
 def _parse(record: Mapping[str, Any]) -> Spent:
@@ -112,7 +112,7 @@ def _append(paths: RunPaths, line: Mapping[str, Any]) -> None:
 
 
 def _as_seconds(value: object) -> dict[str, float]:
-    return {kind: as_time(each) for kind, each in as_table(value).items()}
+    return {kind: as_time(seconds) for kind, seconds in as_table(value).items()}
 
 
 _SPENT = {"attempt": as_count, "time": as_time, "step": as_count, "steps_done": as_count, "seconds": _as_seconds}

@@ -56,7 +56,7 @@ def write_move(paths: RunPaths, attempt: int, move: Move) -> None:
 
 def read_move(paths: RunPaths, attempt: int, faults: Faults | None = None) -> Move | None:
     """Return the move of an attempt; None if there is none, or it cannot be read."""
-    return parsed_file(paths.move(attempt), lambda found: Move(**typed(found, _KINDS)), faults)
+    return parsed_file(paths.move(attempt), lambda record: Move(**typed(record, _KINDS)), faults)
 
 
 _KINDS: Kinds = {"node": as_text, "cause": as_text, "why": as_text, "time": as_time}

@@ -70,8 +70,8 @@ def read_request(paths: RunPaths) -> ProfileRequest | None:
 
 def withdraw(paths: RunPaths, request: ProfileRequest) -> None:
     """Remove a request for which no command waits any more; another request in its place stays."""
-    found = read_request(paths)
-    if found is not None and found.id == request.id:
+    current = read_request(paths)
+    if current is not None and current.id == request.id:
         paths.profile_request.unlink(missing_ok=True)
 
 

@@ -106,7 +106,7 @@ class Redaction:
     def of_process(cls, environ: Mapping[str, str] = os.environ) -> Redaction:
         """Create a redactor that knows the values of this process's variables whose names look like secrets."""
         values = {value for name, value in environ.items() if _VARIABLE.search(name) and len(value) >= _LEAST}
-        return cls(sorted((each for each in values if not _is_plain(each)), key=len, reverse=True))
+        return cls(sorted((value for value in values if not _is_plain(value)), key=len, reverse=True))
 
     def text(self, text: str) -> str:
         """Return a text without parts that look like secrets; the number of lines stays."""
@@ -124,10 +124,10 @@ class Redaction:
         text = _PRIVATE_KEY.sub(self._key, text)
         count = 0
         for pattern in (_URL, _BEARER, _WEB_TOKEN, _LINE):
-            text, found = pattern.subn(_after_begin, text)
-            count += found
-        text, found = named.subn(_after_sign, text)
-        self.count += count + found
+            text, num_hits = pattern.subn(_after_begin, text)
+            count += num_hits
+        text, num_hits = named.subn(_after_sign, text)
+        self.count += count + num_hits
         return text
 
     def _key(self, found: re.Match[str]) -> str:
@@ -138,32 +138,32 @@ class Redaction:
 
     def words(self, words: Iterable[str]) -> list[str]:
         """Return a command line without secrets, including the value after `--token` and every form of `NAME=VALUE`."""
-        found: list[str] = []
+        kept: list[str] = []
         is_next = False
         for word in words:
             name, sign, value = word.partition("=")
             is_secret = _is_secret(name.lstrip("-"))
             if is_next and not word.startswith("-"):
                 self.count += 1
-                found.append(REDACTED)
+                kept.append(REDACTED)
             elif sign and is_secret and not _is_plain(value):
                 self.count += 1
-                found.append(f"{name}={REDACTED}")
+                kept.append(f"{name}={REDACTED}")
             else:
-                found.append(self.text(word))
+                kept.append(self.text(word))
             is_next = not sign and is_secret and word.startswith("-")
-        return found
+        return kept
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables by name, with the values redacted if the names look like secrets."""
-        found = {}
+        redacted = {}
         for name, value in variables.items():
             if _VARIABLE.search(name) and value:
                 self.count += 1
-                found[name] = REDACTED
+                redacted[name] = REDACTED
             else:
-                found[name] = self.text(value)
-        return found
+                redacted[name] = self.text(value)
+        return redacted
 
     def values(self, tree: Any) -> Any:
         """Return a tree of JSON with every text redacted, and with values redacted whose key is a secret's name."""
@@ -172,7 +172,7 @@ class Redaction:
         if isinstance(tree, Mapping):
             return {key: self._value(str(key), value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)):
-            return [self.values(each) for each in tree]
+            return [self.values(item) for item in tree]
         return tree
 
     def _value(self, key: str, value: Any) -> Any:

@@ -79,14 +79,14 @@ def slow_at_end(lines: Sequence[Straggler]) -> list[Straggler]:
     for line in lines:
         if line.attempt == lines[-1].attempt:
             newest[line.rank] = line
-    return sorted((each for each in newest.values() if each.is_slow), key=lambda each: -each.factor)
+    return sorted((line for line in newest.values() if line.is_slow), key=lambda line: -line.factor)
 
 
 def straggler_lines(lines: Sequence[Straggler]) -> list[str]:
     """Return evidence for `why`: the ranks that were slow at the last check, the slowest first."""
     slow = slow_at_end(lines)
-    told = [f"from step {each.step} of attempt {each.attempt} on {each.in_words()}" for each in slow[:MOST_TOLD]]
-    return told + ([f"and {len(slow) - MOST_TOLD} more rank(s)"] if len(slow) > MOST_TOLD else [])
+    texts = [f"from step {line.step} of attempt {line.attempt} on {line.in_words()}" for line in slow[:MOST_TOLD]]
+    return texts + ([f"and {len(slow) - MOST_TOLD} more rank(s)"] if len(slow) > MOST_TOLD else [])
 
 
 _KINDS = {

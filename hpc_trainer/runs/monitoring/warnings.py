@@ -69,18 +69,18 @@ class DeviceWarning:
 
 def write_warnings(paths: RunPaths, attempt: int, rank: int, warnings: Sequence[DeviceWarning]) -> None:
     """Replace the file of one rank; raise OSError if the file system refused."""
-    told = [{**dataclasses.asdict(each), "trouble": each.trouble.value} for each in warnings]
-    write_json(paths.telemetry_file(attempt, rank).with_suffix(".warnings.json"), {"warnings": told}, sync=False)
+    items = [{**dataclasses.asdict(warning), "trouble": warning.trouble.value} for warning in warnings]
+    write_json(paths.telemetry_file(attempt, rank).with_suffix(".warnings.json"), {"warnings": items}, sync=False)
 
 
 def read_warnings(paths: RunPaths, attempt: int | None = None, faults: Faults | None = None) -> list[DeviceWarning]:
     """Return the warnings of all ranks of an attempt, or of all attempts if it is None, by attempt and rank."""
     names = list_folder(paths.at("telemetry"), Faults() if faults is None else faults) or []
-    found = [each for name in names if (each := _NAME.fullmatch(name)) and attempt in (None, int(each[1]))]
+    matches = [match for name in names if (match := _NAME.fullmatch(name)) and attempt in (None, int(match[1]))]
     return [
         warning
-        for each in sorted(found, key=lambda each: (int(each[1]), int(each[2])))
-        for warning in _read(paths.at(f"telemetry/{each[0]}"), faults)
+        for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2])))
+        for warning in _read(paths.at(f"telemetry/{match[0]}"), faults)
     ]
 
 

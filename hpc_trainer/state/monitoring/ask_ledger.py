@@ -36,10 +36,10 @@ def goodputs(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, float]
     """
     if len(runs) > _MOST:
         return {}
-    found = {run.run_id: ledger_of_run(status, run) for run in runs if run.attempts}
+    ledgers = {run.run_id: ledger_of_run(status, run) for run in runs if run.attempts}
     return {
         run_id: round(ledger.goodput, 4)
-        for run_id, ledger in found.items()
+        for run_id, ledger in ledgers.items()
         if ledger is not None and ledger.goodput is not None
     }
 
@@ -56,31 +56,33 @@ def ask_ledgers(status: SweepStatus, runs: Iterable[RunStatus], notes: list[str]
         notes: gets a note if sacct did not answer.
     """
     runs = list(runs)
-    unknown = [each for run in runs for each in _unknown(status, run)]
-    told: list[Allocation] = []
+    unknown = [attempt for run in runs for attempt in _unknown(status, run)]
+    allocations: list[Allocation] = []
     if unknown and status.silence is None:
         try:
-            told = ask_allocations(_ids(unknown), min(each.start_time for each in unknown))
+            allocations = ask_allocations(_ids(unknown), min(attempt.start_time for attempt in unknown))
         except SlurmError as error:
             notes.append(f"sacct did not answer ({error}): where the time went is from the run folders alone.")
-    for run in runs if told else ():
-        jobs = {each.job_id for each in run.attempts}
-        keep_allocations(status.sweep.run(run.run_id), [each for each in told if each.job_id in jobs])
-    found = {run.run_id: ledger_of_run(status, run, told) for run in runs}
-    return {run_id: ledger for run_id, ledger in found.items() if ledger is not None}
+    for run in runs if allocations else ():
+        jobs = {attempt.job_id for attempt in run.attempts}
+        keep_allocations(
+            status.sweep.run(run.run_id), [allocation for allocation in allocations if allocation.job_id in jobs]
+        )
+    ledgers = {run.run_id: ledger_of_run(status, run, allocations) for run in runs}
+    return {run_id: ledger for run_id, ledger in ledgers.items() if ledger is not None}
 
 
 def _unknown(status: SweepStatus, run: RunStatus) -> list[Attempt]:
     """Return the ended attempts on Slurm whose allocation is not recorded; [] if the run has no ledger."""
     ended = run.attempts if run.state is not RunState.RUNNING else run.attempts[:-1]
-    on_slurm = [each for each in ended if each.executor == "slurm"]
+    on_slurm = [attempt for attempt in ended if attempt.executor == "slurm"]
     if not on_slurm:
         return []
     paths = status.sweep.run(run.run_id)
-    known = match(run.attempts, read_allocations(paths, Faults()))
-    return [each for each in on_slurm if each.attempt not in known] if read_spent(paths, Faults()) else []
+    allocated = match(run.attempts, read_allocations(paths, Faults()))
+    return [attempt for attempt in on_slurm if attempt.attempt not in allocated] if read_spent(paths, Faults()) else []
 
 
 def _ids(attempts: Sequence[Attempt]) -> set[str]:
-    ids = {each.job_id for each in attempts}
-    return ids if len(ids) <= _FEW else {array_of(each) for each in ids}
+    ids = {attempt.job_id for attempt in attempts}
+    return ids if len(ids) <= _FEW else {array_of(job_id) for job_id in ids}

@@ -65,18 +65,18 @@ class RunLedger:
     @cached_property
     def seconds(self) -> Mapping[Kind, float]:
         """Seconds of each kind that occurred, summed over all attempts."""
-        sums = {kind: math.fsum(each.seconds.get(kind, 0.0) for each in self.attempts) for kind in Kind}
+        sums = {kind: math.fsum(attempt.seconds.get(kind, 0.0) for attempt in self.attempts) for kind in Kind}
         return {kind: seconds for kind, seconds in sums.items() if seconds > 0}
 
     @property
     def elapsed_s(self) -> float:
         """Seconds for which nodes were allocated."""
-        return math.fsum(each.elapsed_s for each in self.attempts)
+        return math.fsum(attempt.elapsed_s for attempt in self.attempts)
 
     @property
     def unknown_s(self) -> float:
         """Seconds of unknown use."""
-        return math.fsum(each.unknown_s for each in self.attempts)
+        return math.fsum(attempt.unknown_s for attempt in self.attempts)
 
     @property
     def goodput(self) -> float | None:
@@ -93,7 +93,7 @@ class RunLedger:
     @property
     def is_by_slurm(self) -> bool:
         """True if the accounting said how long each attempt held its nodes."""
-        return all(each.is_by_slurm for each in self.attempts)
+        return all(attempt.is_by_slurm for attempt in self.attempts)
 
 
 def ledger_of(
@@ -109,21 +109,21 @@ def ledger_of(
         allocations: new answers of the accounting about its jobs, in addition to the recorded ones.
         faults: gets a fault for each unreadable file or line.
     """
-    told = read_spent(paths, faults)
-    if not told:
+    spent_by_attempt = read_spent(paths, faults)
+    if not spent_by_attempt:
         return None
-    jobs = {each.job_id for each in attempts}
-    known = {each.key: each for each in (*read_allocations(paths, faults), *allocations) if each.job_id in jobs}
-    matched = match(attempts, list(known.values()))
-    found = []
+    jobs = {attempt.job_id for attempt in attempts}
+    by_key = {each.key: each for each in (*read_allocations(paths, faults), *allocations) if each.job_id in jobs}
+    matched = match(attempts, list(by_key.values()))
+    ledgers = []
     for index, attempt in enumerate(attempts):
-        spent, allocation = told.get(attempt.attempt), matched.get(attempt.attempt)
+        spent, allocation = spent_by_attempt.get(attempt.attempt), matched.get(attempt.attempt)
         later = [each.resumed_step for each in attempts[index + 1 :] if each.resumed_step is not None]
         stuck = attempt.cause == "stuck" or read_failure(paths.failure(attempt.attempt)).get("type") == "StuckError"
-        found.append(_attempt(attempt, spent, allocation, lasting=min(later, default=None), is_stuck=stuck))
+        ledgers.append(_attempt(attempt, spent, allocation, lasting=min(later, default=None), is_stuck=stuck))
     used = {each.key for each in matched.values()}
-    found += [_untold(each) for key, each in known.items() if key not in used and _is_of_run(each, attempts)]
-    return RunLedger(attempts=found, num_gpus=num_gpus)
+    ledgers += [_untold(each) for key, each in by_key.items() if key not in used and _is_of_run(each, attempts)]
+    return RunLedger(attempts=ledgers, num_gpus=num_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,43 +162,43 @@ def newest_timeouts(
     Returns:
         None if there are fewer than `least` such attempts, or the ledger of one of them is incomplete.
     """
-    if sum(each.cause == TIMEOUT for each in attempts) < least:
+    if sum(attempt.cause == TIMEOUT for attempt in attempts) < least:
         return None  # the usual case, in which the files below need not be read
     chain = newest_chain(attempts, successor_jobs(paths))
-    ended = [each.attempt for each in chain if each.cause == TIMEOUT][-most:]
+    ended = [attempt.attempt for attempt in chain if attempt.cause == TIMEOUT][-most:]
     ledger = ledger_of(paths, attempts, num_gpus=0, faults=faults) if len(ended) >= max(1, least) else None
-    known = {} if ledger is None else {each.attempt: each for each in ledger.attempts if not each.unknown_s}
-    told = [known[number] for number in ended if number in known]
-    elapsed_s = math.fsum(each.elapsed_s for each in told)
-    if len(told) < len(ended) or elapsed_s <= 0:
+    complete = {} if ledger is None else {item.attempt: item for item in ledger.attempts if not item.unknown_s}
+    timed_out = [complete[number] for number in ended if number in complete]
+    elapsed_s = math.fsum(item.elapsed_s for item in timed_out)
+    if len(timed_out) < len(ended) or elapsed_s <= 0:
         return None
-    trained_s = math.fsum(each.seconds.get(kind, 0.0) for each in told for kind in _ASKED_FOR)
-    return TimedOut(count=len(told), elapsed_s=elapsed_s, training_s=trained_s)
+    trained_s = math.fsum(item.seconds.get(kind, 0.0) for item in timed_out for kind in _ASKED_FOR)
+    return TimedOut(count=len(timed_out), elapsed_s=elapsed_s, training_s=trained_s)
 
 
 def match(attempts: Sequence[Attempt], allocations: Sequence[Allocation]) -> dict[int, Allocation]:
     """Return attempt -> its allocation: its job's newest one that began before the attempt; none is used twice."""
-    found: dict[int, Allocation] = {}
-    free = sorted(allocations, key=lambda each: each.start_time)
-    for attempt in sorted(attempts, key=lambda each: each.start_time):
+    matched: dict[int, Allocation] = {}
+    free = sorted(allocations, key=lambda allocation: allocation.start_time)
+    for attempt in sorted(attempts, key=lambda attempt: attempt.start_time):
         began = [
-            each
-            for each in free
-            if each.job_id == attempt.job_id
-            and each.start_time - _CLOCKS_S <= attempt.start_time <= each.end_time + _CLOCKS_S
+            allocation
+            for allocation in free
+            if allocation.job_id == attempt.job_id
+            and allocation.start_time - _CLOCKS_S <= attempt.start_time <= allocation.end_time + _CLOCKS_S
         ]
         # The margin may fit two allocations, if a job came back within a minute. Take the newest before, else the next.
-        before = [each for each in began if each.start_time <= attempt.start_time]
+        before = [allocation for allocation in began if allocation.start_time <= attempt.start_time]
         best = before[-1] if before else began[0] if began else None
         if best is not None:
-            found[attempt.attempt] = best
+            matched[attempt.attempt] = best
             free.remove(best)
-    return found
+    return matched
 
 
 def _is_of_run(allocation: Allocation, attempts: Sequence[Attempt]) -> bool:
     """Return True if an allocation without a journal line began within a day of the run's: a reused id is far away."""
-    same = [each.start_time for each in attempts if each.job_id == allocation.job_id]
+    same = [attempt.start_time for attempt in attempts if attempt.job_id == allocation.job_id]
     return min(same) - 86_400 < allocation.start_time < max(same) + 86_400
 
 
@@ -220,7 +220,7 @@ def _attempt(
         elapsed_s = allocation.elapsed_s
         if measured_s > elapsed_s:
             # sacct counts whole seconds, and leaves out those in which the job was suspended: scale all kinds down.
-            seconds = {kind: each * elapsed_s / measured_s for kind, each in seconds.items()}
+            seconds = {kind: kind_s * elapsed_s / measured_s for kind, kind_s in seconds.items()}
             measured_s = elapsed_s
         before_s = min(max(0.0, spent.begin_time - allocation.start_time), elapsed_s - measured_s)
     else:
@@ -270,16 +270,16 @@ def _redo(seconds: dict[Kind, float], attempt: Attempt, spent: Spent, lasting: i
         spent: what the attempt recorded.
         lasting: the earliest step at which a later attempt resumed; None if none resumed.
     """
-    lost = sum(_steps_back(each) for each in attempt.guarded if each["action"] == "rollback")
+    lost = sum(_steps_back(rollback) for rollback in attempt.guarded if rollback["action"] == "rollback")
     if lasting is None and attempt.has_ended and attempt.state is not RunState.COMPLETED:
         lasting = attempt.saved_step
     if lasting is not None:
         lost += max(0, spent.step - lasting)
     share = min(1.0, lost / spent.steps_done) if spent.steps_done else 0.0
     taken = {kind: share * seconds.get(kind, 0.0) for kind in _WORK}
-    for kind, each in taken.items():
-        if each:
-            seconds[kind] -= each
+    for kind, taken_s in taken.items():
+        if taken_s:
+            seconds[kind] -= taken_s
     return math.fsum(taken.values())
 
 
@@ -291,8 +291,8 @@ def _steps_back(rollback: Mapping[str, Any]) -> int:
 def _known(told: Mapping[str, float]) -> dict[Kind, float]:
     """Return seconds by kind; a kind that only a newer version knows counts as part of a step."""
     kinds, seconds = {kind.value: kind for kind in Kind}, dict[Kind, float]()
-    for word, each in told.items():
-        _add(seconds, kinds.get(word, Kind.step), each)
+    for word, more_s in told.items():
+        _add(seconds, kinds.get(word, Kind.step), more_s)
     return seconds
 
 

@@ -25,12 +25,12 @@ def ledger_line(ledger: RunLedger) -> str | None:
         return None
     shares = [(WORDS[kind], seconds / ledger.elapsed_s) for kind, seconds in ledger.seconds.items()]
     shares.append(("unknown", ledger.unknown_s / ledger.elapsed_s))
-    told = [f"{share:.0%}".replace("%", " %") + f" {word}" for word, share in _largest(shares) if share >= 0.005]
-    return f"of {duration(ledger.elapsed_s)}: {', '.join(told)}"
+    parts = [f"{share:.0%}".replace("%", " %") + f" {word}" for word, share in _largest(shares) if share >= 0.005]
+    return f"of {duration(ledger.elapsed_s)}: {', '.join(parts)}"
 
 
 def _largest(shares: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    return sorted(shares, key=lambda each: -each[1])
+    return sorted(shares, key=lambda share: -share[1])
 
 
 def timed_out_words(found: TimedOut, time_limit_min: int) -> str:
@@ -56,7 +56,7 @@ def ledger_json(ledger: RunLedger) -> dict[str, Any]:
     return {
         **_part(ledger), "goodput": None if ledger.goodput is None else round(ledger.goodput, 4),
         "gpu_s": round(ledger.gpu_seconds, 3),
-        "attempts": [{"attempt": each.attempt, "job_id": each.job_id, **_part(each)} for each in ledger.attempts],
+        "attempts": [{"attempt": item.attempt, "job_id": item.job_id, **_part(item)} for item in ledger.attempts],
     }  # fmt: skip
 
 
