@@ -85,7 +85,7 @@ def discard_old_bad(folder: Path) -> None:
 def discard_unfinished(folder: Path, attempt: int) -> list[str]:
     """Delete temporary folders that dead attempts left behind, and trash; return the names.
 
-    Attempts of a run have rising numbers and do not overlap: at the start of `attempt`, temporary folders of its number
+    Attempts of a run have rising numbers and do not overlap. At the start of `attempt`, temporary folders of its number
     or a lower one are dead. A higher number means that this process is the late one, so that folder stays.
     """
     swept = []

@@ -50,9 +50,9 @@ def naming(path: Path) -> Iterator[None]:
 def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Write a file of any size that readers see in its old or its new form only, even after a power cut.
 
-    The file is written under a temporary name in the same folder (a rename cannot cross file systems), synced and
-    renamed, and the folder is synced. After an error nothing of the new file stays. With `sync` false there is no
-    fsync, for files that are written often and matter little after a power cut.
+    The file is written under a temporary name in the same folder, because a rename cannot cross file systems. It is
+    synced and renamed, and the folder is synced. After an error nothing of the new file stays. With `sync` false there
+    is no fsync, for files that are written often and matter little after a power cut.
     """
     temporary = Path(own_name(path))
     try:
@@ -90,8 +90,8 @@ def write_marker(path: Path, *, sync: bool = True) -> None:
         sync: True if the file must survive a power cut.
     """
     try:
-        # No O_EXCL: it does not matter which of two markers with the same name stays, and O_EXCL would fail if this
-        # client still caches the name of a file that another client has removed.
+        # No O_EXCL: it does not matter which of two markers with the same name stays. O_EXCL would fail if this client
+        # still caches the name of a file that another client has removed.
         descriptor = os.open(path, _TO_MARK, 0o666)
     except OSError as error:
         if os.path.lexists(path) and error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
@@ -163,8 +163,8 @@ def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool
         records: one JSON object for each line.
         sync: True if the lines must survive a power cut.
         sealed: True if each line carries its checksum (`reading.seal`), because it decides whether a run is submitted.
-            Such lines are read back: two NFS clients that append at the same moment overwrite each other (open(2),
-            O_APPEND), and a run that Slurm has started elsewhere may still be alive here.
+            Such lines are read back, because two NFS clients that append at the same moment overwrite each other
+            (open(2), O_APPEND). A run that Slurm has started elsewhere may still be alive here.
     """
     if not records:
         return
@@ -259,7 +259,7 @@ class OwnLines:
                 self.close()
                 if not was_open or error.errno not in (errno.ESTALE, errno.EBADF):
                     raise
-                self._write(data)  # the file was removed, or the server restarted: open it anew
+                self._write(data)  # the file was removed, or the server restarted: open the file again
 
     def _write(self, data: bytes) -> None:
         if self._descriptor < 0:
@@ -281,7 +281,7 @@ class OwnLines:
         return TORN if self._size and os.pread(self._descriptor, 1, self._size - 1) != b"\n" else b""
 
     def close(self) -> None:
-        """Close the file; the next lines open it anew."""
+        """Close the file; the next `append` opens it again."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # `append` has already raised the error

@@ -41,7 +41,7 @@ def draw(seed: int, *, num_steps: int, every_steps: int, count: int, world_size:
 
     Kills and signals alternate, and the first kind is drawn: two interruptions are of two kinds.
     """
-    chance = random.Random(seed)  # noqa: S311  # nobody attacks a drill
+    chance = random.Random(seed)  # noqa: S311  # a drill has no attacker
     legal = range(every_steps + 1, num_steps - 2)
     steps = sorted(chance.sample(legal, min(count, len(legal))))
     first = chance.randrange(2)

@@ -71,7 +71,7 @@ class RunPaths:
     """Paths in a run's folder, runs/<sweep>/<run_id>/, which the run creates when it starts."""
 
     place: str
-    """The folder as text, so that a look at 10,000 runs does not create 100,000 Path objects."""
+    """The folder as text, so that a command about 10,000 runs does not create 100,000 Path objects."""
 
     metrics = _Named("metrics.jsonl")
     """One line for each logged step; rank 0 appends."""

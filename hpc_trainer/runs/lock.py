@@ -1,7 +1,7 @@
 """Locks that one process at a time holds, on any machine: a file that can be created only once, not flock.
 
 Kernel locks may be local to a client, refused, or hang on a shared file system (flock(2); Lustre's mount options). A
-lock file names its holder. A dead holder on this machine is noticed at once; a holder on another machine counts as dead
+lock file names its holder. A dead holder on this machine is noticed at once. A holder on another machine counts as dead
 if it has not renewed the file for five minutes, by the file server's clock.
 """
 
@@ -33,7 +33,7 @@ _GUARD_S = 30.0
 
 
 class FileLock:
-    """A lock file that this process holds; `file_lock` and `submit_lock` create it.
+    """Lock file of this process, made by `file_lock` and `submit_lock`.
 
     Args:
         path: the file.

@@ -1,7 +1,7 @@
 """Readers of small files that survive anything in their place: a damaged line, a folder or a pipe costs only itself.
 
 A reader never blocks and never raises because of a file's content. Anything unreadable is a *fault*: a sentence for
-the user that names the file and the line, which is added to the list that the caller passed.
+the user that names the file and the line. It is added to the list that the caller passed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _KINDS = (
 
 
 def is_storage_error(error: BaseException) -> bool:
-    """Return True if the error is the file system's and may pass, such as a full disk."""
+    """Return True for an error of the file system that may pass, such as a full disk."""
     return isinstance(error, OSError) and error.errno in _STORAGE_ERRORS
 
 
@@ -213,7 +213,7 @@ def _refused(faults: Faults | None, path: Place, error: OSError, line: int | Non
 
 
 def exists(path: Place, faults: Faults | None = None) -> bool | None:
-    """Return True or False by this client's knowledge; None, with a fault, if the file system fails.
+    """Return True if the path exists by this client's knowledge; None, with a fault, if the file system fails.
 
     The answer may be a minute old on a shared file system: `shared_folder.is_there` asks the server.
 

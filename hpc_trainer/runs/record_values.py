@@ -84,7 +84,7 @@ def typed(record: Mapping[str, Any], kinds: Kinds, optional: Kinds = MappingProx
 
 
 def is_number(value: object) -> bool:
-    """Return True for a number that can be computed with and shown, including the NaN and infinity of a divergence."""
+    """Return True for a number that can be calculated with and shown, including NaN and infinity after a divergence."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return isinstance(value, float) or abs(value) < 2**63

@@ -13,8 +13,8 @@ functions here handle it:
 - Times of files come from the server's clock: `age_on_server_s`.
 - Locks may be local to a client, refused, or hang (flock(2), NFS details; Lustre's mount options `localflock` and
   `noflock`): nothing here uses them. A file that can be created only once takes their place.
-- Two clients that append to one file overwrite each other (open(2), O_APPEND): each file has one writer at a time, and
-  lines that decide about a run are read back after they were written (`runs/files.py`).
+- Two clients that append to one file overwrite each other (open(2), O_APPEND): each file has one writer at a time.
+  Lines that decide about a run are read back after they were written (`runs/files.py`).
 
 docs/shared_folder.md says which file systems were tested and which of their properties are relied on.
 """
@@ -192,7 +192,7 @@ def claim(path: Place, content: bytes = b"", *, mode: int = 0o666) -> bool:
     """Create a file that can be created only once; return True if this call created it, False if it existed.
 
     The file appears with its content. Of several processes on several machines exactly one gets True. The file is
-    created under a private name and linked; if the reply of the link is lost, both names are the same file (open(2),
+    created under a private name and linked. If the reply of the link is lost, both names are the same file (open(2),
     O_EXCL, on lock files). A file system without hard links gets O_EXCL, which is atomic from NFS 3 on.
 
     Raises:

@@ -74,7 +74,7 @@ class RunSpec:
 
     @property
     def is_lost(self) -> bool:
-        """True if this object replaces a spec that cannot be read (`lost_spec`)."""
+        """True if this object is a placeholder for a spec that cannot be read (`lost_spec`)."""
         return not self.digest
 
     @property
@@ -91,7 +91,7 @@ class RunSpec:
         """Return the configuration as dataclasses.
 
         Raises:
-            ConfigError: the spec was written by another version, or its digest does not fit its content.
+            ConfigError: the spec is lost, was written by another version, or its digest does not fit its content.
         """
         if self.is_lost:
             raise ConfigError(f"{self.run_id}: its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}")

@@ -1,7 +1,7 @@
 """Questions to Slurm about the runs of a sweep.
 
-Runs go on while they are looked at. Folders of runs that the scheduler no longer has are therefore read again after its
-answer, so that files written at the end of a run are seen.
+Runs go on while they are read. Folders of runs that the scheduler no longer has are therefore read again after its
+answer, to see the files that runs write at their end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def ask_slurm(
 ) -> SchedulerView:  # fmt: skip
     """Return Slurm's answers about these folders; folders of runs that have left the queue are read again and replaced.
 
-    Slurm is asked by one squeue, by one sacct for runs that have left the queue, and by one scontrol for the cluster's
-    name if neither knows a job.
+    Slurm is asked by one squeue, and by one sacct for runs that have left the queue. If neither knows a job, one
+    scontrol asks for the cluster's name.
 
     Args:
         read: function that reads the folder of a run again.

@@ -1,7 +1,7 @@
 """finished.json: runs of a sweep that are done, so that `status` of 10,000 runs need not open 10,000 folders.
 
 The file only saves requests. An entry counts if the run's folder exists and the run's newest submission is the recorded
-one; commands that act on a run read its own folder. Commands that show the sweep replace the whole file, and the last
+one. Commands that act on a run read its own folder. Commands that show the sweep replace the whole file, and the last
 writer wins: the next command finds again what another writer knew. A damaged or missing file costs one slow reading.
 """
 

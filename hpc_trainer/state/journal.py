@@ -1,7 +1,7 @@
 """Journals of a run's attempts: attempt-000.jsonl and so on. Causes are recorded, never inferred.
 
 Each attempt has a file of its own, which only the attempt's rank 0 writes. Slurm may start the next attempt while a
-node that it has given up is still alive, and two NFS clients that append to one file overwrite each other (open(2),
+node that it has given up is still alive. Two NFS clients that append to one file overwrite each other (open(2),
 O_APPEND). Earlier versions kept all attempts in attempts.jsonl, which is read first.
 """
 
@@ -346,8 +346,8 @@ def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
 def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) -> int:
     """Return the number of consecutive starts of a job, up to this one, that may have failed because of storage.
 
-    Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the sequence, if the
-    journal records another end of it, or if the next start resumed at a later step.
+    Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the sequence, in two
+    cases: the journal records another end of it, or the next start resumed at a later step.
     """
     starts = {attempt.restart_count: attempt for attempt in attempts if attempt.job_id == job_id}
     count = 1

@@ -1,8 +1,8 @@
 """Ends of runs that only Slurm's accounting knew: it forgets jobs, and a cancelled run must stay cancelled.
 
 The sweep's folder ends/ has a file for each host, with a line for each end that only the accounting knows. Any command
-of the sweep's owner that learns of an end appends it to its host's file, because two NFS clients that append to one
-file overwrite each other (open(2), O_APPEND). A repeated line does no harm. Users who may only read the sweep record
+of the sweep's owner that learns of an end appends it to its host's file. One file for all hosts would lose lines: two
+NFS clients that append to one file overwrite each other (open(2), O_APPEND). A repeated line does no harm. Users who may only read the sweep record
 nothing. Sweeps of earlier versions have one file, ends.jsonl.
 """
 

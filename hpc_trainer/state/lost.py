@@ -35,8 +35,8 @@ _ENDS_AS_A_RUN = re.compile(r"-[0-9a-f]{10}\Z")
 def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], faults: Faults) -> dict[str, RunSpec]:
     """Return every run of the sweep in the order that all commands show.
 
-    Runs of specs.jsonl come first, then those that submissions.jsonl or their own folder names. If the newest grid has
-    all of the runs, its order is used instead.
+    Runs of specs.jsonl come first, then runs known only from submissions.jsonl, sweep.json or their folders. If the
+    newest grid has all of the runs, its order is used instead.
 
     Args:
         sweep: the sweep.
@@ -104,7 +104,7 @@ def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: 
 
 
 def submission_told_by(attempt: Attempt) -> Submission:
-    """Return a submission for the job in which an attempt says it runs, if no recorded submission names that job."""
+    """Return a stand-in for the lost submission of the job in which an attempt says it runs."""
     return Submission(
         uuid="", executor="slurm", hardware="?", run_ids=(), time=attempt.start_time, kind=SUCCESSOR,
         job_id=attempt.job_id,
@@ -123,7 +123,7 @@ class LostJobs:
     """Jobs and processes that wait or work for a sweep but that none of its files names."""
 
     arrays: tuple[str, ...] = ()
-    """Ids of jobs of which it is not known what runs they are for."""
+    """Ids of jobs whose runs are not known."""
     runs: Mapping[str, Holder] = field(default_factory=dict)
     """Run id -> the job or local queue process that has the run."""
     unseen: Doubt | None = None
@@ -208,7 +208,7 @@ def _jobs_in_queue(
 
 
 def _is_told(entry: QueueEntry, submission: Submission | None) -> bool:
-    """Return True if the submission may explain the entry: it has this job or is unconfirmed, and has this element."""
+    """Return True if the submission may be the entry's: it has its job, or is unconfirmed, and it has its element."""
     if submission is None or submission.job_id not in (None, array_of(entry.job_id), entry.job_id):
         return False
     _, _, element = entry.job_id.partition("_")

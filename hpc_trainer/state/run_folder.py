@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def needs_scheduler(self) -> bool:
-        """True if only Slurm knows whether this run lives."""
+        """True if only Slurm knows whether this run is alive."""
         return self.is_on_slurm and DONE not in self.markers and self.waits is None
 
     @property

@@ -40,7 +40,7 @@ class SchedulerView:
     asked_time: float = field(default_factory=time.time)
     """Seconds since the epoch before the first question; anything later may be missing in the answers."""
     cluster: str | None = None
-    """Name that the answering cluster gives itself; None if nobody had to know it, or the cluster did not say."""
+    """Name that the answering cluster gives itself; None if it was not asked for, or the cluster did not say."""
     unnamed: str | None = None
     """Reason why the cluster did not give its name, if it was asked."""
     cache_age_s: float = 0.0
@@ -226,7 +226,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
             return RunState.UNKNOWN, unseen, account.node or None
     if account is None and folder.job_key in view.remembered:
         end, told_time = view.remembered[folder.job_key]
-        if told_time > last_sign(folder):  # otherwise somebody has requeued the job since
+        if told_time > last_sign(folder):  # otherwise a user has requeued the job since
             return end
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # The run saved and exited without learning whether a user had cancelled it. Slurm's final state decides.

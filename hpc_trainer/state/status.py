@@ -54,7 +54,7 @@ class SweepStatus:
     tending_job: str | None = None
     """Like `top_up_job`, or such a job that is running; None if no job will submit the waiting runs."""
     silence: str | None = None
-    """The question that Slurm did not answer; None if it answered, or was not asked."""
+    """Note on the question that Slurm did not answer; None if it answered, or was not asked."""
     is_queue_silent: bool = False
     """True if squeue was asked and did not answer."""
     is_away: bool = False
@@ -83,7 +83,7 @@ class SweepStatus:
         return FaultsOf(run_id, self.faults)
 
     def open_among(self, run_ids: Iterable[str]) -> list[RunStatus]:
-        """Return those of the runs that are not done."""
+        """Return the runs with these ids that are not done."""
         return [self.open_runs[run_id] for run_id in run_ids if run_id in self.open_runs]
 
     @property

@@ -54,9 +54,9 @@ class Submission:
     num_attempts: tuple[int, ...] = ()
     """Number of earlier attempts of each run, for the local executor; () in files that are older than this field."""
     cluster: str | None = None
-    """Name of the cluster that got it, by its own account; None if the cluster gave none, or an older version wrote."""
+    """Name of the cluster that got the job, as it reports it; None if it reports none, and in older files."""
     doubt_time: float | None = None
-    """When sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job later."""
+    """Time when sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job."""
     job_id: str | None = None
     dropped: bool = False
 
@@ -74,7 +74,7 @@ class Waiting:
     reason: str
     code: str | None
     time: float = field(default=0.0, compare=False)
-    """When the run began to wait, in seconds since the epoch."""
+    """Time when the run began to wait, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ def _read(paths: Book, told: _Told, faults: Faults) -> _Reader:
 
 
 def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, Any]]:
-    """Return copies that add to the lines: of submissions without a line or an answer. Other copies are not read."""
+    """Read the copies of submissions that have no line or no answer, and return them by time; read no other copies."""
     if not isinstance(paths, SweepPaths):
         return []
     settled = {uuid for uuid, submission in book.intents.items() if submission.job_id is not None or submission.dropped}
@@ -254,7 +254,10 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
 
 
 def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
-    """Insert each copy before the lines about its submission, or else by its time; one of a `known` uuid at the end."""
+    """Return the records with the copies inserted.
+
+    A copy of a `known` uuid comes last. Any other copy comes before the lines about its submission, or else by time.
+    """
     merged = list(told)
     for copy in copies:
         lines = [(place, record) for place, (_, record) in enumerate(merged) if record is not None]

@@ -36,7 +36,7 @@ class Spent:
     is_last: bool = False
     """True if the attempt was about to end."""
     allocated_time: float | None = None
-    """When the job's script began, in seconds since the epoch; None if neither Slurm nor the script says."""
+    """Start of the job's script, in seconds since the epoch; None if neither Slurm nor the script says."""
 
     @property
     def begin_time(self) -> float:

@@ -35,7 +35,7 @@ class Move:
     why: str
     """Line for the user, such as `the GPU of rank 3 on n7 lowers its clocks (..)`."""
     time: float
-    """When the move was asked for, in seconds since the epoch."""
+    """Time of the request, in seconds since the epoch."""
 
     @classmethod
     def of(cls, warning: DeviceWarning) -> Move:

@@ -1,7 +1,7 @@
 """Redaction of secrets in the records of a run: variables, command lines, code differences, addresses.
 
-A secret is recognised by its name (`HF_TOKEN`, `api_key=..`), by its form (`hf_..`, `ghp_..`, a private key, a password
-in a URL), or because it is the value of a variable of this process with such a name. It becomes `[redacted]`.
+A secret is recognised by its name (`HF_TOKEN`, `api_key=..`) or by its form (`hf_..`, `ghp_..`, a private key, a
+password in a URL). Values of this process's variables with such a name are secrets too. A secret becomes `[redacted]`.
 """
 
 from __future__ import annotations

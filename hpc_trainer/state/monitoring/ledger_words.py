@@ -13,7 +13,7 @@ WORDS = {
     Kind.start_up: "start-up", Kind.imports: "imports", Kind.rendezvous: "rendezvous", Kind.restore: "restore",
     Kind.hang: "hang", Kind.shutdown: "shutdown",
 }  # fmt: skip
-"""Kind of time -> its words, in the order in which they are shown."""
+"""Kind of time -> its text, in the order in which the kinds are shown."""
 
 
 def ledger_line(ledger: RunLedger) -> str | None:
