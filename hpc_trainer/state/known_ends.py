@@ -2,8 +2,8 @@
 
 The sweep's folder ends/ has a file for each host, with a line for each end that only the accounting knows. Any command
 of the sweep's owner that learns of an end appends it to its host's file. One file for all hosts would lose lines: two
-NFS clients that append to one file overwrite each other (open(2), O_APPEND). A repeated line does no harm. Users who may only read the sweep record
-nothing. Sweeps of earlier versions have one file, ends.jsonl.
+NFS clients that append to one file overwrite each other (open(2), O_APPEND). A repeated line does no harm. Users
+who may only read the sweep record nothing. Sweeps of earlier versions have one file, ends.jsonl.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class DeviceWarning:
     detail: str
     """Details, such as `hw_thermal, up to 93 °C, its limit is 87 °C`."""
     since: float
-    """When the problem was first seen, and `last` when it was last seen, in seconds since the epoch."""
+    """Time when the problem was first seen, in seconds since the epoch; `last` is the time when it was last seen."""
     last: float
     seconds: float
     """Seconds for which the problem was seen, in all."""
