@@ -77,7 +77,7 @@ def make_folder(folder: Path) -> None:
             folder.mkdir(mode=0o777 & ~_umask)
         except FileNotFoundError:
             make_folder(folder.parent)
-            folder.mkdir(mode=0o777 & ~_umask)  # only once: an unmounted place may keep its name and refuse again
+            folder.mkdir(mode=0o777 & ~_umask)  # only once: a mount may be gone and its name stay
     except FileExistsError:
         if not folder.is_dir():
             raise

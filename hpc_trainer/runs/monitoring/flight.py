@@ -71,7 +71,7 @@ class Flight:
 
 
 def write_flight(paths: RunPaths, flight: Flight) -> None:
-    """Write a flight record atomically, so that no reader sees half a file; raise OSError if the file system refused."""
+    """Write a flight record atomically, so that no reader sees half of it; raise OSError if the file system refused."""
     record = asdict(flight)
     record["spans"], record["collectives"] = record["spans"][-MAX_KEPT:], record["collectives"][-MAX_KEPT:]
     record["stack"] = [line[:_MAX_TEXT] for line in flight.stack[-_MAX_STACK:]]

@@ -188,7 +188,7 @@ def read_telemetry(
 ) -> list[Sample]:
     """Return every sample of a run, or of one attempt, by attempt, by rank, and in the order of writing.
 
-    If there are more ranks than `most_ranks`, that many evenly spaced ranks are read.
+    If there are more ranks than `most_ranks`, at most that many evenly spaced ranks are read.
     """
     return [
         sample
@@ -201,7 +201,7 @@ def read_telemetry(
 def newest_of_ranks(paths: RunPaths, *, most_ranks: int, faults: Faults | None = None) -> list[Sample]:
     """Return samples of the newest attempt: the first few and the last lines of each rank's file.
 
-    If there are more ranks than `most_ranks`, that many evenly spaced ranks are read.
+    If there are more ranks than `most_ranks`, at most that many evenly spaced ranks are read.
     """
     files = _files(paths, faults)
     newest = (
