@@ -83,10 +83,10 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 
 
 def write_marker(path: Path, *, sync: bool = True) -> None:
-    """Create an empty file whose name is the message, in an existing folder; an existing file stays unchanged.
+    """Create a file whose name is the message, with the time in it; a file that is not empty stays unchanged.
 
     Args:
-        path: the file.
+        path: the file, in an existing folder.
         sync: True if the file must survive a power cut.
     """
     try:
@@ -135,7 +135,7 @@ def _finite(value: Any) -> Any:
 
 
 def sha256_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
-    """Return the SHA-256 of a file's bytes in 64 hex digits, calling `beat` on the way. Raises OSError."""
+    """Return a file's SHA-256 in 64 hex digits and call `beat` after each piece; raise OSError if reading fails."""
     digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
@@ -159,7 +159,7 @@ def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool
     If the writer was killed, the last line may be torn. It is ended first, so that it damages no new line.
 
     Args:
-        path: the file; it is made if it is missing.
+        path: the file; it is created if it is missing.
         records: one JSON object for each line.
         sync: True if the lines must survive a power cut.
         sealed: True if each line carries its checksum (`reading.seal`), because it decides whether a run is submitted.
@@ -352,8 +352,8 @@ def check_place(folder: Path) -> None:
     `folder` must pass `check_trusted`. A folder above it to which everybody may write needs the sticky bit, as /tmp has
     it, so that only owners may rename entries. The check covers the folder of sweeps, and the folders above it that the
     user owns and can therefore fix; the site is responsible for the others. ssh also refuses folders up to the home
-    folder to which a group may write. Here the group may write, because teams share a folder of sweeps. A member who
-    replaces another member's folder is detected by the new folder's owner.
+    folder to which a group may write. Here the group may write, because teams share a folder of sweeps. If a member
+    puts a folder in the place of another member's, its owner is wrong, and the check fails.
 
     Raises:
         UntrustedFileError: the owner or the mode is wrong, or the folder is a symbolic link.
