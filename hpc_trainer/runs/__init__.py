@@ -1,1 +1,1 @@
-"""The run folder: every file name, every file format, one writer each. No torch, no Slurm, no Hydra."""
+"""The run folder: every file name and every file format, with one writer each. No torch, no Slurm, no Hydra."""

@@ -1,4 +1,4 @@
-"""heartbeat.json and result.json: read without values that no worker writes, and the result as it is written."""
+"""heartbeat.json and result.json: reading them without values that no worker writes, and writing the result."""
 
 from __future__ import annotations
 
@@ -18,36 +18,47 @@ _MOST_REMARKS, _MAX_REMARK = 8, 2_000
 
 
 def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
-    """`step`, `attempt`, `time`, figures of speed, `metrics` and `remarks`; {} if there is none that can be read."""
+    """Return `step`, `attempt`, `time`, speed, `metrics` and `remarks` of a heartbeat; {} if none can be read."""
     beat = read_json(path, faults)
     if beat is None:
         return {}
-    found = {key: value for key, value in beat.items() if is_number(value) and math.isfinite(value)}
-    known = _typed(beat, {"step": as_count, "num_steps": as_count, "attempt": as_count, "time": as_time}, path, faults)
+    numbers = {key: value for key, value in beat.items() if is_number(value) and math.isfinite(value)}
+    fields = _typed(beat, {"step": as_count, "num_steps": as_count, "attempt": as_count, "time": as_time}, path, faults)
     others: dict[str, Any] = {
-        key: value for key, value in found.items() if key not in ("step", "num_steps", "attempt", "time")
+        key: value for key, value in numbers.items() if key not in ("step", "num_steps", "attempt", "time")
     }
     remarks = beat.get("remarks")
     if isinstance(remarks, dict):
-        told = [(name, text[:_MAX_REMARK]) for name, text in remarks.items() if isinstance(text, str)]
-        others["remarks"] = dict(told[:_MOST_REMARKS])
-    return {**others, **known, **_with_metrics(beat)}
+        texts = [(name, text[:_MAX_REMARK]) for name, text in remarks.items() if isinstance(text, str)]
+        others["remarks"] = dict(texts[:_MOST_REMARKS])
+    return {**others, **fields, **_with_metrics(beat)}
 
 
 def read_result(path: Place, faults: Faults | None = None) -> dict[str, Any]:
-    """`step`, `cause`, `reason` and `metrics` of a run that is done; {} if there is none that can be read."""
+    """Return `step`, `cause`, `reason` and `metrics` of a run that is done; {} if none can be read."""
     result = read_json(path, faults)
     if result is None:
         return {}
-    known = _typed(result, {"step": as_count, "cause": as_text, "reason": as_text}, path, faults)
-    return {**known, **_with_metrics(result)}
+    fields = _typed(result, {"step": as_count, "cause": as_text, "reason": as_text}, path, faults)
+    return {**fields, **_with_metrics(result)}
 
 
 def write_result(
     paths: RunPaths, *, step: int, num_steps: int, attempt: int, world_size: int, cause: str, reason: str | None,
     metrics: Mapping[str, float] | None,
 ) -> None:  # fmt: skip
-    """The run is done. `attempt`: the number of the last one; `reason`: why it ended before `num_steps`."""
+    """Write the result of a run that is done, and then its DONE marker.
+
+    Args:
+        paths: paths of the run.
+        step: the last step.
+        num_steps: steps of the whole run.
+        attempt: number of the last attempt, from 0.
+        world_size: number of ranks.
+        cause: why the run ended.
+        reason: why it ended before `num_steps`; None if it did not.
+        metrics: final metrics.
+    """
     write_json(
         paths.result,
         {
@@ -55,21 +66,21 @@ def write_result(
             "world_size": world_size, "cause": cause, "reason": reason, "metrics": metrics,
         },
     )  # fmt: skip
-    # DONE last: who sees it may count on the result.
+    # DONE comes last: a reader that sees it relies on the result.
     write_json(paths.marker(DONE), {"time": time.time()})
 
 
 def _typed(
     record: Mapping[str, Any], kinds: Mapping[str, Callable[[object], Any]], path: Place, faults: Faults | None
 ) -> dict[str, Any]:
-    found = {}
+    fields = {}
     for key, convert in kinds.items():
         if record.get(key) is not None:
             try:
-                found[key] = convert(record[key])
+                fields[key] = convert(record[key])
             except ValueError as error:
                 tell(faults, path, f"{key}: {error}")
-    return found
+    return fields
 
 
 def _with_metrics(record: Mapping[str, Any]) -> dict[str, Any]:

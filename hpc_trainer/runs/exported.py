@@ -1,4 +1,4 @@
-"""The folder of an exported model: which formats there are, the names of its files, and its card. No torch."""
+"""Folder of an exported model: its formats, the names of its files, and its card. No torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hpc_trainer.runs.files import check_trusted, sha256_of
 
 CARD, CARD_TEXT, CONFIG, LOAD = "card.json", "card.md", "config.yaml", "load.py"
 CARD_FORMAT = 1
-_LONGEST_CARD = 4 * 2**20  # classes' names make the most of it
+_LONGEST_CARD = 4 * 2**20  # bytes, mostly for names of classes
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of the model's file."""
+    """Format of the model's file."""
 
     file: str
     has_graph: bool
-    """The file holds what is computed besides weights: the model's class is not needed to run it."""
+    """True if the file holds the computation besides the weights: running it does not need the model's class."""
     needs: tuple[str, ...] = ()
-    """Packages besides torch."""
+    """Packages that the format needs besides torch."""
     quantized: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What its numbers may be -> packages that this takes besides `needs`."""
+    """Kind of quantization that the format supports -> packages that this kind needs besides `needs`."""
 
 
 _BY_TORCHAO = {"dynamic_int8": ("torchao",), "int8": ("torchao",)}
@@ -45,7 +45,11 @@ QUANTIZED = ("dynamic_int8", "int8", "int4")
 
 
 def check_format(to: str, quantize: str | None) -> None:
-    """Raises ConfigError: there is no such format, it cannot hold such numbers, or a package for it is missing."""
+    """Check that a format exists, supports a quantization, and has its packages.
+
+    Raises:
+        ConfigError: there is no such format, it does not support the quantization, or a package is missing.
+    """
     if to not in FORMATS:
         raise ConfigError(f"--to {to}: there is no such format. {valid(to, FORMATS)}")
     if quantize is not None and quantize not in QUANTIZED:
@@ -60,9 +64,10 @@ _N_M = re.compile(r"([1-9]\d?):([1-9]\d?)")
 
 
 def prune_values(prune: str) -> dict[str, Any]:
-    """Of `--prune` the keys of section `prune`, as a frozen configuration has them: of 0.5, channels:0.5, 2:4.
+    """Return the keys of section `prune` for a value of `--prune`, such as 0.5, channels:0.5 or 2:4.
 
-    Raises ConfigError: it is none of these.
+    Raises:
+        ConfigError: the value has none of these forms.
     """
     share, n_m = _SHARE.fullmatch(prune), _N_M.fullmatch(prune)
     if share is not None and float(share[2]) > 0:
@@ -78,12 +83,21 @@ def prune_values(prune: str) -> dict[str, Any]:
 
 
 def what_of(to: str, quantize: str | None, prune: str | None) -> str:
-    """A form of a model as one types it."""
+    """Return the options that select a form of a model, as the user types them."""
     return f"--to {to}{f' --quantize {quantize}' if quantize else ''}{f' --prune {prune}' if prune else ''}"
 
 
 def check_packages(what: str, to: str, quantize: str | None) -> None:
-    """Raises ConfigError: a package that files of this format take is missing; `what` asked for it."""
+    """Check that the packages for files of a format are installed.
+
+    Args:
+        what: the option that needs them, for the message.
+        to: the format.
+        quantize: the kind of quantization; None for none.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
     kind = FORMATS[to]
     needed = (*kind.needs, *(kind.quantized[quantize] if quantize else ()))
     check_installed(what, *needed)
@@ -106,11 +120,11 @@ def _why_not(to: str, quantize: str) -> str:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """The card of the export in `folder`, whose file has the bytes that it says.
+    """Return the card of the export in `folder`, after checking the SHA-256 of the file that the card describes.
 
     Raises:
-        RunStateError: there is none, it cannot be read, or the file was changed.
-        UntrustedFileError: another user owns what is read, or others may write it.
+        RunStateError: there is no card, it cannot be read, or the file was changed.
+        UntrustedFileError: another user owns a file that is read, or others may write to it.
     """
     for name in (".", CARD, CONFIG):
         check_trusted(folder / name if name != "." else folder)

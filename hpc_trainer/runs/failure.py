@@ -1,4 +1,4 @@
-"""logs/attempt-NNN.failure.json: the first failing rank's error, as the journal's `error` too."""
+"""logs/attempt-NNN.failure.json: the error of the first failing rank, also recorded as the journal's `error`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIELDS = {
     "rank": as_count, "node": as_text, "exit_code": as_count, "type": as_text, "message": as_text,
     "traceback": as_text, "output": as_text, "time": as_time, "cause": as_text, "start": as_text, "frame": as_text,
 }  # fmt: skip
-# A line of a traceback, and the line of code below it. Of a SyntaxError it names no function.
+# A line of a traceback, and the line of code below it. The line of a SyntaxError names no function.
 _FRAME = re.compile(r'^ *File "([^"<][^"]*)", line (\d+)(?:, in (.+))?\n(?: *(?!File ")(\S.*))?', re.MULTILINE)
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3(?:\.\d+)?/")
 _OURS = str(Path(__file__).parents[1])
@@ -25,34 +25,39 @@ _MAX_CODE = 200
 
 
 def read_failure(path: Path, faults: Faults | None = None) -> dict[str, Any]:
-    """The record of a failure file; {} if there is none that can be read."""
+    """Return the record of a failure file; {} if there is no readable file."""
     return read_error(read_json(path, faults) or {})
 
 
 def read_error(record: object) -> dict[str, Any]:
-    """An error as a worker records it, without values that no worker writes."""
+    """Return an error without values that no worker writes; {} if `record` is no mapping."""
     if not isinstance(record, Mapping):
         return {}
-    found = dict(record)
+    error = dict(record)
     for key, convert in _FIELDS.items():
-        if key in found:
+        if key in error:
             with contextlib.suppress(ValueError):
-                found[key] = convert(found[key])
+                error[key] = convert(error[key])
                 continue
-            del found[key]
-    if not isinstance(found.get("memory", {}), dict):
-        del found["memory"]
-    return found
+            del error[key]
+    if not isinstance(error.get("memory", {}), dict):
+        del error["memory"]
+    return error
 
 
 def own_frame(text: str, trust: Iterable[str] = ()) -> str | None:
-    """`train.py:7 in loss: raise ValueError(x)`: the innermost frame of a person's own code in a traceback's text.
+    """Return the innermost frame of the user's own code in a traceback's text; None if there is none.
 
-    Their own is what is neither ours nor installed, and what they trust. None if no frame is.
+    An example: `train.py:7 in loss: raise ValueError(x)`. Code is the user's own if it is neither hpc_trainer's nor
+    installed, or if it is trusted.
+
+    Args:
+        text: the text of a traceback.
+        trust: names of trusted modules.
     """
     files = {name: str(getattr(sys.modules.get(name), "__file__", None) or "") for name in trust}
     trusted = [os.path.join(os.path.dirname(file), "") for file in files.values() if file]  # noqa: PTH118, PTH120
-    frames = [each for each in _FRAME.finditer(text) if _is_own(each[1], trusted)]
+    frames = [frame for frame in _FRAME.finditer(text) if _is_own(frame[1], trusted)]
     if not frames:
         return None
     file, line, function, code = frames[-1].groups()
@@ -67,6 +72,6 @@ def _is_own(file: str, trusted: Iterable[str]) -> bool:
 
 
 def _short_path(file: str) -> str:
-    """Less the folder that it was imported from: of frozen code that is a copy."""
-    places = [os.path.join(each, "") for each in sys.path if each and file.startswith(os.path.join(each, ""))]  # noqa: PTH118
+    """Return the path without the `sys.path` folder of its import, which for frozen code is a copy of the user's."""
+    places = [os.path.join(place, "") for place in sys.path if place and file.startswith(os.path.join(place, ""))]  # noqa: PTH118
     return file[len(max(places, key=len, default="")) :]

@@ -1,4 +1,4 @@
-"""Writing small files atomically, appending whole lines, and refusing files that others could have changed.
+"""Atomic writes of small files, appends of whole lines, and refusal of files that others could have changed.
 
 Reading is in `runs/reading.py`.
 """
@@ -50,9 +50,9 @@ def naming(path: Path) -> Iterator[None]:
 def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Write a file of any size that readers see in its old or its new form only, even after a power cut.
 
-    The file is written under a temporary name in the same folder (a rename cannot cross file systems), synced and
-    renamed, and the folder is synced. After an error nothing of the new file stays. With `sync` false there is no
-    fsync, for files that are written often and matter little after a power cut.
+    The file is written under a temporary name in the same folder, because a rename cannot cross file systems. It is
+    synced and renamed, and the folder is synced. After an error nothing of the new file stays. With `sync` false there
+    is no fsync, for files that are written often and matter little after a power cut.
     """
     temporary = Path(own_name(path))
     try:
@@ -83,19 +83,19 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 
 
 def write_marker(path: Path, *, sync: bool = True) -> None:
-    """Create an empty file whose name is the message, in an existing folder; an existing file stays.
+    """Create a file whose name is the message, with the time in it; a file that is not empty stays unchanged.
 
     Args:
-        path: the file.
+        path: the file, in an existing folder.
         sync: True if the file must survive a power cut.
     """
     try:
-        # Without O_EXCL: which of two markers of one name stays does not matter, and whether this client remembers a
-        # file that another one has removed must not decide.
+        # No O_EXCL: it does not matter which of two markers with the same name stays. O_EXCL would fail if this client
+        # still caches the name of a file that another client has removed.
         descriptor = os.open(path, _TO_MARK, 0o666)
     except OSError as error:
         if os.path.lexists(path) and error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            return  # a file of another kind has the name, which says the same
+            return  # a folder, pipe or link has this name: the marker exists
         raise
     try:
         if os.fstat(descriptor).st_size > 0:
@@ -135,13 +135,13 @@ def _finite(value: Any) -> Any:
 
 
 def sha256_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
-    """Return the SHA-256 of a file's bytes in 64 hex digits, calling `beat` on the way. Raises OSError."""
-    found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    """Return a file's SHA-256 in 64 hex digits and call `beat` after each piece; raise OSError if reading fails."""
+    digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
-            found.update(piece[:count])
+            digest.update(piece[:count])
             beat()
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def fsync_folder(folder: Path) -> None:
@@ -159,12 +159,12 @@ def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool
     If the writer was killed, the last line may be torn. It is ended first, so that it damages no new line.
 
     Args:
-        path: the file; it is made if it is missing.
+        path: the file; it is created if it is missing.
         records: one JSON object for each line.
         sync: True if the lines must survive a power cut.
         sealed: True if each line carries its checksum (`reading.seal`), because it decides whether a run is submitted.
-            Such lines are read back: two NFS clients that append at the same moment overwrite each other (open(2),
-            O_APPEND), and a run that Slurm has started elsewhere may still be alive here.
+            Such lines are read back, because two NFS clients that append at the same moment overwrite each other
+            (open(2), O_APPEND). A run that Slurm has started elsewhere may still be alive here.
     """
     if not records:
         return
@@ -187,7 +187,7 @@ def _read_back(path: Path, text: str) -> None:
     """
     data = text.encode()
     for _ in range(_APPEND_TRIES):
-        # Opened anew: since the close the text is on the server, and an open asks the server.
+        # Open the file again: the close sent the text to the server, and an open asks the server.
         if data in read_ends(path, last=len(data) + _TAIL_BYTES)[1]:
             return
         append_texts(path, [text])
@@ -250,7 +250,7 @@ class OwnLines:
         Raises:
             OSError: the file system refused. Some of the lines may be in the file, and the last of them may be torn.
         """
-        data = "".join(f"{to_json(each)}\n" for each in records).encode()
+        data = "".join(f"{to_json(record)}\n" for record in records).encode()
         was_open = self._descriptor >= 0
         with naming(self._path):
             try:
@@ -259,7 +259,7 @@ class OwnLines:
                 self.close()
                 if not was_open or error.errno not in (errno.ESTALE, errno.EBADF):
                     raise
-                self._write(data)  # the file was removed, or the server restarted: open it anew
+                self._write(data)  # the file was removed, or the server restarted: open the file again
 
     def _write(self, data: bytes) -> None:
         if self._descriptor < 0:
@@ -281,7 +281,7 @@ class OwnLines:
         return TORN if self._size and os.pread(self._descriptor, 1, self._size - 1) != b"\n" else b""
 
     def close(self) -> None:
-        """Close the file; the next lines open it anew."""
+        """Close the file; the next `append` opens it again."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # `append` has already raised the error
@@ -323,7 +323,7 @@ def check_trusted(path: Path) -> None:
     if info.st_uid not in (os.getuid(), 0):
         raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
     if info.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        # A default ACL has affected more than this one file; files that we write from now on are right.
+        # A default ACL affects all files of the folder, not only this one; newly written files get the right mode.
         by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
         what = f"-R go-w {path if stat.S_ISDIR(info.st_mode) else path.parent}" if by_acl else f"go-w {path}"
         raise UntrustedFileError(
@@ -340,10 +340,10 @@ def is_ours(path: Place, faults: Faults | None = None) -> bool:
         UntrustedFileError: others may have changed the file.
         OSError: the file system failed, and there is no `faults` to report it to.
     """
-    found = exists(path, faults)
-    if found:
+    is_present = exists(path, faults)
+    if is_present:
         check_trusted(Path(path))
-    return bool(found)
+    return bool(is_present)
 
 
 def check_place(folder: Path) -> None:
@@ -351,12 +351,12 @@ def check_place(folder: Path) -> None:
 
     `folder` must pass `check_trusted`. A folder above it to which everybody may write needs the sticky bit, as /tmp has
     it, so that only owners may rename entries. The check covers the folder of sweeps, and the folders above it that the
-    user owns and can therefore fix; the others are the site's. ssh refuses writable folders up to the home folder, also
-    those of a group. Here the group may write, because teams share a folder of sweeps. A folder that a member puts in
-    another's place fails because of its owner.
+    user owns and can therefore fix; the site is responsible for the others. ssh also refuses folders up to the home
+    folder to which a group may write. Here the group may write, because teams share a folder of sweeps. If a member
+    puts a folder in the place of another member's, its owner is wrong, and the check fails.
 
     Raises:
-        UntrustedFileError: owner or mode is wrong, or a symbolic link.
+        UntrustedFileError: the owner or the mode is wrong, or the folder is a symbolic link.
         RunStateError: there is no such folder.
     """
     check_trusted(folder)

@@ -1,4 +1,4 @@
-"""first_weights.json: what a run with `init_from` began with. Written by rank 0, read by `show` and `why`."""
+"""first_weights.json: weights that a run with `init_from` started with. Rank 0 writes it; `show` and `why` read it."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from hpc_trainer.runs.record_values import as_table, as_text, tuple_of, typed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstWeights:
-    """Names are those of the model, but for `unused`."""
+    """Weights that `init_from` loaded, and those that it did not. Names are the model's, except in `unused`."""
 
     path: str
     digest: str
     loaded: Mapping[str, str] = field(default_factory=dict)
-    """Name in the model -> name there."""
+    """Name in the model -> name in the file."""
     converted: Sequence[str] = ()
-    """Those of `loaded` that have another number format there."""
+    """Names in `loaded` whose number format in the file differs."""
     begin_anew: Sequence[str] = ()
-    """That `init_from.include` and `exclude` leave out."""
+    """Names that `init_from.include` and `exclude` leave out."""
     unused: Sequence[str] = ()
-    """Names there that the model has not, or that were left out."""
+    """Names in the file that the model does not have, or that were left out."""
 
     def line(self) -> str:
-        """What log, `show` and `why` say."""
-        said = [f"{len(self.loaded)} weights and buffers are from {self.path}"]
+        """Return the sentence for the log, `show` and `why`."""
+        parts = [f"{len(self.loaded)} weights and buffers are from {self.path}"]
         if self.converted:
-            said.append(f"{len(self.converted)} of them in another number format")
+            parts.append(f"{len(self.converted)} of them in another number format")
         if self.begin_anew:
-            said.append(f"{listed(self.begin_anew)} began anew")
+            parts.append(f"{listed(self.begin_anew)} began anew")
         if self.unused:
-            said.append(f"not used: {listed(self.unused)}")
-        return f"init_from: {'; '.join(said)}."
+            parts.append(f"not used: {listed(self.unused)}")
+        return f"init_from: {'; '.join(parts)}."
 
 
 def write_first_weights(paths: RunPaths, found: FirstWeights) -> None:
-    """Raises OSError."""
+    """Write the file; raise OSError if the file system refused."""
     write_json(paths.first_weights, asdict(found))
 
 
 def read_first_weights(paths: RunPaths, faults: Faults | None = None) -> FirstWeights | None:
-    """None: the run has begun without, or not yet, or the file cannot be read."""
-    told = Faults() if faults is None else faults
-    return parsed_file(paths.first_weights, lambda record: FirstWeights(**typed(record, _NEEDED, _OTHERS)), told)
+    """Return the record of a run; None if it started without `init_from`, has none yet, or the file is unreadable."""
+    reported = Faults() if faults is None else faults
+    return parsed_file(paths.first_weights, lambda record: FirstWeights(**typed(record, _NEEDED, _OTHERS)), reported)
 
 
 def _as_names(value: object) -> dict[str, str]:

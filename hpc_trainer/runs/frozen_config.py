@@ -1,4 +1,4 @@
-"""The configuration of a frozen run: of 10,000 lines of specs.jsonl a command looks into few."""
+"""Configuration of a frozen run, parsed only on demand: a command uses few of 10,000 lines of specs.jsonl."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hpc_trainer.runs.reading import parse_record
 
 
 class LateConfig(Mapping[str, Any]):
-    """The configuration in a line whose checksum was right, parsed when somebody first looks into it.
+    """Configuration in a line with a valid checksum, parsed at the first access.
 
-    10,000 parsed configurations take 190 MB and 1.1 s, their lines in the file nothing.
+    10,000 parsed configurations would take 190 MB and 1.1 s; their lines in the file take nothing.
     """
 
     __slots__ = ("_found", "_offset", "_path", "_size")
@@ -33,12 +33,16 @@ class LateConfig(Mapping[str, Any]):
         return len(self._content())
 
     def _content(self) -> Mapping[str, Any]:
-        """Raises RunStateError: the file is gone or another one since the line was found."""
+        """Return the parsed configuration.
+
+        Raises:
+            RunStateError: since the line was read, the file was removed or replaced.
+        """
         if self._found is None:
             try:
                 with self._path.open("rb") as file:
-                    found = parse_record(os.pread(file.fileno(), self._size, self._offset))["config"]
+                    config = parse_record(os.pread(file.fileno(), self._size, self._offset))["config"]
             except (OSError, ValueError, KeyError) as error:
                 raise RunStateError(f"{self._path} was changed while it was read ({error}). Try again.") from error
-            self._found = dict(found)
+            self._found = dict(config)
         return self._found

@@ -1,4 +1,4 @@
-"""What `hpc-trainer certify` and the ranks that it watches agree on: interruptions, and names in the trace."""
+"""Interface between `hpc-trainer certify` and the ranks that it watches: interruptions, and names in the trace."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VARIABLE = "HPC_TRAINER_CERTIFY"
-"""Environment of a run that is certified: the interruptions of its attempts, or `NONE`."""
+"""Environment variable of a certified run: the interruptions of its attempts, or `NONE`."""
 NONE = "none"
 LOOSE, LOOSE_BUFFER = "loose.", "loose-buffer."
-"""How names begin, in a trace, of what a model carries and no checkpoint holds: attributes; non-persistent buffers."""
+"""Prefixes in a trace for parts of a model that no checkpoint holds: attributes, and non-persistent buffers."""
 ALL_RANKS = -1
 _KINDS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """One attempt's end: `number` to `rank` (-1: all), `fraction` of a step (0 to 1) after `step` is done."""
+    """End of one attempt: signal `number` to `rank` (-1: all), `fraction` of a step (0 to 1) after `step` is done."""
 
     step: int
     number: signal.Signals
@@ -26,43 +26,44 @@ class Interruption:
     rank: int = ALL_RANKS
 
     def __str__(self) -> str:
-        """`SIGTERM to rank 1 at step 7`."""
+        """Return a text such as `SIGTERM to rank 1 at step 7`."""
         if self.number is signal.SIGKILL:
             return f"kill -9 at step {self.step}"
         return f"{self.number.name} to rank {self.rank} at step {self.step}"
 
 
 def draw(seed: int, *, num_steps: int, every_steps: int, count: int, world_size: int) -> list[Interruption]:
-    """`count` interruptions (as many as there are steps for) at different steps, in order; the same for the same seed.
+    """Draw up to `count` interruptions at different steps, in order; the same seed gives the same interruptions.
 
-    None before a step more than `every_steps`, of which each has a checkpoint, is done: a kill would lead back to
-    step 0, and that shows nothing. None in the last three steps: a signal is acted on up to two steps later, and the
-    run would be done before. So there are num_steps - every_steps - 3 steps to draw from.
-    Kills and signals take turns, from a kind that is drawn: two interruptions are of two kinds.
+    Steps up to `every_steps`, the distance of checkpoints, are left out: a kill there leads back to step 0 and shows
+    nothing. The last three steps are left out: a rank acts on a signal up to two steps later, when the run would be
+    done. So there are num_steps - every_steps - 3 steps to draw from, and no more interruptions than these.
+
+    Kills and signals alternate, and the first kind is drawn: two interruptions are of two kinds.
     """
-    chance = random.Random(seed)  # noqa: S311  # nobody attacks a drill
+    chance = random.Random(seed)  # noqa: S311  # a drill has no attacker
     legal = range(every_steps + 1, num_steps - 2)
     steps = sorted(chance.sample(legal, min(count, len(legal))))
     first = chance.randrange(2)
-    found = []
+    drawn = []
     for index, step in enumerate(steps):
         number = _KINDS[2] if (index + first) % 2 else chance.choice(_KINDS[:2])
         rank = ALL_RANKS if number is signal.SIGKILL else chance.randrange(world_size)
-        found.append(Interruption(step=step, number=number, fraction=round(chance.random(), 2), rank=rank))
-    return found
+        drawn.append(Interruption(step=step, number=number, fraction=round(chance.random(), 2), rank=rank))
+    return drawn
 
 
 def to_text(interruptions: Sequence[Interruption]) -> str:
-    """For the environment: `7:SIGTERM:0.4:1,19:SIGKILL:0.2:-1`."""
-    return ",".join(f"{each.step}:{each.number.name}:{each.fraction}:{each.rank}" for each in interruptions) or NONE
+    """Return interruptions as text for the environment, such as `7:SIGTERM:0.4:1,19:SIGKILL:0.2:-1`."""
+    return ",".join(f"{item.step}:{item.number.name}:{item.fraction}:{item.rank}" for item in interruptions) or NONE
 
 
 def from_text(text: str) -> list[Interruption]:
-    """Undoes `to_text`. Raises ValueError for other text."""
-    found = []
+    """Parse the result of `to_text`; raise ValueError for other text."""
+    parsed = []
     for word in text.split(",") if text != NONE else ():
         step, name, fraction, rank = word.split(":")
-        found.append(
+        parsed.append(
             Interruption(step=int(step), number=signal.Signals[name], fraction=float(fraction), rank=int(rank))
         )
-    return found
+    return parsed

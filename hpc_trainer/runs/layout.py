@@ -35,7 +35,7 @@ def is_run_id(name: str) -> bool:
 
 _RUN_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,200}")
 
-# The files of a run that a look at its sweep reads, beside its journals.
+# Files of a run, beside its journals, that every command that shows the state of its sweep reads.
 HEARTBEAT, RESULT, SUBMISSIONS = "heartbeat.json", "result.json", "submissions.jsonl"
 RETURNED = "returned.json"
 OLD_JOURNAL = "attempts.jsonl"
@@ -58,7 +58,7 @@ def journals_in(names: Iterable[str]) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Attribute of the paths of a folder: the file or folder with this name."""
+    """Attribute of a folder's paths that returns the path of the file or folder with this name."""
 
     name: str
 
@@ -71,7 +71,7 @@ class RunPaths:
     """Paths in a run's folder, runs/<sweep>/<run_id>/, which the run creates when it starts."""
 
     place: str
-    """The folder as text, so that a look at 10,000 runs does not create 100,000 Path objects."""
+    """The folder as text, so that a command about 10,000 runs does not create 100,000 Path objects."""
 
     metrics = _Named("metrics.jsonl")
     """One line for each logged step; rank 0 appends."""
@@ -80,35 +80,35 @@ class RunPaths:
     ledger = _Named("ledger.jsonl")
     """Seconds that attempts spent on each kind of work; rank 0 appends."""
     allocations = _Named("allocations.json")
-    """How long the run's jobs had their nodes; a command that learns it from the accounting replaces the file."""
+    """Time for which the run's jobs held their nodes; a command that asks the accounting replaces the file."""
     memory = _Named("memory.json")
     """Memory of a rank by kind, after the first steps of the newest attempt; rank 0 replaces."""
     result = _Named(RESULT)
     """Final metrics; rank 0 writes once."""
     first_weights = _Named("first_weights.json")
-    """Weights that `init_from` loaded, and those that it did not; rank 0 writes at the first start."""
+    """Weights that `init_from` loaded, and those that it did not load; rank 0 writes at the first start."""
     profile_table = _Named("profile.txt")
     """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
     profile_trace = _Named("profile.trace.json.gz")
     """The newest profile for chrome://tracing or Perfetto; rank 0 replaces."""
     stragglers = _Named("stragglers.jsonl")
-    """Ranks that held the others up (runs/monitoring/stragglers.py); rank 0 appends."""
+    """Ranks that slowed the others down (runs/monitoring/stragglers.py); rank 0 appends."""
     profile = _Named("profile")
     """Requests of `hpc-trainer profile` to a running run, answers of ranks, and profiles of all ranks but 0."""
     profile_request = _Named("profile/request.json")
-    """The newest of these requests; the command replaces or removes it."""
+    """The newest profile request; the command replaces or removes it."""
     rendezvous = _Named("rendezvous.json")
     """Address at which rank 0 listens for the other ranks; rank 0 replaces."""
     checkpoints = _Named("checkpoints")
-    """step-00000100/ and so on."""
+    """Checkpoints: step-00000100/ and so on."""
     told = _Named("told")
     """Metrics that the user's program logs, a file for each attempt, and the return value of a Hydra app's task."""
     returned = _Named(f"told/{RETURNED}")
     """Return value of the task of a Hydra app; its first rank writes once."""
     logs = _Named("logs")
-    """attempt-000.rank-0.log and so on."""
+    """Logs of ranks: attempt-000.rank-0.log and so on."""
     telemetry = _Named("telemetry")
-    """attempt-000.rank-0.jsonl and so on: samples of devices and hosts (`runs/monitoring/telemetry.py`)."""
+    """Samples of devices and hosts (`runs/monitoring/telemetry.py`): attempt-000.rank-0.jsonl and so on."""
     submissions = _Named(SUBMISSIONS)
     """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
     lr_range = _Named("lr_range.svg")
@@ -120,7 +120,7 @@ class RunPaths:
     wandb_work = _Named("wandb.part")
     """Folder that `hpc-trainer sync` is writing for W&B."""
     requeue_token = _Named("requeue.json")
-    """The incarnation that asked for a requeue, so that none asks twice; rank 0 replaces."""
+    """The incarnation that asked for a requeue, so that no incarnation asks twice; rank 0 replaces."""
 
     def __init__(self, folder: Path | str) -> None:
         object.__setattr__(self, "place", os.fspath(folder))
@@ -167,7 +167,7 @@ class RunPaths:
     def output(self) -> Path:
         """The folder for all files of the user's program or loop; hpc_trainer keeps no file there.
 
-        For a run that an earlier version began it is the run's folder itself, where the files of its program are.
+        For a run that an earlier version started, this is the run's folder itself, which holds the program's files.
         """
         return self.folder if self._is_old else Path(self.at("output"))
 
@@ -240,15 +240,15 @@ class SweepPaths:
     submissions = _Named(SUBMISSIONS)
     """Intents and confirmations; `submit` appends."""
     intents = _Named("submissions")
-    """A file for each submission, the copy of its lines: its array elements read there which run they are."""
+    """A file for each submission with a copy of its lines; an array element reads there which run it executes."""
     specs_copy = _Named("submissions/specs.jsonl")
     """A copy of the lines of `specs`, for jobs that begin after that file is lost or damaged; `submit` appends."""
     ends = _Named("ends")
-    """Ends of jobs that only Slurm's accounting knew, which keeps them for a while: a file for each host that asked."""
+    """Ends of jobs known only to Slurm's accounting, which forgets them; a file for each host that asked."""
     old_ends = _Named("ends.jsonl")
-    """The same in sweeps of earlier versions; any host appended."""
+    """File of such job ends in sweeps of earlier versions; any host appended."""
     finished = _Named("finished.json")
-    """Runs that are done, so that `status` opens fewer folders (state/finished.py); commands that look replace it."""
+    """Completed runs, so that `status` opens fewer folders (state/finished.py); commands that show state replace it."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     sync_lock = _Named("sync.lock")
@@ -262,7 +262,7 @@ class SweepPaths:
     pickles = _Named("pickles")
     """Tasks of Hydra apps that no command starts (hydra_apps/pickled.py); the launcher writes."""
     code = _Named("code")
-    """Frozen code: an archive for each digest, and its unpacked copy if no disk of a node could hold one."""
+    """Frozen code: an archive for each digest, and its unpacked copy if no node's disk could hold one."""
 
     def at(self, name: str) -> str:
         """Return the path of a name in the folder, as text."""
@@ -299,7 +299,7 @@ class SweepPaths:
 
     @property
     def exists(self) -> bool:
-        """True if there is any sign of the sweep, because single files may be lost or not visible at the moment."""
+        """True if there is any sign of the sweep, because single files may be lost or invisible at the moment."""
         if exists(self.folder, Faults()) is False:
             return False
         try:

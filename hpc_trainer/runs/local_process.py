@@ -1,4 +1,4 @@
-"""Names a process so that a later command, perhaps after a reboot, can tell whether it is still the same one."""
+"""Names of processes by which a later command can tell whether a process is still the same, even after a reboot."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import os
 import socket
 
-# psutil is imported where it is needed: a look at runs of Slurm does without its 20 ms.
+# psutil is imported in the functions: commands about runs on Slurm avoid its 20 ms.
 
 
 def process_name(pid: int | None = None) -> str:
-    """`<host>:<pid>:<start time>`; process ids are used again, with another start time."""
+    """Return `<host>:<pid>:<start time>` of a process; a reused process id has another start time."""
     import psutil
 
     pid = os.getpid() if pid is None else pid
@@ -22,7 +22,7 @@ def process_name(pid: int | None = None) -> str:
 
 
 def is_alive(name: str) -> bool | None:
-    """Whether the process lives; None if it is (or was) on another host, where we cannot look."""
+    """Return True if the process is alive; None if it is (or was) on another host, where this one cannot look."""
     host, pid, started = name.rsplit(":", 2) if name.count(":") >= 2 else ("", "", "")
     if host != socket.gethostname():
         return None
@@ -30,7 +30,7 @@ def is_alive(name: str) -> bool | None:
 
     try:
         process = psutil.Process(int(pid))
-        # psutil derives start times from the boot time, which moves when the clock is set: allow for that.
+        # psutil derives start times from the boot time, which moves when the clock is set: accept a difference.
         same = abs(process.create_time() - float(started)) < 30.0
         return same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError):
@@ -38,7 +38,7 @@ def is_alive(name: str) -> bool | None:
 
 
 def find_process(argument: str) -> str | None:
-    """The name of a living process on this host that was started with this argument; None if there is none."""
+    """Return the name of a living process on this host that has this argument; None if there is none."""
     import psutil
 
     for process in psutil.process_iter(["cmdline"]):
@@ -49,5 +49,5 @@ def find_process(argument: str) -> str | None:
 
 
 def pid_of(name: str) -> int:
-    """The process id in a process name."""
+    """Return the process id in a process name."""
     return int(name.rsplit(":", 2)[1])

@@ -1,8 +1,8 @@
-"""One process at a time, on whatever machine: a file that can be made only once, not flock.
+"""Locks that one process at a time holds, on any machine: a file that can be created only once, not flock.
 
-Locks of the kernel may be local to a client, refused or hang on a shared file system (flock(2); Lustre's mount
-options). A lock file names its holder. A holder on this machine that died is seen at once; one on another machine
-counts as dead when it has not renewed the file for five minutes, by the file server's clock.
+Kernel locks may be local to a client, refused, or hang on a shared file system (flock(2); Lustre's mount options). A
+lock file names its holder. A dead holder on this machine is noticed at once. A holder on another machine counts as dead
+if it has not renewed the file for five minutes, by the file server's clock.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.reading import Faults, read_json
 from hpc_trainer.runs.shared_folder import age_on_server_s, claim, look_anew, remove
 
-# Renewed before each sbatch, which gives up after 90 s. On another host we cannot look, so we wait for this long.
+# The holder renews its lock before each sbatch, which gives up after 90 s. This process cannot see whether a holder on
+# another host is alive, so it waits for this long.
 _EXPIRY_S = 300.0
-# A lock without a holder's name: its writer was killed between making the file and writing its name. That is so on file
-# systems without hard links alone.
+# A lock without a holder's name: its writer was killed between creating the file and writing its name. This happens
+# only on file systems without hard links.
 _NAMELESS_S = 5.0
-# Looking again at a dead lock takes milliseconds: an older guard was left by a process that was killed.
+# The second check of a dead lock takes milliseconds: an older guard file was left by a process that was killed.
 _GUARD_S = 30.0
 
 
 class FileLock:
-    """A lock file that this process holds; `file_lock` and `submit_lock` make it.
+    """Lock file of this process, made by `file_lock` and `submit_lock`.
 
     Args:
         path: the file.
@@ -44,10 +45,10 @@ class FileLock:
         self._name = process_name()
 
     def acquire(self) -> bool:
-        """Take the lock; return False if another process took it in this moment.
+        """Take the lock; return False if it existed but its holder has released it meanwhile, or was dead.
 
         Raises:
-            SubmitError: another process holds it; says which.
+            SubmitError: another process holds the lock; the message names it.
         """
         text = f'{{"holder": "{self._name}", "time": {time.time()}}}\n'
         if not claim(self._path, text.encode()):
@@ -56,22 +57,22 @@ class FileLock:
         return True
 
     def renew(self) -> None:
-        """Record that the holder lives, before anything that takes long or cannot be undone.
+        """Record that the holder is alive, before an action that takes long or cannot be undone.
 
         Raises:
-            SubmitError: another process took the lock over: whoever goes on now could submit twice.
+            SubmitError: another process took the lock over: a command that went on now could submit twice.
         """
         if not self._is_ours():
             raise SubmitError(f"another {self._who} took {self._path} over from this one, which had stopped for long.")
         write_json(self._path, {"holder": self._name, "time": time.time()}, sync=False)
 
     def release(self) -> None:
-        """Remove the file, if it is still this process's."""
+        """Remove the file if this process still holds the lock."""
         if self._is_ours():
             remove(self._path)
 
     def taken(self) -> SubmitError:
-        """Return the error of a lock that another process took at the same moment."""
+        """Return the error for a lock that another process took at the same moment."""
         return SubmitError(f"another {self._who} took {self._path} at the same moment. Try again.")
 
     def _is_ours(self) -> bool:
@@ -83,10 +84,10 @@ class FileLock:
             info = self._path.lstat()
             age = age_on_server_s(self._path) if stat.S_ISREG(info.st_mode) else 0.0
         except FileNotFoundError:
-            return  # released in this moment
+            return  # its holder has just released it
         holder = (held or {}).get("holder")
         holder = holder if isinstance(holder, str) else ""
-        # A lock without a text was made by a process that was killed in it; a damaged one may have a living holder.
+        # An empty lock was made by a process that was killed while making it; a damaged one may have a living holder.
         is_damaged = not holder and info.st_size > 0
         alive = is_alive(holder) if holder else (None if is_damaged or age < _NAMELESS_S else False)
         if not stat.S_ISREG(info.st_mode):
@@ -99,7 +100,7 @@ class FileLock:
         self._remove_if_still(held)
 
     def _remove_if_still(self, held: dict[str, Any] | None) -> None:
-        """Remove the lock if it is still the dead holder's; of several that saw it dead, one at a time looks again."""
+        """Remove the lock if it is still the dead holder's; a guard file lets one process at a time check this."""
         guard = self._path.with_name(f"{self._path.name}.removing")
         with contextlib.suppress(FileNotFoundError):
             if age_on_server_s(guard) > _GUARD_S:
@@ -107,7 +108,7 @@ class FileLock:
         if not claim(guard):
             raise self.taken()
         try:
-            # Nobody else removes it now, and while it lies there nobody can take it: what is read stays so.
+            # No other process removes the lock now, and nobody can take it while it exists: its content cannot change.
             if read_json(self._path) == held:
                 remove(self._path)
         finally:
@@ -119,18 +120,18 @@ def file_lock(path: Path, who: str, *, wait_s: float = 0.0) -> Iterator[FileLock
     """Hold a lock file for this process; a lock whose holder died is taken over.
 
     Args:
-        path: the file; its folder is there.
-        who: the command that wants it, in messages.
-        wait_s: how long to wait for another holder before giving up.
+        path: the file; its folder must exist.
+        who: the command that wants the lock, in messages.
+        wait_s: how many seconds to wait for another holder before giving up.
 
     Raises:
-        SubmitError: another process holds it; says which.
+        SubmitError: another process holds the lock; the message names it.
     """
     lock, deadline = FileLock(path, who), time.monotonic() + wait_s
     while True:
         is_late = time.monotonic() >= deadline
         try:
-            if lock.acquire() or lock.acquire():  # twice: the first may have removed a dead holder's
+            if lock.acquire() or lock.acquire():  # twice: the first call may have removed a dead holder's lock
                 break
             raise lock.taken()
         except SubmitError:
@@ -138,7 +139,7 @@ def file_lock(path: Path, who: str, *, wait_s: float = 0.0) -> Iterator[FileLock
                 raise
         time.sleep(2.0)
     try:
-        # What the holder before wrote is read from here on: nothing that this machine remembers of a time before.
+        # From here on this process must read what the previous holder wrote, not what this machine has cached.
         look_anew(path.parent)
         yield lock
     finally:
@@ -147,7 +148,7 @@ def file_lock(path: Path, who: str, *, wait_s: float = 0.0) -> Iterator[FileLock
 
 @contextlib.contextmanager
 def submit_lock(paths: SweepPaths, *, wait_s: float = 0.0) -> Iterator[FileLock]:
-    """Hold a sweep for the one `submit` at work; its folder is made if it is missing. As `file_lock`."""
+    """Hold the lock of a sweep for one `submit`; create the sweep's folder if it is missing. Like `file_lock`."""
     make_folder(paths.folder)
     with file_lock(paths.lock, "submit", wait_s=wait_s) as lock:
         yield lock

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line for each logged step, monotone in step; steps that are run again replace their lines."""
+"""metrics.jsonl: one line for each logged step, in increasing order; steps that run again replace their lines."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from hpc_trainer.runs.reading import Faults, is_storage_error, parse_record, par
 from hpc_trainer.runs.record_values import as_count, metric_values
 
 _LOG = logging.getLogger(__name__)
-# Some 200 lines, which take 2 ms: a whole file may have 100,000.
+# About 200 lines, which take 2 ms to read: a whole file may have 100,000.
 _NEWEST_BYTES = 65_536
-# Lines that wait for room on a full disk; of more, the oldest are lost.
+# Largest number of records that wait for room on a full disk; beyond it the oldest are lost.
 _MAX_WAITING = 1_000
-# From this age of the log on, records wait for others: for a thirtieth of its age, and 10 s at most.
+# Once the log is older than `_YOUNG_S`, records wait for others: a thirtieth of its age, `_MOST_S` at most, in seconds.
 _YOUNG_S, _MOST_S = 30.0, 10.0
 
 SPEED = (
     "steps_per_s", "step_time_s", "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "samples_per_s",
     "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
 )  # fmt: skip
-"""Metrics that say how fast steps go: never the same twice, and no outcome of a run."""
+"""Metrics of speed: they differ from run to run, and are not a result of the training."""
 WORK = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
-"""Of `SPEED` what counts as the work of a second, the best word first, with its unit."""
+"""Metrics of `SPEED` that count work per second, with their units, the preferred metric first."""
 
 
 def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl: each has a `step`, the other values are numbers or None."""
+    """Return the records of a metrics.jsonl: each has a `step`; the other values are numbers or None."""
     return list(parsed_lines(path, _values, faults))
 
 
 def newest_metrics_in(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
-    """As `read_metrics`, the last records alone, 64 KB; what cannot be read is left out and told to nobody."""
-    found = []
+    """Return the newest records of a metrics.jsonl, from its last 64 KB; damaged lines are skipped without a fault."""
+    newest = []
     for line in read_ends(path, faults, last=_NEWEST_BYTES)[1].splitlines():
         with contextlib.suppress(ValueError):  # the first one may be cut, the last one torn
-            found.append(_values(parse_record(line)))
-    return found
+            newest.append(_values(parse_record(line)))
+    return newest
 
 
 def _values(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def _values(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scores_in(path: Path, metric: str) -> dict[int, float]:
-    """Step -> value of `metric`, of the records of a metrics.jsonl that have one."""
-    return {each["step"]: float(each[metric]) for each in read_metrics(path) if each.get(metric) is not None}
+    """Return step -> value of `metric` for the records of a metrics.jsonl that have a value."""
+    return {record["step"]: float(record[metric]) for record in read_metrics(path) if record.get(metric) is not None}
 
 
 class MetricsLog:
-    """Appends metric records. One writer: rank 0."""
+    """Writer of metric records; only rank 0 writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,8 +68,8 @@ class MetricsLog:
         self._is_refused = False
 
     def rewind(self, step: int) -> None:
-        """Drops the records after `step`, and a torn last line: training goes on from there."""
-        self._waiting = deque((each for each in self._waiting if each["step"] <= step), maxlen=_MAX_WAITING)
+        """Remove the records after `step` and a torn last line, because training continues from `step`."""
+        self._waiting = deque((record for record in self._waiting if record["step"] <= step), maxlen=_MAX_WAITING)
         if not self._path.exists():
             return
         faults = Faults()
@@ -81,18 +81,18 @@ class MetricsLog:
     def append(self, step: int, values: dict[str, Any], *, sync: bool = False, may_wait: bool = False) -> None:
         """Add one record; `step` must not be less than the one before.
 
-        A full disk costs no training its life: the record waits for the next one, with a warning for the first.
+        A full disk does not end the training: the record waits for the next write, with a warning for the first.
 
         Args:
             step: optimizer steps done.
             values: metric -> value.
-            sync: the record survives a power cut.
-            may_wait: the record may be written with later ones, up to 10 s later in a long run: a file that is opened
-                for each record of short steps is ten requests a second to the file server. Call `flush` before
-                anything that a restart goes on from.
+            sync: True if the record must survive a power cut.
+            may_wait: True if the record may be written with later ones, up to 10 s later in a long run. Opening a file
+                for each record of short steps would cost the file server ten requests a second. Call `flush` before
+                writing anything that a restart resumes from.
 
         Raises:
-            OSError: with `sync` the file system refused; without it, for another reason than no room or a fault.
+            OSError: the file system refused; without `sync`, only for a reason other than a full or failing disk.
         """
         self._waiting.append({"step": step, **values})
         now = time.monotonic()
@@ -102,7 +102,7 @@ class MetricsLog:
             self.flush(sync=sync)
 
     def flush(self, *, sync: bool = False) -> None:
-        """Write the records that wait. Arguments and errors as of `append`."""
+        """Write the records that wait; arguments and errors as for `append`."""
         if not self._waiting:
             return
         try:

@@ -1,9 +1,9 @@
-"""Modes of what is written: those of `set_umask`, also where a folder's default ACL would give more.
+"""Modes of new files and folders: those of `set_umask`, even if a folder's default ACL would give more.
 
-Project spaces often have a default ACL that lets the group write (setfacl -d). The kernel then leaves the umask out of
-account, and every file made there could be changed by the group: we would refuse our own files. So files get their mode
-from us, and a folder that we make has its default ACL narrowed by the umask: what others make in it, as Slurm's daemon
-and submitit do, comes out right too.
+Project spaces often have a default ACL that lets the group write (setfacl -d). The kernel then ignores the umask, so
+the group could change every new file, and hpc-trainer would refuse its own files. Therefore files get their mode
+explicitly. The default ACL of a new folder is narrowed by the umask, so that files of Slurm's daemon and submitit get
+the right mode too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _umask: int | None = None
 
 
 def set_umask(group_readable: bool) -> None:
-    """New folders 0700 and files 0600, or 0750 and 0640 if the group may read."""
-    global _umask  # the system tells it only to who sets another one, which would reach other threads
+    """Set the umask of the process: new folders 0700 and files 0600, or 0750 and 0640 if the group may read."""
+    global _umask  # the system returns it only when another one is set, which would affect other threads
     _umask = 0o027 if group_readable else 0o077
     os.umask(_umask)
     if SourceFileLoader.set_data is not _keep_bytecode:
@@ -37,20 +37,20 @@ _set_data = SourceFileLoader.set_data
 
 
 def _keep_bytecode(loader: SourceFileLoader, path: str, data: bytes, *, _mode: int = 0o666) -> None:
-    """Write a module's bytecode as Python does, readable for whoever can read the module.
+    """Write a module's bytecode as Python does, readable for every user who can read the module.
 
-    The code may be a checkout or an environment that several users share. With our umask `__pycache__` would be 0700.
+    Several users may share the code's checkout or environment. With this process's umask, `__pycache__` would be 0700.
 
     Args:
         loader: the loader of the module.
         path: the file for the bytecode.
         data: the bytecode.
-        _mode: of the file with the code, and the right to write it.
+        _mode: mode of the file with the code, plus the permission to write.
     """
     folder = Path(path).parent
     is_new = not folder.is_dir()
     _set_data(loader, path, data, _mode=_mode)
-    with contextlib.suppress(OSError):  # a read-only file system has none, or the folder is another user's
+    with contextlib.suppress(OSError):  # a read-only file system has no bytecode, or the folder is another user's
         if is_new and folder.name == "__pycache__":
             mode = folder.stat().st_mode
             folder.chmod(stat.S_IMODE(mode) | (folder.parent.stat().st_mode & 0o055))
@@ -58,13 +58,13 @@ def _keep_bytecode(loader: SourceFileLoader, path: str, data: bytes, *, _mode: i
 
 
 def set_file_mode(descriptor: int) -> None:
-    """Gives a file that was just made the mode that it has by the umask."""
+    """Give a new file the mode that follows from the umask."""
     if _umask is not None and stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o666 & ~_umask:
         os.fchmod(descriptor, 0o666 & ~_umask)
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents; narrow the default ACL of a folder that is already ours.
+    """Create a folder and its missing parents; narrow the default ACL of an existing folder that is the user's own.
 
     Raises:
         OSError: the file system refused.
@@ -77,7 +77,7 @@ def make_folder(folder: Path) -> None:
             folder.mkdir(mode=0o777 & ~_umask)
         except FileNotFoundError:
             make_folder(folder.parent)
-            folder.mkdir(mode=0o777 & ~_umask)  # once: what is mounted there may be gone, and the name stay
+            folder.mkdir(mode=0o777 & ~_umask)  # only once: a mount may be gone and its name stay
     except FileExistsError:
         if not folder.is_dir():
             raise
@@ -90,7 +90,7 @@ def make_folder(folder: Path) -> None:
 
 
 def narrow_default_acl(folder: Path) -> None:
-    """Takes from a folder's default ACL what the umask takes from modes. A folder of somebody else is left alone."""
+    """Narrow a folder's default ACL by the umask; leave another user's folder alone."""
     info = folder.lstat()
     if info.st_uid == os.getuid() and stat.S_ISDIR(info.st_mode):
         _narrow(folder)
@@ -101,7 +101,7 @@ def _narrow(folder: Path) -> None:
         return
     try:
         acl = os.getxattr(folder, _DEFAULT_ACL)
-    except OSError:  # none, or a file system without
+    except OSError:  # there is no default ACL, or the file system has none
         return
     body = acl[_HEAD.size :]
     narrowed = b"".join(_ENTRY.pack(tag, allowed & ~_taken(tag), who) for tag, allowed, who in _ENTRY.iter_unpack(body))
@@ -110,7 +110,7 @@ def _narrow(folder: Path) -> None:
 
 
 def has_default_acl(folder: Path) -> bool:
-    """True if what is made in `folder` gets its mode from a default ACL."""
+    """Return True if new files in `folder` get their mode from a default ACL."""
     try:
         return hasattr(os, "getxattr") and bool(os.getxattr(folder, _DEFAULT_ACL))
     except OSError:
@@ -118,14 +118,14 @@ def has_default_acl(folder: Path) -> bool:
 
 
 def _taken(tag: int) -> int:
-    """Permissions that the umask takes from an entry: named users and groups, and the mask, are the group's."""
+    """Return the permissions that the umask takes from an ACL entry: all but owner and other count as the group's."""
     assert _umask is not None
     return 0 if tag == _OWNER else _umask & 7 if tag == _OTHER else _umask >> 3 & 7
 
 
 def user_name() -> str:
-    """Who runs this process, by name; without one the number."""
-    # Not getpass.getuser(): it believes $LOGNAME, which sudo and containers leave wrong.
+    """Return the name of the user who runs this process; the user id if there is no name."""
+    # Not getpass.getuser(): it trusts $LOGNAME, which is wrong after sudo and in containers.
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -1,7 +1,7 @@
-"""Reading small files, whatever lies in their place: one damaged line, or a folder or a pipe, costs itself only.
+"""Readers of small files that survive anything in their place: a damaged line, a folder or a pipe costs only itself.
 
-A reader never hangs and never raises for what a file holds. What could not be read is a *fault*: a sentence that
-names the file and the line, put into the list that the caller gave, for the person.
+A reader never blocks and never raises because of a file's content. Anything unreadable is a *fault*: a sentence for
+the user that names the file and the line. It is added to the list that the caller passed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Faults(list[str]):
     """Sentences about what could not be read, in the order of reading."""
 
     refusal: OSError | None = None
-    """The first error of the file system among them: what it hides is there at another time, and is not lost."""
+    """The first file system error among the faults: the data that it hides may be readable later, and is not lost."""
 
     def refuse(self, path: Place, error: OSError, line: int | None = None) -> None:
-        """Adds that the file system refused."""
+        """Add a fault for an error of the file system."""
         tell(self, path, error.strerror or error, line)
         self.refusal = self.refusal or error
 
 
 class FaultsOf(Faults):
-    """Those of one run: each is told to its sweep's too, with the run's name, and once however often it is read."""
+    """Faults of one run. Each is added to its sweep's faults too, after the run id, and only once on repeated reads."""
 
     def __init__(self, run_id: str, whole: Faults) -> None:
         super().__init__()
@@ -52,17 +52,17 @@ class FaultsOf(Faults):
 
 
 MAX_LINE = 64 * 2**20
-"""Bytes of a line; an intent of 100,000 runs has 5 MB."""
+"""Maximum size of a line in bytes; an intent of 100,000 runs has 5 MB."""
 MAX_FILE = 16 * 2**20
-"""Bytes of a file of one JSON value."""
-_MAX_DEPTH = 32  # of lists and mappings in each other; a spec has 4
+"""Maximum size in bytes of a file that holds one JSON value."""
+_MAX_DEPTH = 32  # nesting of lists and mappings; a spec has 4
 
 TORN = b" #torn\n"
-"""Ends a line whose writer was killed in it: nobody counted on it, so nothing is said of it."""
+"""End of a line whose writer was killed while writing it; no process relied on the line, so it is no fault."""
 
 _SEAL, _SEAL_SIZE = b', "crc": "', 20
 
-# Of a file system that is full, over quota, broken, read-only after an error, or away (NFS); `ulimit -f`.
+# A file system that is full, over quota, broken, read-only after an error, or unreachable (NFS); EFBIG: `ulimit -f`.
 _STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG})
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _NO_FILE = {errno.ENXIO: "it is a socket, not a file", errno.ELOOP: os.strerror(errno.ELOOP)}
@@ -73,21 +73,21 @@ _KINDS = (
 
 
 def is_storage_error(error: BaseException) -> bool:
-    """True if the file system refused, and may do so no more at another time."""
+    """Return True for an error of the file system that may pass, such as a full disk."""
     return isinstance(error, OSError) and error.errno in _STORAGE_ERRORS
 
 
 def seal(text: str) -> str:
-    """The text of a JSON object with the checksum of all before it as its last value: `..., "crc": "0a1b2c3d"}`."""
+    """Return the text of a JSON object with the checksum of its text as the last value: `..., "crc": "0a1b2c3d"}`."""
     body = text[:-1]
     return f'{body}, "crc": "{zlib.crc32(body.encode()):08x}"}}'
 
 
 def has_seal(data: bytes) -> bool:
-    """True if the line of a JSON object, without its end, carries its checksum, and that is right; False without one.
+    """Return True if a JSON line, given without its line end, carries its checksum; False if it has no checksum.
 
     Raises:
-        ValueError: the checksum is of another text.
+        ValueError: the checksum does not fit the text.
     """
     is_sealed = data[-_SEAL_SIZE:-10] == _SEAL
     if is_sealed and b"%08x" % zlib.crc32(memoryview(data)[:-_SEAL_SIZE]) != data[-10:-2]:
@@ -95,16 +95,17 @@ def has_seal(data: bytes) -> bool:
     return is_sealed
 
 
-# A checksum by another name is no line of before checksums: what it was of may be damaged too. No key of ours looks so.
+# A line with a damaged checksum key must not pass as a line from before checksums: the rest may be damaged too.
+# No key that hpc-trainer writes matches this pattern.
 _ALMOST_A_SEAL = re.compile(rb', "[^"]{1,12}": "[0-9a-f]{8}"\}\Z')
-_decode = json.JSONDecoder().decode  # of 50,000 lines a tenth less than json.loads
+_decode = json.JSONDecoder().decode  # a tenth faster than json.loads on 50,000 lines
 
 
 def parse_record(data: bytes) -> dict[str, Any]:
-    """The JSON object of a line or file, without its checksum; one without a checksum is taken as it is.
+    """Return the JSON object of a line or file without its checksum; a checksum is not required.
 
     Raises:
-        ValueError: says in a few words what is wrong with it.
+        ValueError: the data is no valid record; the message gives the reason in a few words.
     """
     data = data.strip()
     is_sealed = has_seal(data)
@@ -121,7 +122,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
         raise ValueError("it is no JSON object")
     if not is_sealed and text.count("{") + text.count("[") > 2 * _MAX_DEPTH and _is_deep(value):
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
-    if "\\ud" in text or "\\uD" in text:  # perhaps half a character, which no terminal takes
+    if "\\ud" in text or "\\uD" in text:  # perhaps half a surrogate pair, which no terminal can print
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     record: dict[str, Any] = value
     if is_sealed:
@@ -136,25 +137,25 @@ def _is_deep(value: object) -> bool:
     for _ in range(_MAX_DEPTH):
         level = [
             item
-            for each in level
-            if isinstance(each, (dict, list))
-            for item in (each.values() if isinstance(each, dict) else each)
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for item in (parent.values() if isinstance(parent, dict) else parent)
         ]
     return bool(level)
 
 
 def open_file(path: Place, faults: Faults | None = None) -> io.BufferedReader | None:
-    """The file, to be read; None if there is none, or, which is a fault, none that can be read. Never waits.
+    """Open a file for reading without blocking; return None if there is none or, with a fault, if it is unreadable.
 
     Raises:
-        OSError: without `faults` to tell it to: the file system failed, and the file may be there at another time.
+        OSError: the file system failed, so the file may exist, and there is no `faults` to report it to.
     """
     opened = _open(path, faults)
     return None if opened is None else os.fdopen(opened[0], "rb")
 
 
 def _open(path: Place, faults: Faults | None) -> tuple[int, int] | None:
-    """As `open_file`: its descriptor and its size."""
+    """Open a file as `open_file` does, and return its descriptor and its size in bytes."""
     try:
         descriptor = retry_stale(lambda: os.open(path, _TO_READ))
         info = os.fstat(descriptor)
@@ -178,10 +179,16 @@ _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def _read(descriptor: int, size: int, limit: int) -> bytes:
-    """The file of this size, to its end as it is now, or more than `limit` bytes of it; closes it."""
+    """Return the file's bytes to its present end, or a little more than `limit` of them, and close the descriptor.
+
+    Args:
+        descriptor: the open file.
+        size: its size when it was opened, in bytes; a file that has not grown takes one read.
+        limit: bytes after which reading stops.
+    """
     try:
         data = os.read(descriptor, min(size, limit) + 1)
-        if len(data) == size:  # one byte more was asked for, and there is none
+        if len(data) == size:  # one more byte was requested, and the file has none
             return data
         parts = [data]
         num_bytes = len(data)
@@ -194,7 +201,7 @@ def _read(descriptor: int, size: int, limit: int) -> bytes:
         os.close(descriptor)
 
 
-# A sweep has 30,000 small files: of one that is read at once no buffered reader is made (10 µs).
+# A sweep has 30,000 small files: a file that fits into one read gets no buffered reader, which costs 10 µs.
 _BLOCK = 2**16
 
 
@@ -206,12 +213,12 @@ def _refused(faults: Faults | None, path: Place, error: OSError, line: int | Non
 
 
 def exists(path: Place, faults: Faults | None = None) -> bool | None:
-    """Return True or False as this client knows it; None, which is a fault, if the file system does not say.
+    """Return True if the path exists by this client's knowledge; None, with a fault, if the file system fails.
 
     The answer may be a minute old on a shared file system: `shared_folder.is_there` asks the server.
 
     Raises:
-        OSError: without `faults` to tell it to.
+        OSError: the file system failed, and there is no `faults` to report it to.
     """
     try:
         os.stat(path)  # noqa: PTH116  (three for each of 10,000 runs: no Path is made)
@@ -226,9 +233,9 @@ def exists(path: Place, faults: Faults | None = None) -> bool | None:
 
 
 def list_folder(path: Place, faults: Faults) -> list[str] | None:
-    """Return the names in a folder, in order and as the server has them; [] if there is no such folder.
+    """Return the names in a folder, sorted, as the server has them; [] if there is no such folder.
 
-    None, which is a fault, if it cannot be listed.
+    The result is None, with a fault, if the folder cannot be listed.
     """
     try:
         return names_in(path) or []
@@ -240,7 +247,14 @@ def list_folder(path: Place, faults: Faults) -> list[str] | None:
 
 
 def tell(faults: list[str] | None, path: Place, why: object, line: int | None = None) -> None:
-    """Adds a fault: `specs.jsonl line 17 cannot be read: it is not UTF-8`. `why` may be an error, of a key too."""
+    """Add a fault such as `specs.jsonl line 17 cannot be read: it is not UTF-8`.
+
+    Args:
+        faults: the list that gets the fault; None discards it.
+        path: the file.
+        why: the reason as text or as an error; a KeyError stands for a missing key.
+        line: number of the line, from 1; None for the whole file.
+    """
     if faults is not None:
         name = Path(path).name
         place = name if line is None else f"{name} line {line}"
@@ -248,7 +262,7 @@ def tell(faults: list[str] | None, path: Place, why: object, line: int | None = 
 
 
 def read_bytes(path: Place, faults: Faults | None = None, limit: int = MAX_FILE) -> bytes | None:
-    """A small file; None if there is none, or none that can be read, or a larger one."""
+    """Return the bytes of a small file; None if there is none, if it is unreadable, or if it exceeds `limit` bytes."""
 
     def read() -> bytes | None:
         opened = _open(path, faults)
@@ -268,7 +282,10 @@ def read_bytes(path: Place, faults: Faults | None = None, limit: int = MAX_FILE)
 
 
 def read_ends(path: Place, faults: Faults | None = None, *, last: int, first: int = 0) -> tuple[bytes, bytes]:
-    """At most `first` bytes of a file's beginning and, past them, at most the `last` ones; empty if there is none."""
+    """Return up to `first` bytes of a file's beginning and up to `last` bytes of its end, which do not overlap.
+
+    Both are empty if there is no file.
+    """
 
     def read() -> tuple[bytes, bytes]:
         opened = _open(path, faults)
@@ -289,7 +306,7 @@ def read_ends(path: Place, faults: Faults | None = None, *, last: int, first: in
 
 
 class Line(NamedTuple):
-    """A line of a file, with its end: its number, from 1, and where it begins, in bytes."""
+    """A line of a file, including its line end: its number from 1, its offset in bytes, and its bytes."""
 
     number: int
     offset: int
@@ -297,7 +314,7 @@ class Line(NamedTuple):
 
 
 def raw_lines(path: Place, faults: Faults | None = None) -> Iterator[Line]:
-    """Every line of a file; nothing if there is no file."""
+    """Yield every line of a file; none if there is no file."""
 
     def open_it() -> io.BytesIO | io.BufferedReader | None:
         opened = _open(path, faults)
@@ -329,15 +346,14 @@ def raw_lines(path: Place, faults: Faults | None = None) -> Iterator[Line]:
 
 
 def is_torn(data: bytes) -> bool:
-    """True for a line whose writer was killed in it."""
+    """Return True if the line's writer was killed while writing it."""
     return not data.endswith(b"\n") or data.endswith(TORN)
 
 
 def records(path: Place, faults: Faults | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(number, JSON object) of every line of a JSONL file; None for a line that cannot be read, which is a fault.
+    """Yield (line number, JSON object) of a JSONL file; the object is None, with a fault, if a line is unreadable.
 
-    A last line without an end, and one that was ended for its writer, which was killed in it, is left out if it
-    cannot be read: nobody counted on it.
+    An unreadable torn line (`is_torn`) is left out without a fault: no process relied on it.
     """
     for number, _, data in raw_lines(path, faults):
         is_lost = is_torn(data)
@@ -350,12 +366,12 @@ def records(path: Place, faults: Faults | None = None) -> Iterator[tuple[int, di
 
 
 def read_lines(path: Place, faults: Faults | None = None) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a JSONL file; damaged lines are set aside. Nothing if there is no file."""
+    """Return an iterator over the JSON objects of a JSONL file. A damaged line is skipped; a missing file has none."""
     return (record for _, record in records(path, faults) if record is not None)
 
 
 def parsed_lines(path: Place, parse: Callable[[dict[str, Any]], T], faults: Faults | None = None) -> Iterator[T]:
-    """What `parse` makes of each JSON object of a JSONL file. One that it refuses (KeyError, ValueError) is a fault."""
+    """Yield `parse(object)` for each JSON object of a JSONL file; a KeyError or ValueError of `parse` is a fault."""
     for number, record in records(path, faults):
         if record is not None:
             try:
@@ -365,7 +381,7 @@ def parsed_lines(path: Place, parse: Callable[[dict[str, Any]], T], faults: Faul
 
 
 def parsed_file(path: Place, parse: Callable[[dict[str, Any]], T], faults: Faults | None = None) -> T | None:
-    """The same of the JSON object in a small file; None if there is none that `parse` takes."""
+    """Return `parse(object)` for the JSON object of a small file; None if there is none or `parse` refuses it."""
     record = read_json(path, faults)
     try:
         return None if record is None else parse(record)
@@ -375,7 +391,7 @@ def parsed_file(path: Place, parse: Callable[[dict[str, Any]], T], faults: Fault
 
 
 def read_json(path: Place, faults: Faults | None = None) -> dict[str, Any] | None:
-    """The JSON object in a small file; None if there is no file or no object in it."""
+    """Return the JSON object of a small file; None if there is no file or no object in it."""
     data = read_bytes(path, faults)
     if data is None:
         return None

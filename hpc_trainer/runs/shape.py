@@ -1,4 +1,4 @@
-"""What a validated configuration asks of Slurm."""
+"""Resources that a validated configuration requests from Slurm."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from hpc_trainer.runs.spec import Shape
 
 
 def shape_of(config: TrainConfig) -> Shape:
-    """The shape of a validated configuration."""
+    """Return the shape of a validated configuration."""
     return resources(config.hardware, config.cluster, is_one_a_node(config))
 
 
 def resources(hardware: HardwareConfig, cluster: ClusterConfig, is_one_a_node: bool) -> Shape:
-    """The same, of the sections that it hangs on."""
+    """Return the shape from the sections that determine it.
+
+    Args:
+        hardware: the hardware profile.
+        cluster: the cluster's settings.
+        is_one_a_node: True if one task on each node starts all of the node's ranks.
+    """
     lead_s = signal_lead_s(hardware.time_limit_min, cluster.signal_lead_s)
     return Shape(
         num_nodes=hardware.num_nodes,
@@ -38,14 +44,14 @@ def resources(hardware: HardwareConfig, cluster: ClusterConfig, is_one_a_node: b
 
 
 def signal_lead_s(time_limit_min: int, asked_s: int | None = None) -> int:
-    """Return how many seconds before the time limit Slurm is asked to send its warning.
+    """Return how many seconds before the time limit Slurm should send its warning signal.
 
     Args:
-        time_limit_min: minutes.
-        asked_s: `cluster.signal_lead_s`.
+        time_limit_min: time limit of the job in minutes.
+        asked_s: `cluster.signal_lead_s`; None for the default.
     """
-    # Slurm may send the signal up to 60 s early (sbatch --signal) and KillWait follows: 120 s covers a save of
-    # seconds; a short job keeps three quarters of its time.
+    # Slurm may send the signal up to 60 s early (sbatch --signal), and KillWait follows: 120 s is enough for a save
+    # that takes seconds. A short job keeps three quarters of its time.
     return asked_s or max(1, min(LONGEST_LEAD_S, time_limit_min * 60 // 4))
 
 

@@ -1,22 +1,22 @@
-"""The ways to touch a folder that several machines see: how to look without an old answer, and how to make a change
-whose answer may be lost.
+"""Access to a folder that several machines see: looking past old answers, and making changes whose answer may be lost.
 
-Login nodes and compute nodes are different clients of the same file server. What a client of NFS may do, and what the
-functions here do about it:
+Login nodes and compute nodes are different clients of the same file server. An NFS client may do the following, and the
+functions here handle it:
 
-- It remembers names and attributes, missing names too, for 3 to 60 s (nfs(5), `acregmin` to `acdirmax`, `lookupcache`).
-  Opening a folder makes it ask the server (Linux fs/nfs/dir.c, `nfs_lookup_verify_inode` with LOOKUP_OPEN; RFC 1813,
-  close-to-open consistency): `look_anew`, `is_there`, `names_in`.
-- A request is sent again when its reply was lost, and the second answer says that a create, link, rename or unlink has
-  failed which the first one carried out (rename(2), BUGS): `rename`, `claim` and `make_folder_once` compare identities.
-- A file that another client has removed or replaced ends in ESTALE while it is read: `retry_stale` opens it again.
-- Times of files are of the server's clock: `age_on_server_s`.
+- A client caches names and attributes, missing names too, for 3 to 60 s (nfs(5), `acregmin` to `acdirmax`,
+  `lookupcache`). Opening a folder makes it ask the server (Linux fs/nfs/dir.c, `nfs_lookup_verify_inode` with
+  LOOKUP_OPEN; RFC 1813, close-to-open consistency): `look_anew`, `is_there`, `names_in`.
+- A client repeats a request whose reply was lost. The second reply then reports failure of a create, link, rename or
+  unlink that the first request carried out (rename(2), BUGS): `rename`, `claim` and `make_folder_once` compare
+  identities.
+- Reading a file that another client removes or replaces ends in ESTALE: `retry_stale` opens it again.
+- Times of files come from the server's clock: `age_on_server_s`.
 - Locks may be local to a client, refused, or hang (flock(2), NFS details; Lustre's mount options `localflock` and
-  `noflock`): nothing here uses them. A file that can be made only once takes their place.
-- Two clients that append to one file overwrite each other (open(2), O_APPEND): each file has one writer at a time, and
-  what decides about a run is read back after it was written (`runs/files.py`).
+  `noflock`): nothing here uses them. A file that can be created only once takes their place.
+- Two clients that append to one file overwrite each other (open(2), O_APPEND): each file has one writer at a time.
+  Lines that decide about a run are read back after they were written (`runs/files.py`).
 
-docs/shared_folder.md says which file systems were played and what is relied on.
+docs/shared_folder.md says which file systems were tested and which of their properties are relied on.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ Place = str | Path
 DEFAULT_CACHE_AGE_S = 60.0
 """The longest default of an NFS client: `acregmax` and `acdirmax` (nfs(5))."""
 
-# A server that reboots answers ESTALE for handles of before; a file that is replaced all the time, now and then.
+# A rebooted server answers ESTALE for old handles; a file that is replaced all the time causes ESTALE now and then.
 _STALE_TRIES = 4
 _STALE_PAUSE_S = 0.05
 
-# File systems of one machine. What they show is what there is.
+# File systems of one machine, whose answers are never old.
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "tmpfs", "ramfs", "overlay"})
-# Their clients hold locks on what they remember, and lose them before another client changes it: Lustre (manual,
-# chapter "Lustre Architecture", LDLM), GPFS/Storage Scale (tokens), CephFS (capabilities), GFS2 and OCFS2 (DLM).
+# Coherent file systems: a client holds locks on what it caches, and loses them before another client makes a change.
+# Lustre (manual, chapter "Lustre Architecture", LDLM), GPFS/Storage Scale (tokens), CephFS (capabilities), GFS2, OCFS2
+# (DLM).
 _COHERENT = frozenset({"lustre", "gpfs", "mmfs", "ceph", "gfs2", "ocfs2"})
 # BeeGFS: tuneDirSubentryCacheValidityMS is 1,000 ms; SMB: `actimeo` is 1 s (mount.cifs(8)).
 _SECONDS = {"beegfs": 1.0, "cifs": 1.0, "smb3": 1.0}
@@ -58,24 +59,24 @@ _NFS = frozenset({"nfs", "nfs4"})
 
 
 def look_anew(folder: Place, *, parents: int = 1) -> bool:
-    """Make this client ask the server what is in `folder`; return False if there is no such folder.
+    """Make this client ask the server for the content of `folder`; return False if there is no such folder.
 
     Args:
         folder: the folder whose names and attributes are to be fresh.
-        parents: how many folders above it are opened first. One is enough where the folder itself may be new.
+        parents: how many folders above it are opened first. One is enough if the folder itself may be new.
 
     Raises:
-        OSError: the file system refused, and not for a missing folder or one that may only be passed through.
+        OSError: the file system failed, other than by a missing folder or one that may be entered but not listed.
     """
     place = os.path.abspath(folder)  # noqa: PTH100  (10,000 of them: no Path is made)
     above = [place]
     for _ in range(parents):
         above.append(os.path.dirname(above[-1]))  # noqa: PTH120
-    return all(_open_folder(each) for each in reversed(above))
+    return all(_open_folder(path) for path in reversed(above))
 
 
 def _open_folder(place: str) -> bool:
-    """Open a folder and return True; one that this client remembers as missing after the folder above it."""
+    """Open a folder and return True if it exists; if it seems missing, open the folder above it and try again."""
     for is_second in (False, True):
         try:
             os.close(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -84,18 +85,18 @@ def _open_folder(place: str) -> bool:
             if is_second or above == place or not _open_folder(above):
                 return False
         except PermissionError:
-            return True  # it may be closed to listing and open to passing through
+            return True  # the folder may be entered but not listed
         else:
             return True
     return False
 
 
 def is_there(path: Place, *, parents: int = 1) -> bool:
-    """Return whether something has this name now, whatever this client remembers. Links are not followed.
+    """Return True if this name exists on the server now, whatever this client has cached. Links are not followed.
 
     Args:
         path: the file or folder.
-        parents: as of `look_anew`. 0 for who asks again and again in a folder that it uses itself: two requests.
+        parents: as for `look_anew`. Use 0 for repeated calls in a folder that this process uses itself: two requests.
 
     Raises:
         OSError: the file system refused to say.
@@ -111,11 +112,11 @@ def is_there(path: Place, *, parents: int = 1) -> bool:
 
 
 class Watch:
-    """Whether a file has come, for who asks in every step: the server is asked at most every `every_s` seconds.
+    """Repeatable check for the arrival of a file, which asks the server at most once every `every_s` seconds.
 
     Args:
         path: the file, in a folder that this process uses itself.
-        every_s: seconds between two looks.
+        every_s: least number of seconds between two requests to the server.
     """
 
     def __init__(self, path: Place, every_s: float = 1.0) -> None:
@@ -143,7 +144,7 @@ def names_in(folder: Place) -> list[str] | None:
         try:
             return sorted(retry_stale(lambda: os.listdir(folder)))  # noqa: PTH208  (names, no paths)
         except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203  (two tries)
-            # The folder itself may be one of the names that are remembered as missing.
+            # This client may have cached the folder itself as missing.
             if is_second or not look_anew(folder, parents=0):
                 break
     return None
@@ -153,7 +154,7 @@ def retry_stale(call: Callable[[], T]) -> T:
     """Return what `call` returns; call it again while it raises ESTALE, at most three times.
 
     Raises:
-        OSError: as `call`; ESTALE if it does not pass.
+        OSError: as raised by `call`; ESTALE if the last try still raises it.
     """
     for number in range(_STALE_TRIES):
         try:
@@ -166,36 +167,36 @@ def retry_stale(call: Callable[[], T]) -> T:
 
 
 def rename(source: Place, target: Place, *, is_own: bool = False) -> None:
-    """Rename a file or folder; a rename that was done and whose answer was lost counts as done.
+    """Rename a file or folder; treat a rename that succeeded but whose reply was lost as done.
 
     Args:
         source: the present name.
         target: the new name; a file of this name is replaced.
-        is_own: no other process knows the name `source`. If it is gone and `target` is there, it was renamed: one
-            request less than comparing identities.
+        is_own: True if no other process knows the name `source`. If `source` is gone and `target` exists, the rename
+            succeeded: one request less than a comparison of identities.
 
     Raises:
-        OSError: it was not renamed.
+        OSError: the file was not renamed.
     """
     identity = None if is_own else _identity(source)
     try:
         os.rename(source, target)  # noqa: PTH104  (it replaces, as POSIX says)
     except FileNotFoundError:
         look_anew(os.path.dirname(os.path.abspath(target)))  # noqa: PTH100, PTH120
-        found = _identity(target)
-        if found is None or (found != identity and not (is_own and _identity(source) is None)):
+        present = _identity(target)
+        if present is None or (present != identity and not (is_own and _identity(source) is None)):
             raise
 
 
 def claim(path: Place, content: bytes = b"", *, mode: int = 0o666) -> bool:
-    """Make a file that can be made only once; return True if this call made it, False if it was there.
+    """Create a file that can be created only once; return True if this call created it, False if it existed.
 
-    The file appears with its content. Of several processes on several machines exactly one gets True. It is made
-    under a name of its own and linked; where the reply of the link is lost, both names are the same file (open(2),
+    The file appears with its content. Of several processes on several machines exactly one gets True. The file is
+    created under a private name and linked. If the reply of the link is lost, both names are the same file (open(2),
     O_EXCL, on lock files). A file system without hard links gets O_EXCL, which is atomic from NFS 3 on.
 
     Raises:
-        OSError: the file system refused; nothing was made.
+        OSError: the file system refused; no file was created.
     """
     own = own_name(path)
     descriptor = open_own(own, mode)
@@ -218,17 +219,18 @@ def claim(path: Place, content: bytes = b"", *, mode: int = 0o666) -> bool:
             return _claim_without_links(path, content, mode)
         return True
     finally:
-        with contextlib.suppress(OSError):  # whether the file was made is known
+        with contextlib.suppress(OSError):  # the result is known already
             remove(own)
 
 
 def open_own(path: Place, mode: int = 0o666) -> int:
-    """Open an empty file under a name of one's own (`own_name`) for writing, and return its descriptor.
+    """Open an empty file under a private name (`own_name`) for writing, and return its descriptor.
 
-    What a killed process of this number left is emptied. O_EXCL would call a create whose answer was lost a failure.
+    A file left by a killed process with this thread's number is emptied. O_EXCL would report a create whose reply was
+    lost as a failure.
 
     Raises:
-        OSError: the file system refused, or somebody planted a link of this name, which may lead to any file.
+        OSError: the file system refused, or another user planted a link of this name, which may lead to any file.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     info = os.fstat(descriptor)
@@ -240,7 +242,7 @@ def open_own(path: Place, mode: int = 0o666) -> int:
     return descriptor
 
 
-# Of file systems without hard links: vfat, some FUSE and SMB servers; BeeGFS outside of one folder.
+# Errors of file systems without hard links: vfat, some FUSE and SMB servers; BeeGFS between two folders.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
@@ -259,9 +261,9 @@ def _claim_without_links(path: Place, content: bytes, mode: int) -> bool:
 
 
 def make_folder_once(folder: Place, mode: int = 0o777) -> bool:
-    """Make a folder whose name nobody else uses; return False if it was there and is not empty.
+    """Create a folder whose name no other process uses; return False if it exists and is not empty.
 
-    A folder that is there and empty was made by this call, whose answer was lost.
+    An existing empty folder was created by this call, whose first reply was lost.
 
     Raises:
         OSError: the file system refused.
@@ -274,7 +276,7 @@ def make_folder_once(folder: Place, mode: int = 0o777) -> bool:
 
 
 def remove(path: Place) -> None:
-    """Remove a file if it is there. Raises OSError: the file system refused."""
+    """Remove a file if it exists; raise OSError if the file system refused."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108
 
@@ -282,10 +284,10 @@ def remove(path: Place) -> None:
 def own_name(path: Place) -> str:
     """Return a hidden name beside `path` that no other living thread uses, on this machine or another one.
 
-    It fits into the 255 bytes that a name may have (pathconf(3), NAME_MAX).
+    The name fits into 255 bytes, the limit of file names (pathconf(3), NAME_MAX).
     """
     folder, name = os.path.split(os.fspath(path))
-    tail = f".{node_name()}-{threading.get_native_id()}.tmp"  # thread ids are process ids, and none comes twice
+    tail = f".{node_name()}-{threading.get_native_id()}.tmp"  # thread ids and process ids are unique together
     kept = os.fsencode(name)[: 254 - len(tail)].decode(errors="ignore")
     return os.path.join(folder, f".{kept}{tail}")  # noqa: PTH118
 
@@ -299,11 +301,11 @@ def node_name() -> str:
 def age_on_server_s(path: Path) -> float:
     """Return the seconds since a file or folder was written, by the clock that stamps the files beside it.
 
-    Whoever wrote it may be on another host, and the server's clock may be minutes apart from both.
+    The writer may be on another host, and the server's clock may differ by minutes from both hosts' clocks.
 
     Raises:
-        FileNotFoundError: it is gone.
-        OSError: its folder cannot be written.
+        FileNotFoundError: the file is gone.
+        OSError: the file's folder cannot be written.
     """
     probe = own_name(path.with_name(f"{path.name}.now"))
     try:
@@ -327,12 +329,12 @@ def age_on_server_s(path: Path) -> float:
 def cache_age_s(folder: Place) -> float:
     """Return for how many seconds at most this machine may show old names of `folder`; 0.0 on a local disk.
 
-    It follows from the type and the options of the mount (/proc/self/mountinfo, proc(5)). A file system that is not
-    known here counts as NFS with its defaults. `HPC_TRAINER_CACHE_AGE_S` overrides it.
+    The age follows from the type and the options of the mount (/proc/self/mountinfo, proc(5)). An unknown file system
+    counts as NFS with its defaults. `HPC_TRAINER_CACHE_AGE_S` overrides the age.
     """
-    told = os.environ.get("HPC_TRAINER_CACHE_AGE_S", "")
+    override = os.environ.get("HPC_TRAINER_CACHE_AGE_S", "")
     with contextlib.suppress(ValueError):
-        return max(0.0, float(told))
+        return max(0.0, float(override))
     mount = mount_of(folder)
     return DEFAULT_CACHE_AGE_S if mount is None else _age_of(mount[1], mount[2])
 
@@ -342,23 +344,23 @@ def _age_of(kind: str, options: str) -> float:
         return 0.0
     if kind not in _NFS:
         return _SECONDS.get(kind, DEFAULT_CACHE_AGE_S)
-    words = options.split(",")
-    told = dict(word.partition("=")[::2] for word in words)
-    if "noac" in words:
+    entries = options.split(",")
+    values = dict(entry.partition("=")[::2] for entry in entries)
+    if "noac" in entries:
         return 0.0
-    ages = [told.get(key, told.get("actimeo", "60")) for key in ("acregmax", "acdirmax")]
+    ages = [values.get(key, values.get("actimeo", "60")) for key in ("acregmax", "acdirmax")]
     return max([float(age) for age in ages if age.isdecimal()], default=DEFAULT_CACHE_AGE_S)
 
 
 def is_local(kind: str) -> bool:
-    """Return whether file systems of this type (`mount_of`) are of one machine, unless it exports them."""
+    """Return True if a file system of this type (`mount_of`) belongs to one machine, unless that machine exports it."""
     return kind in _LOCAL
 
 
 def mount_of(folder: Place) -> tuple[str, str, str] | None:
-    """Return (mount point, type, options) of the file system that holds `folder`; None if the system does not tell.
+    """Return (mount point, type, options) of the file system that holds `folder`; None if the system does not say.
 
-    The folder itself need not exist. FUSE tells its kind as `fuse.NAME`.
+    The folder itself need not exist. FUSE reports its type as `fuse.NAME`.
     """
     place = os.path.realpath(folder)
     try:
@@ -371,9 +373,9 @@ def mount_of(folder: Place) -> tuple[str, str, str] | None:
         fields, tail = before.split(), after.split()
         if len(fields) < 6 or len(tail) < 2:
             continue
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+        point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), fields[4])
         is_above = place == point or place.startswith(point.rstrip("/") + "/")
-        if is_above and (best is None or len(point) >= len(best[0])):  # of mounts on one point the last one counts
+        if is_above and (best is None or len(point) >= len(best[0])):  # the last mount on a point hides the others
             best = point, tail[0], ",".join([fields[5], *tail[2:]])
     return best
 

@@ -1,4 +1,4 @@
-"""RunSpec: one frozen run. Shape: what it asks of Slurm. Plain values only; written once, never changed."""
+"""RunSpec: one frozen run. Shape: the resources it requests from Slurm. Plain values, written once, never changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC_FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The resources of one run: runs of equal shape become one job array."""
+    """Resources of one run; runs of equal shape become one job array."""
 
     num_nodes: int
     tasks_per_node: int
@@ -44,7 +44,7 @@ class Shape:
     account: str | None
     time_limit_min: int
     signal_lead_s: int
-    gpu_request: str = "gpus_per_node"  # specs of before this field mean it so
+    gpu_request: str = "gpus_per_node"  # the meaning of specs that are older than this field
 
     @property
     def world_size(self) -> int:
@@ -74,24 +74,24 @@ class RunSpec:
 
     @property
     def is_lost(self) -> bool:
-        """True for what stands in the place of a spec that cannot be read (`lost_spec`)."""
+        """True if this object is a placeholder for a spec that cannot be read (`lost_spec`)."""
         return not self.digest
 
     @property
     def is_program(self) -> bool:
-        """True if its work is a program of a person's own (`train.command`)."""
+        """True if the run executes a program of the user (`train.command`)."""
         return self.config["train"].get("command") is not None
 
     @property
     def is_own_loop(self) -> bool:
-        """True if the shared loop has no part in it: a loop of a person's own, or a program."""
+        """True if the run does not use the shared loop: it executes the user's own loop, or a program."""
         return self.config["train"].get("main") is not None or self.is_program
 
     def typed(self) -> TrainConfig:
-        """The configuration as dataclasses.
+        """Return the configuration as dataclasses.
 
         Raises:
-            ConfigError: the spec was written by another version, or its digest does not fit its content.
+            ConfigError: the spec is lost, was written by another version, or its digest does not fit its content.
         """
         if self.is_lost:
             raise ConfigError(f"{self.run_id}: its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}")
@@ -110,7 +110,7 @@ class RunSpec:
 
 
 def lost_spec(run_id: str, hardware: str = "?") -> RunSpec:
-    """Stands for a run of which its folder or submissions.jsonl tell, and specs.jsonl does not; it has no steps."""
+    """Return a placeholder without steps for a run that is missing in specs.jsonl but recorded elsewhere."""
     shape = Shape(
         num_nodes=1, tasks_per_node=1, gpus_per_node=0, cpus_per_task=1, mem_gb_per_node=None, mem_gb_per_gpu=None,
         mem_gb_per_cpu=None, gpu_type=None, partition=None, qos=None, constraint=None, exclude=None, account=None,
@@ -126,15 +126,15 @@ def lost_spec(run_id: str, hardware: str = "?") -> RunSpec:
     )
 
 
-# Of 10,000 specs, 33 MB of text: so many are held as text at a time (about 1 MB).
+# Specs that are held as text at a time, about 1 MB; 10,000 specs are 33 MB of text.
 _SPECS_A_WRITE = 256
 
 
 def append_specs(paths: SweepPaths, specs: Sequence[RunSpec]) -> None:
-    """Adds specs to the sweep's file and its copy, whole lines at a time.
+    """Append specs to the sweep's file and its copy, whole lines at a time.
 
-    The copy first: what the file holds is not written again. Killed in between, it leaves specs that no submission
-    names: they are NEW, and the next command adds the others.
+    The copy is written first, because a spec in the file is never written again. A command killed in between leaves
+    specs that no submission names: those runs are NEW, and the next command adds the other specs.
     """
     if specs:
         memo = Memo()
@@ -147,7 +147,7 @@ def append_specs(paths: SweepPaths, specs: Sequence[RunSpec]) -> None:
 
 
 def _line(spec: RunSpec, memo: Memo) -> str:
-    """One line of the file. A section that several specs share is turned into text once."""
+    """Return one line of the file. A section that several specs share is serialized once."""
     config = ", ".join(
         f"{json.dumps(key)}: {memo.of(json.dumps, value) if isinstance(value, dict) else json.dumps(value)}"
         for key, value in spec.config.items()
@@ -160,7 +160,7 @@ def _line(spec: RunSpec, memo: Memo) -> str:
     return seal(f"{json.dumps(head)[:-1]}{_SHAPE}{shape}{_CONFIG}{{{config}}}}}") + "\n"
 
 
-# What begins the last two values of a line. No text of JSON holds them: in there a quotation mark has a backslash.
+# Beginnings of the last two values of a line. No JSON string contains them: a quotation mark in it has a backslash.
 _SHAPE, _CONFIG = ', "shape": ', ', "config": '
 _SHAPE_BEGIN, _CONFIG_BEGIN = _SHAPE.encode(), _CONFIG.encode()
 _decode = json.JSONDecoder().decode
@@ -171,10 +171,10 @@ def _shape_text(shape: Shape) -> str:
 
 
 def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, RunSpec]:
-    """Every spec of the sweep by run id, in order of submission; {} for a sweep that does not exist.
+    """Return every spec of the sweep by run id, in order of submission; {} for a sweep that does not exist.
 
-    A line that cannot be read costs its own run: it is set aside, and told to `faults`, but for one of a run of which
-    a later line can be read. Where no run that is read has it, the fault ends with `NAMELESS`.
+    An unreadable line costs only its own run. The line is skipped and becomes a fault, unless a later line of the same
+    run is readable. The fault ends with `NAMELESS` if no readable line has the run.
 
     Raises:
         UntrustedFileError: others may have changed the file.
@@ -189,15 +189,15 @@ def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, Run
     for line in raw_lines(path, faults):
         try:
             spec = _quickly(path, line, shapes) or _parse(parse_record(line.data.removesuffix(TORN)))
-        except ValueError as error:  # noqa: PERF203  (a damaged line costs no other)
+        except ValueError as error:  # noqa: PERF203  (a damaged line affects no other line)
             if not is_torn(line.data):
                 damaged.append((line, error))
         else:
             specs[spec.run_id] = spec
             newest[spec.run_id] = line.number
     for line, why in damaged:
-        found = _NAMES.search(line.data)
-        read = newest.get(found[1].decode()) if found else None
+        match = _NAMES.search(line.data)
+        read = newest.get(match[1].decode()) if match else None
         if read is None:
             tell(faults, paths.specs, f"{why}{NAMELESS}", line.number)
         elif read < line.number:
@@ -207,16 +207,18 @@ def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, Run
 
 _NAMES = re.compile(rb'"run_id": ?"([A-Za-z0-9._-]+)"')
 NAMELESS = "; no other line has its run"
-"""How the fault of a damaged line of specs.jsonl ends, if no line of its run can be read."""
+"""End of the fault for a damaged line of specs.jsonl, if no line of its run can be read."""
 
 
 def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | None:
-    """The spec of a line as `_line` writes it, its configuration still unread; None for another, as of older versions.
+    """Return the spec of a line in `_line`'s format, with its configuration still unread; None for other formats.
 
-    The checksum says that what is not looked at is what was written.
+    Lines of older versions have other formats. The checksum vouches for the part that is not parsed here.
 
     Args:
-        shapes: those found up to now, by their text: few lines have one of their own.
+        path: the file of the line, from which the configuration is read later.
+        line: the line.
+        shapes: the shapes parsed so far, by their text; most lines share a shape with others.
 
     Raises:
         ValueError: the line is damaged.
@@ -225,7 +227,7 @@ def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | No
     if not has_seal(data):
         return None
     begin = data.find(_SHAPE_BEGIN)
-    end = data.find(_CONFIG_BEGIN, begin)  # of 4 kB the first 600 bytes: no copy of the rest is made
+    end = data.find(_CONFIG_BEGIN, begin)  # within the first 600 bytes of 4 kB: the rest is not copied
     if begin < 0 or end < 0:
         return None
     text = data[begin + len(_SHAPE_BEGIN) : end]
@@ -243,13 +245,14 @@ def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | No
 
 
 def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
-    """One spec, the newest of its run id, from the copy where the file has lost it.
+    """Return the newest spec of a run id, from the copy if the file has lost it.
 
-    Parses only the lines that mention it: a sweep may hold 10,000.
+    Only lines that contain the run id are parsed: a sweep may have 10,000 specs.
 
     Raises:
-        RunStateError: no such run; UntrustedFileError: others may have changed the file.
-        OSError: the file system refused: what it hides may be the spec.
+        RunStateError: there is no such run.
+        UntrustedFileError: others may have changed the file.
+        OSError: the file system failed, so the spec may exist.
     """
     mention = json.dumps(run_id).encode()
     faults = Faults()
@@ -260,7 +263,7 @@ def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
                 try:
                     spec = _parse(parse_record(data.removesuffix(TORN)))
                     newest = spec if spec.run_id == run_id else newest
-                except ValueError as error:  # the line before it may do: of a torn one its writer wrote it again
+                except ValueError as error:  # an earlier line may do; after a torn line its writer wrote the spec again
                     tell(faults, path, error, number)
         if newest is not None:
             return newest
@@ -271,8 +274,8 @@ def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
 
 
 WRITE_AGAIN = "The same `hpc-trainer submit` command writes what is lost anew."
-"""What to do about a spec that is lost or damaged."""
-# What the code takes for granted of a configuration; `typed` checks the rest. An older version may lack keys.
+"""Advice for a spec that is lost or damaged."""
+# Keys that the code relies on in a configuration; `typed` checks the rest. Specs of an older version may lack keys.
 _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "hardware": {"name": str},
     "cluster": {
@@ -289,7 +292,11 @@ _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def _parse(record: Mapping[str, Any]) -> RunSpec:
-    """Raises ValueError: it is damaged, or of another version."""
+    """Return the spec of a record.
+
+    Raises:
+        ValueError: the record is damaged, or of another version.
+    """
     try:
         config, shape = record["config"], Shape(**record["shape"])
         spec = RunSpec(

@@ -20,13 +20,13 @@ from hpc_trainer.runs.reading import parse_record
 from hpc_trainer.runs.record_values import as_count, metric_values
 
 VARIABLE = "HPC_TRAINER_METRICS"
-# A line is one write, and read whole: names and numbers of some hundred metrics.
+# A line is one write and is read whole; this is enough for names and numbers of some hundred metrics.
 MAX_LINE_BYTES = 2**16
 _NOT_METRICS = ("step", "num_steps", "time")
 
 
 class Told(NamedTuple):
-    """One line."""
+    """One line of a program's metrics."""
 
     step: int
     num_steps: int | None
@@ -65,7 +65,7 @@ def log_metrics(
     }
     line = {"step": int(step), **({} if num_steps is None else {"num_steps": int(num_steps)}), **numbers}
     try:
-        # A pipe that nobody reads would hold the program for ever.
+        # O_NONBLOCK: without it, a pipe that nobody reads would block the program for ever.
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno == errno.ENXIO:
@@ -79,14 +79,14 @@ def log_metrics(
 
 
 class NewLines:
-    """Reader of such a file while it grows; each kind of unreadable line is reported once in `problems`."""
+    """Reader of a file of metrics while it grows; each kind of unreadable line is reported once in `problems`."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
         self.problems: list[str] = []
 
     def read(self) -> Iterator[Told]:
-        """Return the complete lines since the last call."""
+        """Yield the complete lines since the last call."""
         try:
             with open_given(self._path) as file:
                 file.seek(self._offset)

@@ -1,1 +1,1 @@
-"""What is known of runs and sweeps: one read model, which launch and operate share."""
+"""State of runs and sweeps: one read model, which launch and operate share."""

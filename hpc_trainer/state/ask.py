@@ -1,7 +1,7 @@
 """Questions to Slurm about the runs of a sweep.
 
-Runs go on while they are looked at. Folders of runs that the scheduler no longer has are therefore read again after its
-answer, so that files written at the end of a run are seen.
+Runs go on while they are read. Folders of runs that the scheduler no longer has are therefore read again after its
+answer, to see the files that runs write at their end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def ask_slurm(
 ) -> SchedulerView:  # fmt: skip
     """Return Slurm's answers about these folders; folders of runs that have left the queue are read again and replaced.
 
-    Slurm is asked by one squeue, by one sacct for runs that have left the queue, and by one scontrol for the cluster's
-    name if neither knows a job.
+    Slurm is asked by one squeue, and by one sacct for runs that have left the queue. If neither knows a job, one
+    scontrol asks for the cluster's name.
 
     Args:
         read: function that reads the folder of a run again.
@@ -55,7 +55,7 @@ def ask_slurm(
         queue = read_queue()
     except SlurmError as error:
         notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
-        # Markers are written all the same: not of runs that are surely another cluster's.
+        # Markers are written nevertheless, except for runs that are certainly on another cluster.
         named = _with_cluster(
             SchedulerView(None, {}, asked_time=begin, cache_age_s=age_s), [folders[run_id] for run_id in asked]
         )
@@ -66,10 +66,10 @@ def ask_slurm(
     if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
         raise went_away(sweep)
     for run_id in left:
-        folders[run_id] = read(run_id)  # what they wrote at their end is there now
+        folders[run_id] = read(run_id)  # now shows the files that the run wrote at its end
     left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
     try:
-        gone = [(each.job_id, each.submission) for each in map(folders.__getitem__, left)]
+        gone = [(folder.job_id, folder.submission) for folder in map(folders.__getitem__, left)]
         jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
         rows = read_accounting(jobs, min(jobs.values(), default=begin))
         view = SchedulerView(queue, rows, asked_time=begin, cache_age_s=age_s)
@@ -91,7 +91,7 @@ def went_away(sweep: SweepPaths) -> RunStateError:
 
 def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> SchedulerView:
     """Return the view with this cluster's name, if a job is not known here and may be on another cluster."""
-    if not any(each.submission and each.submission.cluster and not view.knows(each) for each in folders):
+    if not any(folder.submission and folder.submission.cluster and not view.knows(folder) for folder in folders):
         return view
     try:
         return dataclasses.replace(view, cluster=cluster_name())
@@ -99,7 +99,7 @@ def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> Schedule
         return dataclasses.replace(view, unnamed=str(error))
 
 
-# After this nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, 300 s by default.
+# Seconds after which nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, by default 300 s.
 OVER_S = CLOCKS_S
 
 
@@ -110,11 +110,11 @@ def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, 
     if CANCEL in folder.markers and (folder.current is None or folder.is_settled):
         return True
     if folder.is_settled and folder.current is not None:
-        told = folder.current.end_time
+        end_time = folder.current.end_time
     else:
-        told = remembered[folder.job_key][1] if folder.job_key in remembered else None
-        told = None if told is None or told <= last_sign(folder) else told
-    return told is not None and now - told > OVER_S
+        end_time = remembered[folder.job_key][1] if folder.job_key in remembered else None
+        end_time = None if end_time is None or end_time <= last_sign(folder) else end_time
+    return end_time is not None and now - end_time > OVER_S
 
 
 def decide_now(
@@ -130,10 +130,10 @@ def decide_now(
 def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
     """Set the job of each folder that has an intent without an answer, if the queue shows the job."""
     lost = [run_id for run_id in run_ids if folders[run_id].job_id is None]
-    found = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
+    jobs = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
     for run_id in lost:
         folder = folders[run_id]
-        job_id = found[folder.uuid]
+        job_id = jobs[folder.uuid]
         if folder.submission is not None and job_id is not None:
             confirmed = dataclasses.replace(folder.submission, job_id=job_id)
             element = confirmed.element_id(folder.element)

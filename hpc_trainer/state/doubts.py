@@ -1,6 +1,6 @@
-"""Why the state of a run is UNKNOWN: the kinds of doubt, and the one place where their sentences are written.
+"""Doubts: why the state of a run is UNKNOWN. This is the only place where the sentences about it are written.
 
-`operate/verdicts.py` has what each kind means for the user. Nothing else looks at the words of a sentence.
+`operate/verdicts.py` has the meaning of each kind for the user. No other code depends on the text of a sentence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import enum
 
 
 class DoubtKind(enum.Enum):
-    """Why nobody can say how a run stands."""
+    """Kinds of reasons why the state of a run cannot be determined."""
 
     silent = "Slurm did not answer"
     interrupted = "a submit was killed before it knew whether the scheduler has the run"
@@ -28,52 +28,52 @@ class DoubtKind(enum.Enum):
 
 
 class Doubt(str):
-    """A sentence that says why a run is UNKNOWN, for the user, with its kind, for code."""
+    """Sentence for the user that says why a run is UNKNOWN, with its kind for code."""
 
     kind: DoubtKind
 
     def __new__(cls, kind: DoubtKind, text: str) -> Doubt:
-        """Return the sentence `text` of this kind."""
+        """Create a doubt of this kind with the sentence `text`."""
         doubt = super().__new__(cls, text)
         doubt.kind = kind
         return doubt
 
     def __getnewargs__(self) -> tuple[DoubtKind, str]:  # type: ignore[override]
-        """Return what makes a copy."""
+        """Return the arguments with which copy and pickle create the doubt again."""
         return self.kind, str(self)
 
 
 def kind_of_doubt(cause: str | None) -> DoubtKind:
-    """Return the kind of doubt of an UNKNOWN run's cause; `damaged` for a sentence about its files."""
+    """Return the kind of doubt behind an UNKNOWN run's cause; `damaged` for a sentence about its files."""
     return cause.kind if isinstance(cause, Doubt) else DoubtKind.damaged
 
 
 def silent(command: str) -> Doubt:
-    """Squeue or sacct did not answer."""
+    """Return the doubt when squeue or sacct, named by `command`, did not answer."""
     return Doubt(DoubtKind.silent, f"{command} did not answer")
 
 
 def silent_about(job_ids: list[str], why: object) -> Doubt:
-    """Slurm did not tell whether these jobs of the sweep's name belong to the sweep."""
+    """Return the doubt when Slurm did not say whether these jobs, which have the sweep's name, belong to the sweep."""
     return Doubt(DoubtKind.silent, f"job {', '.join(job_ids)} may have it: {why}")
 
 
 def untold_job(job_id: str | None) -> Doubt:
-    """An attempt says that it runs in a job that is in no submission."""
+    """Return the doubt when an attempt says that it runs in a job that no submission names."""
     text = f"its newest attempt is of job {job_id}, of which submissions.jsonl has no line"
     return Doubt(DoubtKind.untold_job, text)
 
 
 def unreadable(fault: str) -> Doubt:
-    """The file system refused; `fault` names the file."""
+    """Return the doubt when the file system refused a read; `fault` names the file."""
     return Doubt(DoubtKind.unreadable, fault)
 
 
 def silent_after_damage(damage: str | None) -> Doubt:
-    """Squeue did not answer, and the sweep's own files do not tell of all its jobs.
+    """Return the doubt when squeue did not answer and the sweep's own files do not name all its jobs.
 
     Args:
-        damage: what cannot be read of submissions.jsonl; None if it tells of no job at all.
+        damage: fault of submissions.jsonl; None if it names no job at all.
     """
     why = (
         "submissions.jsonl tells of none of the jobs that were submitted"
@@ -84,30 +84,30 @@ def silent_after_damage(damage: str | None) -> Doubt:
 
 
 def interrupted() -> Doubt:
-    """An intent without an answer."""
+    """Return the doubt about an intent without an answer."""
     text = "its submission was interrupted; the next submit finds out what became of it"
     return Doubt(DoubtKind.interrupted, text)
 
 
 def other_cluster(where: str) -> Doubt:
-    """The run was given to another cluster; `where` as `SchedulerView.elsewhere` says it."""
+    """Return the doubt about a run that another cluster got; `where` is the result of `SchedulerView.elsewhere`."""
     return Doubt(DoubtKind.other_cluster, f"it was {where}")
 
 
 def other_host() -> Doubt:
-    """The run was started locally, and not on this host."""
+    """Return the doubt about a run that was started locally on another host."""
     text = "it was started on another host (or under another name of this one): ask there"
     return Doubt(DoubtKind.other_host, text)
 
 
 def unseen_result(state: str, exit_code: str, ended_s: float, age_s: float) -> Doubt:
-    """The job has ended, and its files do not tell how; they may be younger than what this machine remembers.
+    """Return the doubt about a job that has ended while this machine may still show old files without its result.
 
     Args:
-        state: Slurm's word for the end.
-        exit_code: as sacct prints it.
+        state: Slurm's term for the end.
+        exit_code: the exit code as sacct prints it.
         ended_s: seconds since the end.
-        age_s: for how long this machine may show what was before.
+        age_s: seconds for which this machine may show old files.
     """
     ended = f"its job ended {max(0.0, ended_s):.0f} s ago (Slurm: {state} {exit_code})"
     why = f"its result is not seen here yet: a shared file system may show it up to {age_s:.0f} s late"
@@ -115,28 +115,28 @@ def unseen_result(state: str, exit_code: str, ended_s: float, age_s: float) -> D
 
 
 def accounting_behind(state: str) -> Doubt:
-    """Squeue no longer has the job, and sacct still has it in the queue or at work."""
+    """Return the doubt when squeue no longer has the job but sacct still shows it as waiting or running."""
     return Doubt(DoubtKind.accounting_behind, f"it has left the queue, and sacct still says {state}: ask again")
 
 
 def alive_without_job(quiet_s: float) -> Doubt:
-    """The run lived `quiet_s` seconds ago, and neither squeue nor sacct knows its job."""
-    said = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
-    return Doubt(DoubtKind.alive_without_job, said)
+    """Return the doubt about a run that was alive `quiet_s` seconds ago, while squeue and sacct do not know its job."""
+    text = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
+    return Doubt(DoubtKind.alive_without_job, text)
 
 
 def new_word(command: str, word: str) -> Doubt:
-    """Slurm's state of the job is none of the known ones (slurm/states.py)."""
+    """Return the doubt about a job whose state is none that slurm/states.py knows."""
     return Doubt(DoubtKind.new_word, f"{command} calls its job {word}, a word that is not known here")
 
 
 def taken(who: str) -> Doubt:
-    """A job or a local queue has the run, and submissions.jsonl does not tell of it."""
+    """Return the doubt about a run that a job or a local queue has although submissions.jsonl does not say so."""
     return Doubt(DoubtKind.taken, f"{who} has it, and submissions.jsonl has lost the line that says so")
 
 
 def maybe_taken(job_ids: tuple[str, ...]) -> Doubt:
-    """Jobs of the sweep are in the queue, and nothing tells for which runs."""
+    """Return the doubt about jobs of the sweep in the queue, if nothing says which runs they are for."""
     return Doubt(
         DoubtKind.maybe_taken,
         f"job {', '.join(job_ids)} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
@@ -145,5 +145,5 @@ def maybe_taken(job_ids: tuple[str, ...]) -> Doubt:
 
 
 def lost_spec(advice: str) -> Doubt:
-    """The run's line in specs.jsonl is lost; `advice` says what writes it anew."""
+    """Return the doubt about a run whose line in specs.jsonl is lost; `advice` says what writes the line again."""
     return Doubt(DoubtKind.lost_spec, f"its line in specs.jsonl is lost or damaged. {advice}")

@@ -1,9 +1,8 @@
-"""finished.json: which runs of a sweep are done, so that a look at 10,000 of them need not open 10,000 folders.
+"""finished.json: runs of a sweep that are done, so that `status` of 10,000 runs need not open 10,000 folders.
 
-It only spares requests. What it says of a run counts while the run's folder is there and its newest submission is the
-one that was recorded; commands that act on a run look into its own folder. Whoever looks replaces the file as a
-whole, and the last writer wins: what another writer knew is found again by the next look. A damaged or missing file
-costs one slow look.
+The file only saves requests. An entry counts if the run's folder exists and the run's newest submission is the recorded
+one. Commands that act on a run read its own folder. Commands that show the sweep replace the whole file, and the last
+writer wins: the next command finds again what another writer knew. A damaged or missing file costs one slow reading.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from hpc_trainer.runs.files import check_place, is_ours, write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, read_json, seal
 
-# Below, opening the folders is as cheap as keeping the file.
+# With fewer runs, opening the folders is as cheap as keeping the file.
 _LEAST_RUNS = 50
-# It is written when so large a part of it is new: 10,000 runs write it some 45 times.
+# The file is written when more than this share of it is new: 10,000 runs write it some 45 times.
 _NEW_SHARE = 0.1
 
 
@@ -37,14 +36,14 @@ def read_finished(sweep: SweepPaths) -> Mapping[str, str]:
 
 
 def record_finished(sweep: SweepPaths, known: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Replace the file if enough runs were found finished that it does not name.
+    """Replace the file if enough runs have been found finished that it does not name.
 
-    Never raises: a full disk, or a user who may only read, costs the next look some time.
+    Never raises: after a failure, such as a full disk or a user who may only read, the next command takes longer.
 
     Args:
         sweep: the sweep.
-        known: what `read_finished` returned.
-        found: every run that was seen to be done, with the uuid of its newest submission.
+        known: the result of `read_finished`.
+        found: run id -> uuid of the newest submission, for every run that was found to be done.
     """
     runs = {run_id: uuid for run_id, uuid in found.items() if uuid}
     num_new = sum(known.get(run_id) != uuid for run_id, uuid in runs.items())
@@ -53,6 +52,6 @@ def record_finished(sweep: SweepPaths, known: Mapping[str, str], found: Mapping[
     with contextlib.suppress(OSError, HpcTrainerError):
         if sweep.folder.stat().st_uid != os.getuid():
             return
-        check_place(sweep.folder)  # as every verb that writes into a folder which others may write
+        check_place(sweep.folder)  # as every command does before it writes into a folder that others may write to
         write_atomic(sweep.finished, f"{seal(json.dumps({'runs': runs}))}\n", sync=False)
         sweep.finished.chmod(sweep.specs.stat().st_mode & 0o666)

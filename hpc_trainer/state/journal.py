@@ -1,7 +1,7 @@
 """Journals of a run's attempts: attempt-000.jsonl and so on. Causes are recorded, never inferred.
 
 Each attempt has a file of its own, which only the attempt's rank 0 writes. Slurm may start the next attempt while a
-node that it has given up is still alive, and two NFS clients that append to one file overwrite each other (open(2),
+node that it has given up is still alive. Two NFS clients that append to one file overwrite each other (open(2),
 O_APPEND). Earlier versions kept all attempts in attempts.jsonl, which is read first.
 """
 
@@ -87,7 +87,7 @@ class Journal:
         return self.read_story(faults).attempts
 
     def read_story(self, faults: Faults | None = None, names: Collection[str] | None = None) -> Story:
-        """Read every attempt, and whether unreadable lines may hold more about the newest one.
+        """Read every attempt, and determine whether unreadable lines may hold more about the newest one.
 
         Args:
             faults: gets a sentence for each line and file that cannot be read.
@@ -107,7 +107,7 @@ class Journal:
                 except (KeyError, ValueError) as error:
                     tell(faults, path, error, number)
                     is_whole = False
-            is_whole = is_whole and len(faults or ()) == num_faults  # else the file cannot be read to its end
+            is_whole = is_whole and len(faults or ()) == num_faults  # a new fault here: the file's rest is unreadable
         return Story([attempts[number] for number in sorted(attempts)], is_whole)
 
     def _files(self, names: Collection[str] | None = None, faults: Faults | None = None) -> list[str]:
@@ -188,7 +188,7 @@ class Journal:
         self._append("resume", attempt, step=step, **({"changes": list(changes)} if changes else {}))
 
     def fit(self, attempt: int, found: Mapping[str, Any]) -> None:
-        """Record the size that `train.micro_batch_size=auto` has found; `fits` returns `found` again."""
+        """Record the size that `train.micro_batch_size=auto` has chosen; `fits` returns `found` again."""
         self._append("fit", attempt, found=dict(found))
 
     def fits(self) -> list[tuple[int, dict[str, Any]]]:
@@ -255,11 +255,11 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     """
     number, event = as_count(record["attempt"]), as_text(record["event"])
     if event == "start":
-        told = typed({"process": "", **record}, _START)
-        started = Attempt(attempt=number, start_time=told.pop("time"), **told)
+        values = typed({"process": "", **record}, _START)
+        started = Attempt(attempt=number, start_time=values.pop("time"), **values)
         before = attempts.get(number)
         if before is None or (before.job_id, before.start_time) != (started.job_id, started.start_time):
-            attempts[number] = started  # else the same line once more: it takes nothing back
+            attempts[number] = started  # a repeated line must not reset the attempt
         return True
     if event == "fit":
         return False
@@ -272,11 +272,11 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     elif event == "guard":
         attempts[number].guarded.append(record | typed(record, _GUARD))
     else:
-        told = typed(record, _END, _MAY_END)
-        attempts[number].end_time = told["time"]
+        values = typed(record, _END, _MAY_END)
+        attempts[number].end_time = values["time"]
         attempts[number].error = read_error(record.get("error") or {})
         for key in ("state", *_MAY_END):
-            setattr(attempts[number], key, told.get(key))
+            setattr(attempts[number], key, values.get(key))
     return True
 
 
@@ -307,7 +307,9 @@ def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[A
 
 def successor_jobs(paths: RunPaths) -> frozenset[str]:
     """Return the ids of the successor jobs that attempts of this run submitted."""
-    return frozenset(each.job_id for each in read_ledger(paths).submissions if each.job_id is not None)
+    return frozenset(
+        submission.job_id for submission in read_ledger(paths).submissions if submission.job_id is not None
+    )
 
 
 def restarts_without_progress(attempts: list[Attempt], successors: Collection[str]) -> int:
@@ -325,13 +327,15 @@ def restarts_without_progress(attempts: list[Attempt], successors: Collection[st
 
 
 def failures_of_storage(paths: RunPaths) -> int:
-    """Return the number of attempts that storage or data ended (exit 74), since a user last submitted the run."""
-    return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
+    """Return the number of attempts that storage or data ended (exit 74) since a user last submitted the run."""
+    return sum(
+        _failed_by_storage(paths, attempt) for attempt in newest_chain(Journal(paths).read(), successor_jobs(paths))
+    )
 
 
 def num_moves(paths: RunPaths) -> int:
     """Return how often the run left a node because of a device, since a user last submitted the run."""
-    return sum(each.cause in CAUSES for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
+    return sum(attempt.cause in CAUSES for attempt in newest_chain(Journal(paths).read(), successor_jobs(paths)))
 
 
 def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
@@ -340,18 +344,18 @@ def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
 
 
 def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) -> int:
-    """Return the number of starts of a job in a row, up to this one, that may have failed by storage.
+    """Return the number of consecutive starts of a job, up to this one, that may have failed because of storage.
 
-    Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the row, if the journal
-    records another end of it or a later step of the next start.
+    Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the sequence, in two
+    cases: the journal records another end of it, or the next start resumed at a later step.
     """
-    told = {each.restart_count: each for each in attempts if each.job_id == job_id}
+    starts = {attempt.restart_count: attempt for attempt in attempts if attempt.job_id == job_id}
     count = 1
     while count <= restart_count:
-        earlier, later = told.get(restart_count - count), told.get(restart_count - count + 1)
+        earlier, later = starts.get(restart_count - count), starts.get(restart_count - count + 1)
         if earlier is not None:
             is_failure = earlier.error.get("exit_code") == ExitCode.STORAGE
-            begins = [None if each is None else each.resumed_step for each in (earlier, later)]
+            begins = [None if attempt is None else attempt.resumed_step for attempt in (earlier, later)]
             got_on = None not in begins and begins[1] > begins[0]  # type: ignore[operator]
             if (earlier.has_ended and not is_failure) or got_on:
                 break

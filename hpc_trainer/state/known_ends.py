@@ -1,9 +1,9 @@
-"""What Slurm's accounting once said of a run's end: it forgets jobs, and a run that was cancelled must stay so.
+"""Ends of runs that only Slurm's accounting knew: it forgets jobs, and a cancelled run must stay cancelled.
 
-The sweep's folder ends/ has a file for each host, with a line for each end that only the accounting knows. Whatever
-verb of the sweep's owner learns of one appends it to the file of its host: two clients of NFS that append to one file
-overwrite each other (open(2), O_APPEND). A line that is there twice says the same twice. Somebody who may only read
-the sweep goes without. Sweeps of before have one file, ends.jsonl.
+The sweep's folder ends/ has a file for each host, with a line for each end that only the accounting knows. Any command
+of the sweep's owner that learns of an end appends it to its host's file. One file for all hosts would lose lines: two
+NFS clients that append to one file overwrite each other (open(2), O_APPEND). A repeated line does no harm. Users
+who may only read the sweep record nothing. Sweeps of earlier versions have one file, ends.jsonl.
 """
 
 from __future__ import annotations
@@ -29,32 +29,36 @@ _END: Kinds = {"uuid": as_text, "job_id": as_text, "state": RunState, "cause": a
 
 
 def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tuple[End, float]]:
-    """`RunFolder.job_key` -> the job's last known end, and when it was told; {} if there is none.
+    """Return `RunFolder.job_key` -> (the job's last known end, when it was recorded); {} if there is none.
 
-    What cannot be read is told in `faults`.
+    Unreadable lines and files become faults.
     """
-    found: dict[tuple[str, str], tuple[End, float]] = {}
+    ends: dict[tuple[str, str], tuple[End, float]] = {}
     for path in [sweep.old_ends, *(sweep.ends / name for name in list_folder(sweep.ends, faults) or ())]:
         try:
             if path.suffix == ".jsonl" and is_ours(path, faults):
-                for key, told in parsed_lines(path, _parse, faults):
-                    if key not in found or found[key][1] <= told[1]:
-                        found[key] = told
-        except HpcTrainerError as error:  # noqa: PERF203  (a file of a host)
+                for key, end in parsed_lines(path, _parse, faults):
+                    if key not in ends or ends[key][1] <= end[1]:
+                        ends[key] = end
+        except HpcTrainerError as error:  # noqa: PERF203  (one file for each host)
             faults.append(f"{path.name} is not read: {error}")
-    return found
+    return ends
 
 
 def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float]]:
-    """Raises KeyError or ValueError: this is no line of ours."""
-    told = typed(record, _END, {"node": as_text})
-    return (told["uuid"], told["job_id"]), ((told["state"], told["cause"], told.get("node")), told["time"])
+    """Return the job key, the end and its time from one line.
+
+    Raises:
+        KeyError, ValueError: the record is none that this module writes.
+    """
+    values = typed(record, _END, {"node": as_text})
+    return (values["uuid"], values["job_id"]), ((values["state"], values["cause"], values.get("node")), values["time"])
 
 
 def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:
-    """Records the ends that the accounting has told now.
+    """Record the ends that the accounting has just reported.
 
-    Never raises: a full disk, a reader, or something else in the file's place must not matter.
+    Never raises: a full disk, missing rights, or something else in the file's place must not matter.
     """
     news: list[Mapping[str, Any]] = [
         {
@@ -77,9 +81,9 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
             is_new = not is_there(path)
             if is_new:
                 make_folder(sweep.ends)
-                sweep.ends.chmod(mode & 0o666 | (mode & 0o444) >> 2)  # who may read may list
-            for each in (sweep.ends, *([] if is_new else [path])):
-                check_trusted(each)  # or our line would make another's look like ours
+                sweep.ends.chmod(mode & 0o666 | (mode & 0o444) >> 2)  # users who may read may list
+            for place in (sweep.ends, *([] if is_new else [path])):
+                check_trusted(place)  # otherwise our line would make another user's file look like ours
             append_lines(path, news, sealed=True)
             if is_new:
                 path.chmod(mode & 0o666)
@@ -92,5 +96,5 @@ def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
         return False
     if folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
         return False
-    # A job of which nobody knows anything is called FAILED, too.
+    # A job that neither the queue nor the accounting knows is FAILED too, but is not recorded.
     return view.job_of(folder) is None and (state is not RunState.FAILED or view.row_of(folder) is not None)

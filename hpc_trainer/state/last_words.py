@@ -1,6 +1,6 @@
-"""What is known of a job that ended before or outside Python: the end of what it printed, and what that means.
+"""Last output of a job that ended before or outside Python, and its meaning.
 
-What it printed is anybody's text: it is matched here, and made visible where it is shown (cli/terminal.py).
+A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.state.run_folder import RunFolder
 
 NOT_STARTED = "not started"
-"""The cause that the local queue records of such a run, and the key of its verdict."""
+"""Cause that the local queue records for such a run, and the key of its verdict."""
 SETUP_ENDED = "hpc_trainer: the job ends at cluster.setup line"
-"""How the line begins that a shell prints when one of cluster.setup has failed; its number and status follow."""
+"""Beginning of the line that a shell prints when a line of cluster.setup fails; its number and status follow."""
 
 _SETUP = re.compile(rf"{SETUP_ENDED} (\d+): exit status (\d+)")
 _SYNTAX = "syntax error"
@@ -27,16 +27,16 @@ _TAIL_BYTES = 8192
 _MAX_CHARS, _MAX_LINES = 500, 12
 _MAX_FOUND = 80
 _LOGS_TO = " logs to "
-"""In what a rank prints last into the file of its job, before it writes into a log of its own."""
-# Lines of Slurm about the end itself.
+"""Part of the last line that a rank prints into its job's output, before it writes into its own log."""
+# Beginnings of Slurm's lines about the end itself, which do not name its cause.
 _NOT_THE_CAUSE = ("slurmstepd", "srun: error", "srun: Job step aborted", "srun: launch/slurm", "srun: Terminating")
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Words that a job prints as it ends. `says`: what they mean; `advice`: what helps, for {run}.
+    """Pattern of a job's last output (`words`), its meaning (`says`), and help for the run {run} (`advice`).
 
-    `found`: their first group, once they are found; {found} in the others. Filled in is that of `says` alone.
+    `found` is the pattern's first matching group, for {found} in the texts. `sign_of` fills it in only in `says`.
     """
 
     words: re.Pattern[str]
@@ -50,7 +50,7 @@ def _sign(words: str, says: str, *advice: str) -> Sign:
 
 
 _NO_MODULE = "`module avail` on such a node shows what there is; then the right name in cluster.setup"
-# The first that fits the newest line counts.
+# The first sign that fits the newest line counts.
 SIGNS = (
     _sign(
         r"No module named '?([\w.]+)",
@@ -136,21 +136,26 @@ SIGNS = (
 
 
 def sign_of(lines: Iterable[str]) -> Sign | None:
-    """The sign of the newest line that has one."""
+    """Return the sign of the newest line that matches one, with `found` and `says` filled in; None if none matches."""
     for line in reversed([*lines]):
         for sign in SIGNS:
-            found = sign.words.search(line[:_MAX_CHARS])
-            if found is not None:
-                named = next((group for group in found.groups() if group), "")[:_MAX_FOUND]
+            match = sign.words.search(line[:_MAX_CHARS])
+            if match is not None:
+                named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
                 return replace(sign, says=sign.says.replace("{found}", named), found=named)
     return None
 
 
 def words_before_the_worker(folder: RunFolder, setup: Sequence[str], faults: Faults) -> Mapping[str, Any]:
-    """As a rank's failure: `cause`, a `message` of one line that names the cause, and `output`, the last lines.
+    """Return a record like a rank's failure for a job that ended before its worker began.
 
     Args:
+        folder: the run's folder.
         setup: the lines of cluster.setup.
+        faults: gets a fault for output that cannot be read.
+
+    Returns:
+        `cause`, a one-line `message` that names the cause, and `output`, the last lines.
     """
     lines = _printed(folder, faults)
     by_setup = words_of_setup(lines, setup)
@@ -160,39 +165,39 @@ def words_before_the_worker(folder: RunFolder, setup: Sequence[str], faults: Fau
     told = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)] or lines
     if sign_of(own) is not None:
         told = own
-    elif told and _LOGS_TO in told[-1]:  # it had begun to write into a log of its own, which says first whose it is
+    elif told and _LOGS_TO in told[-1]:  # the rank already wrote into its own log, whose first line names the job
         said = _tail(folder.paths.logs / _log_name(told[-1]), faults)
         told = own = [line for line in said if f": job {folder.job_id}, start " not in line] or told
     message = "the job ended before the worker began"
     if told:
         return _words(f"{message}: {_most_telling(told)}", own)
     printed = _output_of(folder)
-    if not is_there(printed):  # Slurm makes it on the node, when the job starts
+    if not is_there(printed):  # Slurm creates the file on the node when the job starts
         blind = "does the node see this folder at the same path, and may it write there?"
         return _words(f"{message}, and its node has made no {printed}: {blind}", own)
     return _words(f"{message}.", own)
 
 
 def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, Any] | None:
-    """The same of a start that a line of cluster.setup ended; None if none did."""
+    """Return the record of `words_before_the_worker` if a line of cluster.setup ended the newest start, else None."""
     ends = [index for index, line in enumerate(lines) if _SETUP.match(line)]
     if not ends or any(_LOGS_TO in line for line in lines[ends[-1] :]):
         return None
-    found = _SETUP.match(lines[ends[-1]])
-    assert found is not None
-    number, status = int(found[1]), int(found[2])
+    match = _SETUP.match(lines[ends[-1]])
+    assert match is not None
+    number, status = int(match[1]), int(match[2])
     said = lines[: ends[-1]]
     earlier = [index for index, line in enumerate(said) if _LOGS_TO in line or line.startswith(_NOT_THE_CAUSE)]
     said = [line for line in said[earlier[-1] + 1 if earlier else 0 :] if not _SETUP.match(line)]
     why = _most_telling(said) if said else f"exit status {status}"
-    if any(_SYNTAX in line for line in said[-2:]):  # bash tells of the line before, and says itself which one it is
+    if any(_SYNTAX in line for line in said[-2:]):  # the number is of the line before; bash's own message is right
         return _words(f"cluster.setup is no shell that can be read: {why}", said)
     line = f"`{setup[number - 1]}`" if 0 < number <= len(setup) else f"exit status {status}"
     return _words(f"cluster.setup line {number} failed: {line}: {why}", said)
 
 
 def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
-    """As a rank's failure, of a worker that ended without a word of its own: what others said; {} if nobody did."""
+    """Return a record like a rank's failure for a worker that recorded no error, from the output; {} if it has none."""
     lines = _printed(folder, faults)
     said = _since_logs(lines)
     if sign_of(said) is None and len(said) < len(lines):
@@ -210,7 +215,7 @@ def _last(lines: Sequence[str]) -> str:
 
 
 def _most_telling(lines: Sequence[str]) -> str:
-    """The newest line with a sign, else the newest that is not Slurm's own, else the newest."""
+    """Return the newest line with a sign, else the newest line that is not Slurm's, else the newest line."""
     with_sign = [line for line in lines if sign_of([line]) is not None]
     others = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)]
     return (with_sign or others or [*lines])[-1]
@@ -226,7 +231,7 @@ def _output_of(folder: RunFolder) -> Path:
 
 
 def _since_logs(lines: Sequence[str]) -> list[str]:
-    """What came after the ranks of the newest start that got so far had begun to write into logs of their own."""
+    """Return the lines after the last one in which a rank announced its own log; all lines if there is none."""
     begin = max((index + 1 for index, line in enumerate(lines) if _LOGS_TO in line), default=0)
     return [*lines[begin:]]
 
@@ -236,6 +241,6 @@ def _log_name(line: str) -> str:
 
 
 def _tail(path: Path, faults: Faults) -> list[str]:
-    """The last lines of a text file that are not empty; [] if there is none."""
+    """Return the non-empty lines at the end of a text file; [] if there is no file."""
     text = read_ends(path, faults, last=_TAIL_BYTES)[1].decode(errors="replace")
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -21,7 +21,7 @@ from hpc_trainer.state.lost import is_of_unknown_job, submission_told_by
 from hpc_trainer.state.submissions import Ledger, Submission, Waiting, newest_in, read_ledger
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 of them would take 25 ms more
+@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 instances would take 25 ms more
 class RunFolder:
     """Content of one run's own files. Treat it as read-only."""
 
@@ -29,7 +29,7 @@ class RunFolder:
     submission: Submission | None
     """The newest submission: an array of the sweep, or a successor job that an attempt submitted."""
     element: int
-    """The run's index in it."""
+    """The run's index in `submission`."""
     job_id: str | None
     attempts: list[Attempt]
     heartbeat: Mapping[str, Any]
@@ -40,9 +40,9 @@ class RunFolder:
     faults: tuple[str, ...] = ()
     """Faults of the run's files that cannot be read."""
     doubt: str | None = None
-    """Lost records that may hold a later attempt or a later end than those that were read."""
+    """Reason to suspect a later attempt or a later end than those that were read: lost or unreadable records."""
     unread: str | None = None
-    """Why the heartbeat could not be read just now; the run may be alive."""
+    """Reason why the heartbeat could not be read just now; the run may be alive."""
     is_empty: bool = False
     """True if the run has no folder, or the folder is empty."""
     untold_job: str | None = None
@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def needs_scheduler(self) -> bool:
-        """True if only Slurm knows whether this run lives."""
+        """True if only Slurm knows whether this run is alive."""
         return self.is_on_slurm and DONE not in self.markers and self.waits is None
 
     @property
@@ -104,11 +104,11 @@ def read_folder(
     Args:
         paths: paths of the run.
         latest: the run's newest submission among the sweep's submissions, and the run's index in it.
-        waiting: why and since when it waits in the sweep's own queue; None if it does not.
+        waiting: why and since when the run waits in the sweep's own queue; None if it does not.
         jobs: ids of all arrays in the sweep's submissions.
         names: the names in the folder, if it was listed just now.
-        is_listed: True if the sweep's folder listed it a moment ago. If the folder is missing now, its state is
-            unknown.
+        is_listed: True if a listing of the sweep's folder showed this folder a moment ago. If the folder is missing
+            now, the state of the run is unknown.
     """
     faults, journal_faults, unseen = Faults(), Faults(), Faults()
     listed = list_folder(paths.place, unseen) if names is None else names
@@ -131,13 +131,13 @@ def read_folder(
     doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
     faults += [*book.damage, *journal_faults, *lost, *unseen]
     if latest is None and book.submissions:
-        waiting = None  # the array that these follow took it out of the queue, and its line is lost
+        waiting = None  # the array that these successors follow took the run out of the queue, and its line is lost
     submission, index = newest_in(book, latest) or (None, 0)
-    own_jobs = {each.job_id for each in book.submissions if each.job_id is not None}
+    own_jobs = {submission.job_id for submission in book.submissions if submission.job_id is not None}
     all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # copied only if there is something to add
     is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
     if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
-        waiting = None  # so did the array that it lived in
+        waiting = None  # the array that the attempt ran in also took the run out of the queue
     untold_job = None
     if is_unknown and submission is None:
         submission = submission_told_by(story.attempts[-1])
@@ -154,7 +154,7 @@ def read_folder(
         result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
         markers=markers,
         waits=None if waiting is None else waiting.reason,
-        faults=tuple(f"{paths.run_id}: {each}" for each in faults),
+        faults=tuple(f"{paths.run_id}: {fault}" for fault in faults),
         doubt=doubts[0] if doubts else None,
         unread=unread,
         is_empty=listed == [],
@@ -163,7 +163,7 @@ def read_folder(
 
 
 def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
-    """Return whether the run's folder is there; a file system that refuses to say is a fault, and counts as yes."""
+    """Return True if the run's folder exists; if the file system fails, add a fault and return True."""
     try:
         return is_there(paths.place)
     except OSError as error:
@@ -175,10 +175,10 @@ _EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)
 
 
 def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
-    """Return why the journals may hold more: the folder lists one that this client still remembers as missing."""
+    """Return why the journals may hold more: the folder lists a journal that this client has cached as missing."""
     number, name = max(journals_in(listed), default=(-1, ""))
-    known = attempts[-1].attempt if attempts else -2
-    is_hidden = bool(name) and known < number and exists(paths.at(name), Faults()) is False
+    newest = attempts[-1].attempt if attempts else -2
+    is_hidden = bool(name) and newest < number and exists(paths.at(name), Faults()) is False
     return [f"{name} is there, and cannot be opened here yet: ask again in a minute"] if is_hidden else []
 
 
@@ -192,7 +192,7 @@ def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, wai
 
 
 def _read_book(paths: RunPaths) -> Ledger:
-    """Return the run's own submissions.jsonl; a file that others may have changed affects this run only."""
+    """Read the run's own submissions.jsonl; a file that others may have changed affects this run only."""
     try:
         return read_ledger(paths, may_fail=True)
     except UntrustedFileError as error:
@@ -200,7 +200,7 @@ def _read_book(paths: RunPaths) -> Ledger:
 
 
 def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any], unseen: Faults) -> list[str]:
-    """Return an attempt that has left a sign of life or an error, but no line in the journal."""
+    """Describe an attempt that left a sign of life or an error but no journal line; return [] if there is none."""
     number = attempts[-1].attempt + 1 if attempts else 0
     if heartbeat.get("attempt", -1) >= number:
         return [_lost_journal(paths, heartbeat["attempt"])]
@@ -212,8 +212,8 @@ def _lost_journal(paths: RunPaths, attempt: int) -> str:
 
 
 def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:
-    """Return the time of the last sign of life, in seconds since the epoch; rather late than early: clocks differ."""
-    times = [each.start_time for each in attempts[-1:]]
+    """Return a late estimate of the last sign of life, in seconds since the epoch, because clocks differ."""
+    times = [attempt.start_time for attempt in attempts[-1:]]
     with contextlib.suppress(OSError):
         times.append(paths.failure(0).stat().st_mtime)
     return max([float(heartbeat.get("time", 0.0)), *times]) + CLOCKS_S

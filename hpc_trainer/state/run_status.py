@@ -1,4 +1,4 @@
-"""Status of one run, as every verb shows it: from its folder and from the scheduler's answer about its job."""
+"""Status of one run, as every command shows it: from its folder and from the scheduler's answer about its job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hpc_trainer.state.run_state import End, SchedulerView, ended_before_it_bega
 from hpc_trainer.state.submissions import Submission
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 of them would take 45 ms more
+@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 instances would take 45 ms more
 class RunStatus:
     """Status of one run, as `status` shows it. `step` is the newest known step, `age_s` the age of that knowledge."""
 
@@ -47,12 +47,12 @@ class RunStatus:
     num_steps: int
     """Steps of the whole run; 0 if the number is not known."""
     speed: Mapping[str, float] = field(default_factory=dict)
-    """The newest figures of `runs.metrics_log.SPEED`, of a run that works or is complete."""
+    """The newest values of `runs.metrics_log.SPEED`, for a run that works or is complete."""
     remarks: Sequence[str] = ()
     """Remarks of the running attempt for the user, such as a rank that delays the others."""
     failure: Mapping[str, Any] = field(default_factory=dict)
     stop_s: float | None = None
-    """Seconds that the run needs to stop: a step and a save, the slowest 1 % of both, as the run measured them."""
+    """Seconds that the run needs to stop: a step and a save, each by its slowest 1 %, as the run measured them."""
     submission: Submission | None = None
     """The newest submission: an array of the sweep, or a successor job."""
     waits_in_sweep: bool = False
@@ -62,16 +62,16 @@ class RunStatus:
     waiting_job: str | None = None
     """Id of the run's Slurm job, if the queue shows that the job has not begun."""
     elsewhere: str | None = None
-    """Words after "it was": why its job may be on another cluster than this one (`SchedulerView.elsewhere`)."""
+    """Why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
     device_warning: str | None = None
     """Problem of a GPU of a running run: too hot, or failing (`runs/monitoring/warnings.py`).
 
     For a run that waits to restart without a node, the reason (`runs/monitoring/moves.py`).
     """
     limit_warning: str | None = None
-    """Warning that the time limit leaves too little for training, for a run that works or comes back."""
+    """Warning that the time limit leaves too little for training, for an active run."""
     pending_reason: str | None = None
-    """Slurm's own word for why its job waits; None if none of its jobs does."""
+    """Slurm's term for the reason why the run's job waits; None if no job of the run waits."""
 
     @property
     def run_id(self) -> str:
@@ -103,7 +103,7 @@ class RunStatus:
             return self._failure_text.splitlines()[0]
         word = self.pending_reason
         waits = None if word is None else f"{word}: {explain_reason(word).says}"
-        return "; ".join(each for each in (self.cause, waits) if each is not None) or None
+        return "; ".join(part for part in (self.cause, waits) if part is not None) or None
 
     @property
     def warning(self) -> str | None:
@@ -142,11 +142,11 @@ def status_of(
     if ended_before_it_began(folder, state):
         failure = words_before_the_worker(folder, _setup_of(spec), FaultsOf(spec.run_id, faults))
     elif state is RunState.FAILED and newest is not None:
-        # Written by the first rank that failed: rank 0 may have been killed before it could tell.
+        # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
         failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
     if not failure and state.has_failed and folder.is_on_slurm and newest is not None and not newest.has_ended:
         failure = words_of_death(folder, FaultsOf(spec.run_id, faults))
-    if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
+    if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw only an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
         state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
@@ -190,32 +190,34 @@ def _device_warning(folder: RunFolder, newest: Attempt | None, state: RunState, 
     if newest is not None and newest.cause in CAUSES and state is RunState.REQUEUED:
         move = read_move(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
         return None if move is None else move.text
-    if newest is None or newest.has_ended or state is not RunState.RUNNING:  # the next one has not begun
+    if newest is None or newest.has_ended or state is not RunState.RUNNING:  # the next attempt has not begun
         return None
-    found = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
-    more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""
-    return f"{found[0].text}{more}" if found else None
+    warnings = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
+    more = f" (and {len(warnings) - 1} more: hpc-trainer why)" if len(warnings) > 1 else ""
+    return f"{warnings[0].text}{more}" if warnings else None
 
 
 def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | None:
     if len(folder.attempts) < _FEWEST_TIMEOUTS:
         return None
     least = 0.0 if spec.is_lost else spec.config["cluster"].get("min_goodput", _MIN_GOODPUT)
-    told = FaultsOf(spec.run_id, faults)
-    found = newest_timeouts(folder.paths, folder.attempts, most_timeouts(0), least=_FEWEST_TIMEOUTS, faults=told)
-    if found is None or found.share >= least:
+    own_faults = FaultsOf(spec.run_id, faults)
+    timed_out = newest_timeouts(
+        folder.paths, folder.attempts, most_timeouts(0), least=_FEWEST_TIMEOUTS, faults=own_faults
+    )
+    if timed_out is None or timed_out.share >= least:
         return None
-    return f"{timed_out_words(found, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
+    return f"{timed_out_words(timed_out, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
 
 
 def _setup_of(spec: RunSpec) -> Sequence[str]:
     return () if spec.is_lost else spec.config["cluster"]["setup"]
 
 
-# So many say that something is wrong, before a run is stopped for it.
+# So many timeouts are a reason for a warning, before the run is stopped because of them.
 _FEWEST_TIMEOUTS = 2
 _MIN_GOODPUT = ClusterConfig().min_goodput  # specs of older versions lack the key
-# With a job that has not begun; one that was cancelled may have one too, and waits for nothing.
+# States with a job that has not begun; a cancelled run may have such a job too, but waits for nothing.
 _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
 
 
@@ -230,15 +232,15 @@ def _step(folder: RunFolder) -> int:
         return newest.saved_step
     if newest is None or newest.attempt != folder.heartbeat.get("attempt"):
         # The heartbeat is of an earlier attempt, so only saved steps count.
-        known = ((attempt.saved_step, attempt.resumed_step) for attempt in reversed(folder.attempts))
-        return next((step for steps in known for step in steps if step is not None), beat)
+        pairs = ((attempt.saved_step, attempt.resumed_step) for attempt in reversed(folder.attempts))
+        return next((step for steps in pairs for step in steps if step is not None), beat)
     return beat
 
 
 def gpu_hours(run: RunStatus) -> float:
     """Return the GPU-hours that all attempts of a run held, up to the last sign of life."""
     gpus = run.spec.shape.num_nodes * run.spec.shape.gpus_per_node
-    # An attempt that was killed told no end: it ended before the next one began, or with the last sign of life.
+    # The journal has no end of a killed attempt: it ended before the next one began, or at the last sign of life.
     ends = [*(attempt.start_time for attempt in run.attempts[1:]), time.time() - (run.age_s or 0.0)]
     seconds = ((a.end_time or end) - a.start_time for a, end in zip(run.attempts, ends, strict=False))
-    return gpus * sum(max(0.0, each) for each in seconds) / 3600
+    return gpus * sum(max(0.0, duration) for duration in seconds) / 3600

@@ -1,4 +1,4 @@
-"""State of every run of a sweep, from the run's own files, then from Slurm, and never guessed."""
+"""State of every run of a sweep: from the run's own files first, then from Slurm, and never guessed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SweepStatus:
     specs: Mapping[str, RunSpec]
     """Run id -> spec, in order of submission."""
     open_runs: Mapping[str, RunStatus]
-    """Run id -> the run, of those that are not done."""
+    """Run id -> status of each run that is not done."""
     read_done: Callable[[str], RunStatus]
     """Function that reads the folder of a run that is done."""
     remarks: Sequence[str] = ()
@@ -54,7 +54,7 @@ class SweepStatus:
     tending_job: str | None = None
     """Like `top_up_job`, or such a job that is running; None if no job will submit the waiting runs."""
     silence: str | None = None
-    """What Slurm did not answer, if it was asked and did not."""
+    """Note on the question that Slurm did not answer; None if it answered, or was not asked."""
     is_queue_silent: bool = False
     """True if squeue was asked and did not answer."""
     is_away: bool = False
@@ -64,26 +64,26 @@ class SweepStatus:
     lost: LostJobs = field(default_factory=LostJobs)
     """Jobs that wait or work for this sweep but are in none of its files."""
     queue_error: str | None = None
-    """Why the runs' jobs are not known: squeue did not answer, or submissions.jsonl could not be read."""
+    """Reason why the runs' jobs are not known: squeue did not answer, or submissions.jsonl could not be read."""
     left_alone: list[str] = field(default_factory=list)
     """Notes about runs that another cluster has or may have, and about jobs without a record; a part of `notes`."""
 
     @functools.cached_property
     def runs(self) -> list[RunStatus]:
-        """All runs."""
+        """Status of every run."""
         return [self.run(run_id) for run_id in self.specs]
 
     def run(self, run_id: str) -> RunStatus:
-        """One run."""
-        found = self.open_runs.get(run_id)
-        return self.read_done(run_id) if found is None else found
+        """Return the status of one run."""
+        status = self.open_runs.get(run_id)
+        return self.read_done(run_id) if status is None else status
 
     def faults_of(self, run_id: str) -> Faults:
         """Return the faults of one run, which become notes with the run's name."""
         return FaultsOf(run_id, self.faults)
 
     def open_among(self, run_ids: Iterable[str]) -> list[RunStatus]:
-        """Return those of the runs that are not done."""
+        """Return the runs with these ids that are not done."""
         return [self.open_runs[run_id] for run_id in run_ids if run_id in self.open_runs]
 
     @property
@@ -109,7 +109,7 @@ class SweepStatus:
 
     @property
     def has_active(self) -> bool:
-        """True while anything waits or works."""
+        """True while any run waits or works."""
         return any(run.state.is_active for run in self.open_runs.values())
 
 
@@ -139,7 +139,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         raise went_away(sweep)  # else its runs would look as if they had not begun
     began = frozenset(listed or ())
     submissions = latest_of_each_run(ledger.submissions)
-    jobs = {each.job_id for each in ledger.submissions if each.job_id is not None}
+    jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
 
     def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
         return read_folder(
@@ -150,12 +150,12 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     notes: list[str] = []
     finished = read_finished(sweep) if is_look else {}
     folders = _first_look(sweep, specs, listed, read, submissions, ledger, finished)
-    # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
+    # A batch script proves that this sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
     is_told = not ledger.damage and ledger != Ledger()
-    may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
+    may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
     may_hide = bool(may_live) or not is_look or not specs
-    is_torn = (may_hide and not is_told) or any(each.submission is None for each in may_live)
-    untold = [specs[each.paths.run_id] for each in may_live if each.submission is None]
+    is_torn = (may_hide and not is_told) or any(folder.submission is None for folder in may_live)
+    untold = [specs[folder.paths.run_id] for folder in may_live if folder.submission is None]
     was_on_slurm = is_torn and (exists(sweep.scripts, faults) is not False or any(map(_may_be_on_slurm, untold)))
     view = ask_slurm(
         sweep, folders, read, notes, faults, must_ask=was_on_slurm or bool(may_live and ledger.waiting), is_look=is_look
@@ -166,7 +166,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     def known(run_id: str, folder: RunFolder, end: End) -> RunStatus:
         return status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id), faults)
 
-    @functools.cache  # asked for once more, it neither reads again nor tells its faults twice
+    @functools.cache  # a second call neither reads the folder again nor reports its faults twice
     def read_done(run_id: str) -> RunStatus:
         folder = read(run_id)
         faults.extend(folder.faults)
@@ -179,7 +179,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     )  # fmt: skip
     if not is_told and was_on_slurm and view.queue is None:
         lost = dataclasses.replace(lost, unseen=_unseen(ledger))
-    faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
+    faults += [*ledger.damage, *(fault for folder in folders.values() for fault in folder.faults)]
     open_runs = {run.run_id: _doubted(run, lost) for run in runs}
     left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
     status = SweepStatus(
@@ -196,18 +196,18 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
 
 def _elsewhere_notes(runs: Iterable[RunStatus]) -> list[str]:
     counts = Counter(run.elsewhere for run in runs if run.elsewhere is not None)
-    return [f"{count} run(s) were {words}." for words, count in counts.items()]
+    return [f"{count} run(s) were {place}." for place, count in counts.items()]
 
 
 def _lost_notes(runs: Iterable[RunStatus]) -> Iterator[str]:
     active = [run for run in runs if run.state.is_active]
     causes = [run.cause for run in active if run.cause is not None and run.state is RunState.UNKNOWN]
-    told = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
-    return lost_notes(causes, told)
+    jobs = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
+    return lost_notes(causes, jobs)
 
 
 def _may_be_on_slurm(spec: RunSpec) -> bool:
-    """True if a job of Slurm's may have a run of which no submission tells; of a lost spec nobody knows."""
+    """Return True if a Slurm job may have a run that no submission names; for a lost spec, if Slurm is installed."""
     return has_slurm() if spec.is_lost else bool(spec.config["cluster"]["executor"] == Executor.slurm.value)
 
 
@@ -221,16 +221,17 @@ def _first_look(
 ) -> dict[str, RunFolder]:  # fmt: skip
     """Return the folders of runs that are not done.
 
-    A run that is done costs one listing, and nothing if `finished` tells; one that is not, the listing and two files.
+    A run that is done costs one listing, or nothing if `finished` names it. Any other run costs the listing and two
+    files.
 
     Args:
         sweep: the sweep.
         run_ids: all of its runs.
-        listed: the names in the sweep's folder, which tell what runs have no folder yet; None if it was not listed.
+        listed: the names in the sweep's folder, which show what runs have no folder yet; None if it was not listed.
         read: reads the folder of a run, given its id and the names in it.
-        submissions: the newest one of each run, and its index in there.
-        ledger: what submissions.jsonl says.
-        finished: as `read_finished` returns it; {} for who acts on what is found.
+        submissions: the newest submission of each run, and the run's index in it.
+        ledger: the content of submissions.jsonl.
+        finished: the result of `read_finished`; {} if the caller acts on the status.
     """
     present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
@@ -250,7 +251,7 @@ def _first_look(
 
 
 def _names_of(folder: str) -> list[str]:
-    """The names in a run's folder; [] if it cannot be listed: who reads it tells why."""
+    """Return the names in a run's folder; [] if it cannot be listed, because the later read reports the reason."""
     try:
         return os.listdir(folder)  # noqa: PTH208  (10,000 of them)
     except OSError:
@@ -258,14 +259,14 @@ def _names_of(folder: str) -> list[str]:
 
 
 def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
-    """The run, UNKNOWN if a job that no file tells of may have it, or if it would be submitted without its spec."""
+    """Return the run, as UNKNOWN if a job that no file names may have it, or if a submit would need its lost spec."""
     if run.state is RunState.COMPLETED or (run.state.is_active and not run.waits_in_sweep):
         job_id = lost.job_of(run.run_id) if run.state is RunState.UNKNOWN else None
         return run if job_id is None else dataclasses.replace(run, job_id=job_id, own_job=job_id)
     cause = None if run.state is RunState.CANCELLED else lost.cause(run.run_id)
     if cause is not None:
-        found = lost.job_of(run.run_id)
-        job_id, own_job = found or run.job_id, found or run.own_job
+        lost_job = lost.job_of(run.run_id)
+        job_id, own_job = lost_job or run.job_id, lost_job or run.own_job
         return dataclasses.replace(
             run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False
         )
@@ -276,8 +277,8 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
 
 def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) -> str | None:
     entries = [entry for entry in (view.queue or {}).values() if may_work or entry.state == PENDING]
-    found = (find_by_uuid(entries, each.uuid) for each in reversed(ledger.top_ups))
-    return next((each for each in found if each is not None), None)
+    jobs = (find_by_uuid(entries, top_up.uuid) for top_up in reversed(ledger.top_ups))
+    return next((job_id for job_id in jobs if job_id is not None), None)
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
@@ -298,8 +299,8 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 
 def _no_sweep(sweep: SweepPaths) -> str:
     parent = sweep.folder.parent
-    known = sorted(each.name for each in parent.glob("*") if SweepPaths(each).exists)
-    few = ", ".join(known[:_SWEEPS_SHOWN]) + (" .." if len(known) > _SWEEPS_SHOWN else "")
+    names = sorted(folder.name for folder in parent.glob("*") if SweepPaths(folder).exists)
+    few = ", ".join(names[:_SWEEPS_SHOWN]) + (" .." if len(names) > _SWEEPS_SHOWN else "")
     is_there = "" if parent.is_dir() else ": there is no such folder"
-    listed = f"Sweeps in {parent}: {few}." if known else f"{parent} holds no sweep{is_there}."
-    return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, known)}{listed} {OTHER_FOLDER}"
+    listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{is_there}."
+    return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, names)}{listed} {OTHER_FOLDER}"

@@ -1,4 +1,4 @@
-"""The fields of a line of submissions.jsonl: each reads one value, or raises ValueError or TypeError."""
+"""Fields of a line of submissions.jsonl: each converter returns one value, or raises ValueError or TypeError."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from hpc_trainer.runs.record_values import as_count, as_text, as_time, tuple_of
 
 
 def as_run_ids(value: object) -> tuple[str, ...]:
-    """Ids of runs: each may be the name of a folder."""
-    if isinstance(value, list) and all(isinstance(each, str) and is_run_id(each) for each in value):
+    """Return a list of run ids as a tuple; each id must be a possible folder name."""
+    if isinstance(value, list) and all(isinstance(run_id, str) and is_run_id(run_id) for run_id in value):
         return tuple(value)
     raise ValueError("run_ids is no list of ids of runs")
 
 
 def as_job_id(value: object) -> str:
-    """Slurm's, as 123_4, or a process's name, as host:pid:time: the names of files are made of it."""
+    """Return a job id of Slurm (123_4), or a process name (host:pid:time); file names are made of it."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,300}", value):
         return value
     raise ValueError("job_id is no id of a job")
 
 
 def as_digest(value: object) -> str:
-    """Of the frozen code: the name of its archive is made of it."""
+    """Return the digest of the frozen code, which is part of the name of the code's archive."""
     if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value):
         return value
     raise ValueError("code is no digest")

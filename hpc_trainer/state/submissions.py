@@ -1,12 +1,12 @@
 """submissions.jsonl: what was about to be submitted, what the scheduler answered, and what still waits for room.
 
-An intent is written before sbatch, with a uuid that the job carries; the confirmation after it. Whoever was
-killed in between leaves an intent alone, and the uuid tells whether Slurm has the job. Runs that the site's limits
-keep out for now are recorded as waiting: the sweep's own queue, which a small top-up job and every later command
-work off.
+An intent is written before sbatch, with a uuid that the job carries; the confirmation follows sbatch. A process killed
+in between leaves an intent without a confirmation, and the uuid tells whether Slurm has the job. Runs that exceed the
+site's limits for now are recorded as waiting. They form the sweep's own queue, from which a small top-up job and every
+later command submit.
 
-Of each submission of a sweep there is a copy in a file of its own, submissions/UUID.json: jobs that begin weeks later
-learn from it which run they are. Either is enough, for a line may be lost, and a file too.
+Each submission of a sweep is also copied to its own file, submissions/UUID.json, where jobs that begin weeks later read
+which run they are. Either record is enough, because a line or a file may be lost.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hpc_trainer.state.submission_fields import CHANGE, INTENT, MAY_INTENT, as_d
 TOP_UP = "top-up"
 SUCCESSOR = "successor"
 Book = SweepPaths | RunPaths
-"""Whose submissions.jsonl: a sweep's, or a run's own, with the successor jobs that its attempts submitted."""
+"""Owner of a submissions.jsonl: a sweep, or a run, whose file has the successor jobs that its attempts submitted."""
 _Told = list[tuple[int | None, dict[str, Any] | None]]
-"""Numbers of lines, None for what a copy tells, and their records, None for a line that cannot be read."""
+"""Pairs of line number and record; the number is None for a copy, the record None for an unreadable line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One array: `run_ids[i]` is array element i. `job_id` is None until the scheduler confirmed.
+    """One array: `run_ids[i]` is array element i. `job_id` is None until the scheduler has confirmed.
 
     A top-up job (`kind`) has no runs of its own; a successor is a single job of one run.
     """
@@ -50,18 +50,18 @@ class Submission:
     code: str | None = None
     """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
     after: str | None = None
-    """Of a successor: the uuid of the submission that it follows. None before there was this field."""
+    """Uuid of the submission that a successor follows; None in files that are older than this field."""
     num_attempts: tuple[int, ...] = ()
-    """Of the local executor: how many attempts each run had before; () before there was this field."""
+    """Number of earlier attempts of each run, for the local executor; () in files that are older than this field."""
     cluster: str | None = None
-    """What the cluster that it was given to calls itself; None if it did not say, or an older version wrote this."""
+    """Name of the cluster that got the job, as it reports it; None if it reports none, and in older files."""
     doubt_time: float | None = None
-    """When sbatch gave up without an answer: the scheduler may still take the job after that."""
+    """Time when sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job."""
     job_id: str | None = None
     dropped: bool = False
 
     def element_id(self, index: int) -> str | None:
-        """The job id of one run: `<array>_<index>` on Slurm, the queue's id locally."""
+        """Return the job id of one run: `<array>_<index>` on Slurm, the queue's id locally; None if unconfirmed."""
         if self.job_id is None:
             return None
         return f"{self.job_id}_{index}" if self.executor == "slurm" and self.kind != SUCCESSOR else self.job_id
@@ -69,17 +69,17 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Why a run waits in the sweep's own queue, and the digest of the code that it was submitted with."""
+    """Reason why a run waits in the sweep's own queue, and the digest of the code that it was submitted with."""
 
     reason: str
     code: str | None
     time: float = field(default=0.0, compare=False)
-    """Since when, seconds since the epoch."""
+    """Time when the run began to wait, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Overrides with which runs were submitted again, by whom, and when, seconds since the epoch."""
+    """Overrides with which runs were submitted again, the user, and the time in seconds since the epoch."""
 
     run_ids: tuple[str, ...]
     changes: tuple[str, ...]
@@ -89,29 +89,29 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Everything submissions.jsonl says, dropped intents left out."""
+    """Content of a submissions.jsonl, without dropped intents."""
 
     submissions: list[Submission] = field(default_factory=list)
     top_ups: list[Submission] = field(default_factory=list)
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
-    """What waits in the sweep's own queue, by run id."""
+    """Run id -> why the run waits in the sweep's own queue."""
 
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Run id -> why the scheduler would not take it when its turn came."""
+    """Run id -> why the scheduler refused the run when its turn came."""
 
     changes: list[Change] = field(default_factory=list)
-    """What a retry has changed, in order."""
+    """Changes by `hpc-trainer retry`, in order."""
 
     damage: tuple[str, ...] = ()
-    """Faults: lines that cannot be read, or that tell of a submission of which no line is left."""
+    """Faults: lines that cannot be read, or that refer to a submission whose line is lost."""
 
     unread: str | None = None
-    """Why the file, or its rest, was not to be read just now (`may_fail`): it may say anything."""
+    """Why the file, or its rest, could not be read just now (`may_fail`); the unread part may hold anything."""
 
     @property
     def unsettled(self) -> list[Submission]:
-        """Intents without an answer."""
-        return [each for each in (*self.submissions, *self.top_ups) if each.job_id is None]
+        """Intents without an answer from the scheduler."""
+        return [submission for submission in (*self.submissions, *self.top_ups) if submission.job_id is None]
 
 
 def write_intent(
@@ -119,7 +119,7 @@ def write_intent(
     parallelism: int | None = None, code: str | None = None, after: str | None = None,
     num_attempts: Sequence[int] = (), cluster: str | None = None,
 ) -> Submission:  # fmt: skip
-    """Records what will be submitted next, and returns it with a fresh uuid."""
+    """Record what will be submitted next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
@@ -131,36 +131,36 @@ def write_intent(
 
 
 def write_confirmation(paths: Book, intent: Submission, job_id: str) -> None:
-    """Records the scheduler's answer."""
+    """Record the scheduler's answer."""
     _append(paths, "confirmed", uuid=intent.uuid, job_id=job_id)
     _write_copy(paths, replace(intent, job_id=job_id))
 
 
 def write_doubt(paths: Book, intent: Submission) -> None:
-    """Records that sbatch ended without an answer: the scheduler may have the job, or still get it."""
+    """Record that sbatch ended without an answer: the scheduler may have the job, or still get it."""
     _append(paths, "doubt", uuid=intent.uuid)
     _write_copy(paths, replace(intent, doubt_time=time.time()))
 
 
 def write_refused(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
-    """Records that waiting runs wait no longer: the scheduler would refuse them tomorrow too."""
+    """Record that runs wait no longer, because the scheduler would refuse them at any time."""
     _append(paths, "refused", run_ids=list(run_ids), reason=reason)
 
 
 def write_dropped(paths: Book, intent: Submission, reason: str) -> None:
-    """Records that the scheduler does not have this intent and never will."""
+    """Record that the scheduler does not have this intent and never will."""
     _append(paths, "dropped", uuid=intent.uuid, reason=reason)
     if isinstance(paths, SweepPaths):
         paths.intent(intent.uuid).unlink(missing_ok=True)
 
 
 def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str, code: str | None) -> None:
-    """Records that these runs are to be submitted as soon as there is room, by whoever looks next."""
+    """Record that the next command or top-up job shall submit these runs as soon as there is room."""
     _append(paths, "waiting", run_ids=list(run_ids), reason=reason, code=code)
 
 
 def write_changed(paths: SweepPaths, run_ids: Sequence[str], changes: Sequence[str]) -> None:
-    """Records that these runs have other values from here on: their newest lines of specs.jsonl."""
+    """Record that these runs have new values from now on, which their newest lines of specs.jsonl hold."""
     _append(paths, "changed", run_ids=list(run_ids), changes=list(changes), user=user_name())
 
 
@@ -169,8 +169,8 @@ def _append(paths: Book, event: str, **said: Any) -> None:
 
 
 def _record(intent: Submission) -> dict[str, Any]:
-    told = ((name, getattr(intent, name)) for name in Submission.__slots__)
-    return {"event": "intent", **{name: value for name, value in told if value or name == "run_ids"}}
+    values = ((name, getattr(intent, name)) for name in Submission.__slots__)
+    return {"event": "intent", **{name: value for name, value in values if value or name == "run_ids"}}
 
 
 def _write_copy(paths: Book, intent: Submission) -> None:
@@ -180,39 +180,41 @@ def _write_copy(paths: Book, intent: Submission) -> None:
 
 
 def read_submissions(paths: Book) -> list[Submission]:
-    """All arrays in order, dropped ones left out; [] for a sweep that does not exist."""
+    """Return all arrays in order, without dropped ones; [] for a sweep that does not exist."""
     return read_ledger(paths).submissions
 
 
 def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
-    """The file as a whole; an empty ledger for a sweep that does not exist, or a run without successor jobs.
+    """Read the whole file; return an empty ledger for a sweep that does not exist, or a run without successor jobs.
 
-    A damaged line hides no other; `damage` tells of it. Of a lost one the copy tells.
+    A damaged line hides no other line, and becomes a fault in `damage`. The copy replaces a lost line.
 
     Args:
-        may_fail: the caller only looks: where the file system refuses, `unread` says so, and there is no error.
+        paths: the sweep or the run.
+        may_fail: True if the caller only shows the ledger. If the file system fails, `unread` then says so, and no
+            error is raised.
 
     Raises:
         UntrustedFileError: others may have changed the file.
-        OSError: the file system refused: what it hides may be a submission.
+        OSError: the file system failed, so unread lines may hold a submission.
     """
     damage, faults = Faults(), Faults()
     place = paths.at(SUBMISSIONS)
     is_there = is_ours(place, damage)
     if not is_there and not damage and isinstance(paths, RunPaths):
-        return Ledger()  # as almost every run: no attempt of it had to submit a successor
-    told: _Told = [*records(place, damage)] if is_there else []
-    book = _read(paths, told, faults)
+        return Ledger()  # the case of almost every run: none of its attempts had to submit a successor
+    lines: _Told = [*records(place, damage)] if is_there else []
+    book = _read(paths, lines, faults)
     lost = _lost_copies(paths, book, damage)
     if lost:
         faults.clear()
-        book = _read(paths, _with_copies(told, lost, book.intents), faults)
+        book = _read(paths, _with_copies(lines, lost, book.intents), faults)
     if damage.refusal is not None and not may_fail:
         raise damage.refusal
-    kept = [each for each in book.intents.values() if not each.dropped]
+    kept = [submission for submission in book.intents.values() if not submission.dropped]
     return Ledger(
-        submissions=[each for each in kept if each.kind != TOP_UP],
-        top_ups=[each for each in kept if each.kind == TOP_UP],
+        submissions=[submission for submission in kept if submission.kind != TOP_UP],
+        top_ups=[submission for submission in kept if submission.kind == TOP_UP],
         waiting=book.waiting,
         refused=book.refused,
         changes=book.changes,
@@ -233,11 +235,11 @@ def _read(paths: Book, told: _Told, faults: Faults) -> _Reader:
 
 
 def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, Any]]:
-    """What the copies tell beyond the lines: submissions without a line, or without an answer. Else none is read."""
+    """Read the copies of submissions that have no line or no answer, and return them by time; read no other copies."""
     if not isinstance(paths, SweepPaths):
         return []
-    settled = {uuid for uuid, each in book.intents.items() if each.job_id is not None or each.dropped}
-    found = []
+    settled = {uuid for uuid, submission in book.intents.items() if submission.job_id is not None or submission.dropped}
+    copies = []
     for name in list_folder(paths.intents, faults) or ():
         path = paths.intents / name
         if path.suffix != ".json" or path.stem in settled:
@@ -245,26 +247,29 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
         try:
             record = read_json(path, faults) if is_ours(path, faults) else None
             if record is not None and _parse_intent(record).uuid == path.stem:
-                found.append(record)
+                copies.append(record)
         except (KeyError, ValueError, RunStateError, UntrustedFileError) as error:
             tell(faults, path, error)
-    return sorted(found, key=lambda record: float(record["time"]))
+    return sorted(copies, key=lambda record: float(record["time"]))
 
 
 def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
-    """Each copy before the lines about its submission, or else by its time. Of a `known` one it adds to them."""
+    """Return the records with the copies inserted.
+
+    A copy of a `known` uuid comes last. Any other copy comes before the lines about its submission, or else by time.
+    """
     merged = list(told)
     for copy in copies:
-        lines = [(place, each) for place, (_, each) in enumerate(merged) if each is not None]
-        own = [place for place, each in lines if each.get("uuid") == copy["uuid"]]
-        later = [place for place, each in lines if is_number(each.get("time")) and each["time"] > copy["time"]]
+        lines = [(place, record) for place, (_, record) in enumerate(merged) if record is not None]
+        own = [place for place, record in lines if record.get("uuid") == copy["uuid"]]
+        later = [place for place, record in lines if is_number(record.get("time")) and record["time"] > copy["time"]]
         place = len(merged) if copy["uuid"] in known else min(own or later, default=len(merged))
         merged.insert(place, (None, copy))
     return merged
 
 
 class _Reader:
-    """What the records of the file say, one after the other."""
+    """State of a submissions.jsonl after the records taken so far."""
 
     def __init__(self) -> None:
         self.intents: dict[str, Submission] = {}
@@ -272,10 +277,14 @@ class _Reader:
         self.refused: dict[str, str] = {}
         self.changes: list[Change] = []
         self._waits: set[tuple[float, tuple[str, ...]]] = set()
-        self._taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that it took out of the queue
+        self._taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that the intent took out of the queue
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """Raises KeyError or ValueError: the record is damaged, or of an intent whose line is lost."""
+        """Take the next record into account.
+
+        Raises:
+            KeyError, ValueError: the record is damaged, or refers to an intent whose line is lost.
+        """
         event = as_text(record["event"])
         if event == "intent":
             self._take_intent(_parse_intent(record))
@@ -289,20 +298,20 @@ class _Reader:
         elif event == "changed":
             self.changes.append(Change(**typed(record, CHANGE, {})))
         elif event == "waiting":
-            told = typed(record, {"run_ids": as_run_ids, "time": as_time, "reason": as_text}, {"code": as_digest})
-            key = told["time"], told["run_ids"]
-            if key not in self._waits:  # else the same line once more: what was submitted since does not wait
+            values = typed(record, {"run_ids": as_run_ids, "time": as_time, "reason": as_text}, {"code": as_digest})
+            key = values["time"], values["run_ids"]
+            if key not in self._waits:  # a repeated line must not bring runs back that were submitted since
                 self._waits.add(key)
-                why = Waiting(reason=told["reason"], code=told.get("code"), time=told["time"])
-                self.waiting.update(dict.fromkeys(told["run_ids"], why))
+                why = Waiting(reason=values["reason"], code=values.get("code"), time=values["time"])
+                self.waiting.update(dict.fromkeys(values["run_ids"], why))
         else:
             raise ValueError(f"event {event[:20]!r} is of a newer version")
 
     def _take_intent(self, intent: Submission) -> None:
-        known = self.intents.get(intent.uuid)
-        if known is not None:  # the line stands there twice, or this is its copy: it takes no answer back
+        earlier = self.intents.get(intent.uuid)
+        if earlier is not None:  # a repeated line, or the copy of a line: it takes no answer back
             self.intents[intent.uuid] = replace(
-                known, job_id=known.job_id or intent.job_id, doubt_time=known.doubt_time or intent.doubt_time
+                earlier, job_id=earlier.job_id or intent.job_id, doubt_time=earlier.doubt_time or intent.doubt_time
             )
             return
         self.intents[intent.uuid] = intent
@@ -313,11 +322,11 @@ class _Reader:
     def _take_answer(self, event: str, record: Mapping[str, Any]) -> None:
         uuid = as_text(record["uuid"])
         if uuid not in self.intents and event == "dropped":
-            return  # its line is lost, and took no run out of the queue
+            return  # the intent's line is lost, so it took no run out of the queue
         if uuid not in self.intents:
             raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
         if event == "confirmed":
-            # The scheduler's answer may come after our giving up, and is surer.
+            # The scheduler's answer may come after the intent was dropped, and is more reliable.
             answer: dict[str, Any] = {"job_id": as_job_id(record["job_id"]), "dropped": False}
             for run_id in self.intents[uuid].run_ids if self.intents[uuid].dropped else ():
                 self.waiting.pop(run_id, None)
@@ -334,16 +343,21 @@ def _parse_intent(record: Mapping[str, Any]) -> Submission:
 
 
 def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:
-    """Each run id with (its newest submission, its index in there)."""
+    """Return run id -> (its newest submission, its index in that submission)."""
     return {
         run_id: (submission, index) for submission in submissions for index, run_id in enumerate(submission.run_ids)
     }
 
 
 def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
-    """The run's newest submission: `latest` of the sweep's, or a successor job that an attempt submitted after it.
+    """Return the run's newest submission: `latest`, or a successor job that an attempt submitted after it.
 
-    By what each successor says that it follows, not by time: two hosts wrote the two files, and their clocks differ.
+    The order follows from what each successor says that it follows, not from time: two hosts wrote the two files, and
+    their clocks differ.
+
+    Args:
+        paths: the run.
+        latest: the run's newest submission among the sweep's, and the run's index in it; None if there is none.
 
     Raises:
         UntrustedFileError: others may have changed the run's submissions.jsonl.
@@ -352,7 +366,7 @@ def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tup
 
 
 def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
-    """As `newest_of_run`, of the run's own submissions.jsonl as it was read."""
+    """Return what `newest_of_run` returns, given the run's own submissions.jsonl as it was read."""
     successors = book.submissions
     if not successors or (latest is not None and not _follows(successors, latest[0])):
         return latest
@@ -360,12 +374,12 @@ def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Subm
 
 
 def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
-    """True if the last of these followed `submission`, over others or at once."""
-    by_uuid = {each.uuid: each for each in successors}
+    """Return True if the last of the successors followed `submission`, directly or through others."""
+    by_uuid = {successor.uuid: successor for successor in successors}
     newest = root = successors[-1]
     for _ in successors:
         if root.after is None:
-            return submission.time <= newest.time  # written before successors said what they follow
+            return submission.time <= newest.time  # written before successors recorded what they follow
         if root.after not in by_uuid:
             break
         root = by_uuid[root.after]

@@ -1,1 +1,1 @@
-"""What a run tells of itself while it works, beside its metrics: formats of the run folder. No torch."""
+"""Formats of the monitoring files that a run writes beside its metrics. No torch."""

@@ -1,8 +1,8 @@
-"""allocations.json: for how long Slurm gave a run's jobs their nodes, as its accounting said, which forgets.
+"""allocations.json: how long Slurm gave a run's jobs their nodes, as its accounting reported before it forgets.
 
-Whoever looks at a run of theirs replaces the file, whole. They are no lines of ledger.jsonl: rank 0 appends there, and
-on NFS appends from two hosts may lose a line. Of two looks at once the later one's file stays; the other's news are
-asked again.
+A command of the run's owner replaces the whole file. ledger.jsonl is not used, because rank 0 appends to it, and
+appends from two hosts may lose a line on NFS. If two commands write at once, the later file stays; the other answers
+are asked for again.
 """
 
 from __future__ import annotations
@@ -22,46 +22,48 @@ from hpc_trainer.runs.record_values import as_table, as_text, as_time, typed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Slurm gave a job its nodes once; times in seconds since the epoch, `elapsed_s` as sacct has it."""
+    """One period in which a job had its nodes; times in seconds since the epoch, `elapsed_s` as sacct reports it."""
 
     job_id: str
     start_time: float
     end_time: float
     elapsed_s: float
     state: str
-    """Slurm's word."""
+    """State in Slurm's terms."""
 
     @property
     def key(self) -> tuple[str, float]:
-        """What tells it from others: a job that is requeued has one for each start."""
+        """Key that distinguishes allocations: a requeued job has one for each start."""
         return self.job_id, self.start_time
 
 
 def read_allocations(paths: RunPaths, faults: Faults | None = None) -> list[Allocation]:
-    """Those that are kept; [] of a file that is damaged, which is a fault."""
+    """Return the recorded allocations; [] if there is no file or, with a fault, if it is damaged."""
     return parsed_file(paths.allocations, _parse, faults) or []
 
 
 def _parse(record: Mapping[str, Any]) -> list[Allocation]:
-    told = record["allocations"]
-    if not isinstance(told, list):
+    items = record["allocations"]
+    if not isinstance(items, list):
         raise ValueError("allocations are no list")
-    return [Allocation(**typed(as_table(each), _KINDS)) for each in told]
+    return [Allocation(**typed(as_table(item), _KINDS)) for item in items]
 
 
 def keep_allocations(paths: RunPaths, told: Sequence[Allocation]) -> None:
-    """Adds those of which the file does not tell yet. Never raises: a full disk, or another's run, must not matter."""
+    """Add allocations that the file does not have. Never raises: a full disk or another's run must not matter."""
     faults = Faults()
-    known = {each.key: each for each in read_allocations(paths, faults)}
+    recorded = {allocation.key: allocation for allocation in read_allocations(paths, faults)}
     with contextlib.suppress(OSError, HpcTrainerError):
-        if faults.refusal is not None or known.keys() >= {each.key for each in told}:
+        if faults.refusal is not None or recorded.keys() >= {allocation.key for allocation in told}:
             return
         if paths.folder.stat().st_uid == os.getuid():
             check_trusted(paths.folder)
             if os.path.lexists(paths.allocations):
-                check_trusted(paths.allocations)  # or another's would look like ours
-            found = known | {each.key: each for each in told}
-            write_json(paths.allocations, {"allocations": [asdict(each) for each in found.values()]}, sync=False)
+                check_trusted(paths.allocations)  # otherwise another user's file would look like ours
+            merged = recorded | {allocation.key: allocation for allocation in told}
+            write_json(
+                paths.allocations, {"allocations": [asdict(allocation) for allocation in merged.values()]}, sync=False
+            )
 
 
 _KINDS = {"job_id": as_text, "start_time": as_time, "end_time": as_time, "elapsed_s": as_time, "state": as_text}

@@ -1,4 +1,7 @@
-"""logs/attempt-000.environment.json: what one attempt ran with. Written once by rank 0; a part by each other node."""
+"""logs/attempt-000.environment.json: software and hardware of one attempt, written once by rank 0.
+
+Each other node writes a file of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from hpc_trainer.runs.reading import Faults, read_json, tell
 FORMAT = 1
 _MOST_COMPARED = 50
 _MOST_NAMED = 4
-_LONGEST = 40  # letters of a value in a line
-# Their values change with each job, place or person, and change no result.
+_LONGEST = 40  # characters of a value in a line
+# Variables whose values change with each job, folder or user, and do not change a result.
 _NOT_COMPARED = (
     "SLURM_", "HPC_TRAINER_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_",
@@ -32,7 +35,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that two attempts ran with other values of; None: it was not there."""
+    """Difference between the environments of two attempts; a value is None if the item was missing."""
 
     kind: str
     """code, data, package, library, device, system, variable or ranks."""
@@ -41,18 +44,18 @@ class Difference:
     now: str | None
 
     def __str__(self) -> str:
-        """`torch 2.13.1, was 2.13.0`."""
+        """Return a text such as `torch 2.13.1, was 2.13.0`."""
         return f"{self.name} {self.now or 'not there'}, was {self.was or 'not there'}"
 
 
 def write_environment(paths: RunPaths, attempt: int, record: Mapping[str, Any], node_rank: int = 0) -> None:
-    """Replaces the record of one node of an attempt. Raises OSError."""
+    """Replace the record of one node of an attempt; raise OSError if the file system refused."""
     value = {"format": FORMAT, "attempt": attempt, "time": time.time(), **record}
     write_json(paths.environment(attempt, node_rank), value, sync=False)
 
 
 def read_environment(paths: RunPaths, attempt: int, faults: Faults | None = None) -> dict[str, Any] | None:
-    """The record of an attempt as rank 0 made it; None if there is none, or none that can be read, which is a fault."""
+    """Return rank 0's record of an attempt; None if there is none or, with a fault, if it cannot be read."""
     path = paths.environment(attempt)
     record = read_json(path, faults)
     if record is None:
@@ -78,7 +81,7 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
     checkouts = code.get("checkouts") or []
     if not isinstance(checkouts, list) or not all(map(_is_checkout, checkouts)):
         yield "code.checkouts is no list of objects with top and revision"
-    if not all(isinstance(each, dict) for each in (*record["origins"].values(), *record["devices"])):
+    if not all(isinstance(item, dict) for item in (*record["origins"].values(), *record["devices"])):
         yield "origins or devices hold something else than objects"
 
 
@@ -87,9 +90,10 @@ def _is_checkout(value: Any) -> bool:
 
 
 def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, Any]] | None:
-    """(attempt, record) of the first attempt that has one; None if none has.
+    """Return (attempt, record) of the first attempt that has a record; None if none has.
 
-    Raises RunStateError: one is damaged, and none before it can be read.
+    Raises:
+        RunStateError: a record is damaged, and no attempt before has a readable one.
     """
     for attempt in range(attempts):
         faults = Faults()
@@ -105,52 +109,55 @@ def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, An
 
 
 def nodes(paths: RunPaths, attempt: int) -> list[dict[str, Any]]:
-    """What each node of an attempt said of itself, in the order of nodes; those that said nothing are left out."""
-    found = (read_json(path, Faults()) for path in paths.logs.glob(f"{paths.environment(attempt).stem}*.json"))
-    kept = [each for each in found if each is not None and each.get("format") == FORMAT and _is_of_node(each)]
-    return sorted(kept, key=lambda each: each.get("node_rank") or 0)
+    """Return the readable records of an attempt's nodes, in the order of nodes."""
+    records = (read_json(path, Faults()) for path in paths.logs.glob(f"{paths.environment(attempt).stem}*.json"))
+    kept = [
+        record for record in records if record is not None and record.get("format") == FORMAT and _is_of_node(record)
+    ]
+    return sorted(kept, key=lambda record: record.get("node_rank") or 0)
 
 
 def _is_of_node(record: Mapping[str, Any]) -> bool:
     devices = record.get("devices")
-    are_devices = isinstance(devices, list) and all(isinstance(each, dict) for each in devices)
+    are_devices = isinstance(devices, list) and all(isinstance(device, dict) for device in devices)
     return are_devices and isinstance(record.get("node_rank") or 0, int)
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """What two records differ in that may change results or speed, what decides first."""
-    before, after = (dict(_facts(each)) for each in (was, now))
+    """Return the differences of two records that may change results or speed, the most decisive first."""
+    before, after = (dict(_facts(record)) for record in (was, now))
     keys = [*before, *(key for key in after if key not in before)]
     order = {kind: number for number, kind in enumerate(_ORDER)}
-    found = [Difference(*key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
-    return sorted(found, key=lambda each: order[each.kind])
+    differing = [Difference(*key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    return sorted(differing, key=lambda difference: order[difference.kind])
 
 
 def attempt_lines(records: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
-    """A line for each attempt that ran with something else than the one before it.
+    """Return a line for each attempt whose environment differs from that of the attempt before it.
 
     Args:
         records: (attempt, its record), in order.
     """
     lines = []
     for (earlier, was), (attempt, now) in itertools.pairwise(records):
-        found = differences(was, now)
-        if found:
-            more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        changed = differences(was, now)
+        if changed:
+            more = f", and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
             named = "; ".join(
-                f"{_short(each.name)} {_short(each.now)} ({_short(each.was)})" for each in found[:_MOST_NAMED]
+                f"{_short(difference.name)} {_short(difference.now)} ({_short(difference.was)})"
+                for difference in changed[:_MOST_NAMED]
             )
             lines.append(f"attempt {attempt} ran with {named}{more}; in parentheses attempt {earlier}'s")
     return lines
 
 
 def changes_of(paths: RunPaths, attempts: int) -> list[str]:
-    """The lines of `attempt_lines` for a run's newest attempts. A record that is missing or damaged is passed over."""
-    if attempts < 2:  # 10,000 runs have one each, and there is nothing to compare
+    """Return `attempt_lines` of a run's newest attempts; a missing or damaged record is skipped."""
+    if attempts < 2:  # the case of most of 10,000 runs: nothing to compare
         return []
     newest = range(max(0, attempts - _MOST_COMPARED), attempts)
-    found = ((attempt, read_environment(paths, attempt, Faults())) for attempt in newest)
-    return attempt_lines([(attempt, record) for attempt, record in found if record is not None])
+    records = ((attempt, read_environment(paths, attempt, Faults())) for attempt in newest)
+    return attempt_lines([(attempt, record) for attempt, record in records if record is not None])
 
 
 _ORDER = ("code", "data", "ranks", "library", "package", "device", "system", "variable")
@@ -170,11 +177,11 @@ def _facts(record: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
     if record.get("driver") is not None:
         yield ("library", "driver"), _text(record["driver"])
     for name, version in record["packages"].items():
-        if name.replace("-", "_") in own:  # its digest says more than its version
+        if name.replace("-", "_") in own:  # the digest of its code says more than its version
             continue
         origin = record["origins"].get(name) or {}
         yield ("package", name), f"{version}{' of ' + str(origin['commit_id'])[:12] if 'commit_id' in origin else ''}"
-    counts = Counter(str(each.get("name")) for each in record["devices"] if isinstance(each, dict))
+    counts = Counter(str(device.get("name")) for device in record["devices"] if isinstance(device, dict))
     if counts:
         yield ("device", "GPUs"), ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
     yield ("device", "processor"), _text(record["cpu"].get("model"))

@@ -1,4 +1,4 @@
-"""logs/attempt-NNN.rank-N.flight.json: what a rank did last, written when it fails, hangs, or leaves without a save."""
+"""logs/attempt-NNN.rank-N.flight.json: a rank's last operations, written if it fails, hangs or exits without a save."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpc_trainer.runs.record_values import as_bool, as_count, as_table, as_text,
 T = TypeVar("T")
 
 MAX_KEPT = 256
-"""Spans, and collectives, of a file: 40 kB."""
+"""Largest number of spans, and of collectives, in a file: 40 kB."""
 _MAX_TEXT, _MAX_STACK, _MAX_RANKS = 2_000, 30, 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightSpan:
-    """The rank was at `kind` (`runtime.spans.Kind`) from `begin` to `end`, s since the epoch; None: it still was."""
+    """Time that the rank spent in `kind` (`runtime.spans.Kind`), in seconds since the epoch; `end` None: not over."""
 
     kind: str
     begin: float
@@ -31,10 +31,10 @@ class FlightSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One that the rank has entered: the `seq`-th of its process group, counted from 1, as its ranks count alike.
+    """A collective that the rank has entered: number `seq` of its process group, from 1, equal on all ranks.
 
-    `is_open`: the rank was in it. `during`: what it was at when it entered, as `FlightSpan.kind`. A message from one
-    rank to another (`is_p2p`) has no place in that count. `step`: of the run, in which it was entered.
+    `is_open`: True if the rank was still in it. `during`: the kind of span in which it was entered (`FlightSpan.kind`).
+    `step`: the run's step at that time. A message from one rank to another (`is_p2p`) is not counted by `seq`.
     """
 
     group: str
@@ -51,9 +51,9 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flight:
-    """What one rank told. Lists have the oldest first. `stack`: of the main thread, the innermost line last.
+    """Flight record of one rank. Lists begin with the oldest item; `stack`, the main thread's, ends with the innermost.
 
-    `frame`: the innermost line of the person's own code in it. `error`: the class of the exception that ended the rank.
+    `frame`: the innermost line of the user's own code in it. `error`: class of the exception that ended the rank.
     """
 
     rank: int
@@ -71,7 +71,7 @@ class Flight:
 
 
 def write_flight(paths: RunPaths, flight: Flight) -> None:
-    """Whole or not at all: who reads it sees no half file. Raises OSError."""
+    """Write a flight record atomically, so that no reader sees half of it; raise OSError if the file system refused."""
     record = asdict(flight)
     record["spans"], record["collectives"] = record["spans"][-MAX_KEPT:], record["collectives"][-MAX_KEPT:]
     record["stack"] = [line[:_MAX_TEXT] for line in flight.stack[-_MAX_STACK:]]
@@ -80,12 +80,12 @@ def write_flight(paths: RunPaths, flight: Flight) -> None:
 
 
 def read_flights(paths: RunPaths, attempt: int, faults: Faults | None = None) -> dict[int, Flight]:
-    """What the ranks of an attempt told, by rank; a file that cannot be read is a fault, and left out."""
-    told = Faults() if faults is None else faults
+    """Return the flight records of an attempt by rank; an unreadable file is a fault, and left out."""
+    reported = Faults() if faults is None else faults
     name = re.compile(rf"attempt-{attempt:03d}\.rank-(\d{{1,6}})\.flight\.json")
-    ranks = sorted(int(match[1]) for each in list_folder(paths.logs, told) or () if (match := name.fullmatch(each)))
-    found = {rank: _read(paths, attempt, rank, told) for rank in ranks}
-    return {rank: flight for rank, flight in found.items() if flight is not None}
+    ranks = sorted(int(match[1]) for file in list_folder(paths.logs, reported) or () if (match := name.fullmatch(file)))
+    flights = {rank: _read(paths, attempt, rank, reported) for rank in ranks}
+    return {rank: flight for rank, flight in flights.items() if flight is not None}
 
 
 def _read(paths: RunPaths, attempt: int, rank: int, faults: Faults) -> Flight | None:

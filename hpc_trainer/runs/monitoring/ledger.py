@@ -1,7 +1,7 @@
 """ledger.jsonl: seconds of each kind that attempts of a run spent.
 
-Rank 0 appends a line when its attempt comes to its end. Until then heartbeat.json has the same figures, so a kill loses
-what came after the last sign of life; the attempt that follows copies them into the file.
+Rank 0 appends a line when its attempt is about to end. Until then heartbeat.json has the same figures, so a kill loses
+only the time after the last sign of life. The next attempt copies these figures into the file.
 """
 
 from __future__ import annotations
@@ -25,58 +25,63 @@ Seconds = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What rank 0 of one attempt had spent up to `time`, and how far it was."""
+    """Seconds that rank 0 of one attempt had spent up to `time`, and its progress."""
 
     attempt: int
     time: float
     step: int
     steps_done: int
-    """Optimizer steps that this attempt did, also those that it went back behind."""
+    """Optimizer steps that this attempt did, including steps that a rollback undid."""
     seconds: Seconds
     is_last: bool = False
-    """The attempt was about to end."""
+    """True if the attempt was about to end."""
     allocated_time: float | None = None
-    """When the job's script began, where Slurm or that says so."""
+    """Start of the job's script, in seconds since the epoch; None if neither Slurm nor the script says."""
 
     @property
     def begin_time(self) -> float:
-        """When the process of rank 0 began, seconds since the epoch."""
+        """Start of rank 0's process, in seconds since the epoch."""
         return self.time - sum(self.seconds.values())
 
 
 def spent_so_far(
     seconds: Iterable[tuple[str, float]], *, steps_done: int, allocated_time: float | None = None
 ) -> dict[str, Any]:
-    """The part of a heartbeat that tells what was spent; kinds without a millisecond are left out."""
-    rounded = {str(getattr(kind, "value", kind)): round(each, 3) for kind, each in seconds}
-    found = {"steps_done": steps_done, "seconds": {kind: each for kind, each in rounded.items() if each > 0}}
-    return found if allocated_time is None else {**found, "allocated_time": allocated_time}
+    """Return the part of a heartbeat that records spent time; kinds without a millisecond are left out."""
+    rounded = {str(getattr(kind, "value", kind)): round(spent_s, 3) for kind, spent_s in seconds}
+    record = {"steps_done": steps_done, "seconds": {kind: spent_s for kind, spent_s in rounded.items() if spent_s > 0}}
+    return record if allocated_time is None else {**record, "allocated_time": allocated_time}
 
 
 def append_spent(paths: RunPaths, attempt: int, step: int, told: Mapping[str, Any]) -> None:
-    """An attempt is about to end: `told` is `spent_so_far`. Never raises for a file system that refuses."""
+    """Append the last line of an attempt, with `told` from `spent_so_far`; an error of the file system is ignored."""
     _append(paths, {"attempt": attempt, "time": time.time(), "step": step, "is_last": True, **told})
 
 
 def keep_spent(paths: RunPaths, attempt: int) -> None:
-    """A new attempt begins, and will replace the heartbeat: what that has of one before, and no line has, gets one."""
+    """Append the heartbeat's figures if no line has them, before a new attempt replaces the heartbeat.
+
+    Args:
+        paths: paths of the run.
+        attempt: the new attempt; only figures of earlier attempts are appended.
+    """
     beat = _of_heartbeat(paths, Faults())
     if beat is not None and beat.attempt < attempt and beat.attempt not in _read_lines(paths, Faults()):
-        told = spent_so_far(beat.seconds.items(), steps_done=beat.steps_done, allocated_time=beat.allocated_time)
+        record = spent_so_far(beat.seconds.items(), steps_done=beat.steps_done, allocated_time=beat.allocated_time)
         line = {"attempt": beat.attempt, "time": beat.time, "step": beat.step, "is_last": False}
-        _append(paths, {**line, **told})
+        _append(paths, {**line, **record})
 
 
 def read_spent(paths: RunPaths, faults: Faults | None = None) -> dict[int, Spent]:
-    """Attempt -> what it spent, by ledger.jsonl and, of the newest, heartbeat.json; damaged lines are set aside."""
-    found, beat = _read_lines(paths, faults), _of_heartbeat(paths, faults)
+    """Return attempt -> time spent, from ledger.jsonl, and from heartbeat.json for the newest; skip damaged lines."""
+    spent, beat = _read_lines(paths, faults), _of_heartbeat(paths, faults)
     if beat is not None:
-        found.setdefault(beat.attempt, beat)
-    return found
+        spent.setdefault(beat.attempt, beat)
+    return spent
 
 
 def _read_lines(paths: RunPaths, faults: Faults | None) -> dict[int, Spent]:
-    return {each.attempt: each for each in parsed_lines(paths.ledger, _parse, faults)}
+    return {spent.attempt: spent for spent in parsed_lines(paths.ledger, _parse, faults)}
 
 
 def _parse(record: Mapping[str, Any]) -> Spent:
@@ -99,15 +104,15 @@ def _spent(record: Mapping[str, Any]) -> Spent:
 
 
 def _append(paths: RunPaths, line: Mapping[str, Any]) -> None:
-    """A full disk, or something else in the file's place, must not matter."""
+    """Append a line, unless the disk is full or something else is in the file's place."""
     with contextlib.suppress(OSError, HpcTrainerError):
         if os.path.lexists(paths.ledger):
-            check_trusted(paths.ledger)  # or our line would make another's look like ours
+            check_trusted(paths.ledger)  # otherwise our line would make another user's file look like ours
         append_lines(paths.ledger, [{"event": "spent", **line}], sync=False, sealed=True)
 
 
 def _as_seconds(value: object) -> dict[str, float]:
-    return {kind: as_time(each) for kind, each in as_table(value).items()}
+    return {kind: as_time(seconds) for kind, seconds in as_table(value).items()}
 
 
 _SPENT = {"attempt": as_count, "time": as_time, "step": as_count, "steps_done": as_count, "seconds": _as_seconds}

@@ -1,7 +1,8 @@
-"""telemetry/attempt-000.move.json: why an attempt is to come back without one of its nodes. No torch.
+"""telemetry/attempt-000.move.json: why a run must restart without one of its attempt's nodes. No torch.
 
-Written by the rank whose device it is, before it asks for the stop: the file has one name, so that rank 0 finds it on a
-shared file system by opening it. Of several ranks the last one's counts; the others' nodes have their turn later.
+The rank with the faulty device writes the file before it asks for the stop. All ranks use one file name, so that rank 0
+finds it on a shared file system by opening it. If several ranks write, the last file counts; the other nodes are left
+at later restarts.
 """
 
 from __future__ import annotations
@@ -18,44 +19,44 @@ from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
 
 OVERHEATED, DEVICE_FAILED = "overheated", "device_failed"
 CAUSES = frozenset((OVERHEATED, DEVICE_FAILED))
-"""Of an attempt that ended so that its run leaves a node."""
+"""Causes of attempts that ended so that the run leaves a node."""
 MAX_MOVES = 3
-"""Of a run, since a person submitted it: of four nodes in a row that are too hot the nodes are not the reason."""
+"""Largest number of moves since a user submitted the run: if four nodes in a row fail, the nodes are not the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One attempt's."""
+    """Move of a run away from one node, which one attempt asked for."""
 
     node: str
-    """That Slurm must not give to the run again, by its name in Slurm."""
+    """Slurm's name of the node that the run must not get again."""
     cause: str
     """One of `CAUSES`."""
     why: str
-    """A line for a person: `the GPU of rank 3 on n7 lowers its clocks (..)`."""
+    """Line for the user, such as `the GPU of rank 3 on n7 lowers its clocks (..)`."""
     time: float
-    """When it was asked for, seconds since the epoch."""
+    """Time of the request, in seconds since the epoch."""
 
     @classmethod
     def of(cls, warning: DeviceWarning) -> Move:
-        """The move that a warning is the reason of."""
+        """Return the move that a warning causes."""
         cause = OVERHEATED if warning.trouble.is_heat else DEVICE_FAILED
         return cls(node=warning.node, cause=cause, why=warning.text, time=time.time())
 
     @property
     def text(self) -> str:
-        """A line for a person."""
+        """Line for the user: the cause, the node and the reason."""
         return f"{self.cause}, it leaves {self.node}: {self.why}"
 
 
 def write_move(paths: RunPaths, attempt: int, move: Move) -> None:
-    """Replaces the file. Raises OSError."""
+    """Replace the file; raise OSError if the file system refused."""
     write_json(paths.move(attempt), dataclasses.asdict(move), sync=False)
 
 
 def read_move(paths: RunPaths, attempt: int, faults: Faults | None = None) -> Move | None:
-    """That of an attempt; None if there is none, or it cannot be read."""
-    return parsed_file(paths.move(attempt), lambda found: Move(**typed(found, _KINDS)), faults)
+    """Return the move of an attempt; None if there is none, or it cannot be read."""
+    return parsed_file(paths.move(attempt), lambda record: Move(**typed(record, _KINDS)), faults)
 
 
 _KINDS: Kinds = {"node": as_text, "cause": as_text, "why": as_text, "time": as_time}

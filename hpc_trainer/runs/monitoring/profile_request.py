@@ -1,4 +1,4 @@
-"""profile/request.json and profile/rank-N.json: a profile asked of a run at work, and what each rank made of it."""
+"""profile/request.json and profile/rank-N.json: a request to profile a running run, and each rank's answer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hpc_trainer.runs.reading import Faults, parsed_file
 from hpc_trainer.runs.record_values import as_count, as_table, as_text, as_time, tuple_of, typed
 
 MAX_STEPS = 1000
-"""A step of a large model leaves 1 MB of spans."""
+"""Largest number of steps in a request; a step of a large model takes 1 MB of spans."""
 WATCHING, DONE, FAILED = "watching", "done", "failed"
-# Clocks of a login node and of a compute node may differ by so much.
+# Seconds by which the clocks of a login node and a compute node may differ.
 _SKEW_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """`num_steps` steps of `ranks`, asked at `time` (s since the epoch). After `keep_s` seconds nobody waits for it."""
+    """Request at `time` (s since the epoch) to profile `num_steps` steps of `ranks`; it expires after `keep_s` s."""
 
     id: str
     time: float
@@ -32,14 +32,14 @@ class ProfileRequest:
     ranks: tuple[int, ...]
 
     def is_wanted(self, now: float | None = None) -> bool:
-        """False for one that an attempt before has left, and whoever asked has long gone."""
+        """Return False if the request has expired: an earlier attempt left it, and its command no longer waits."""
         age = (time.time() if now is None else now) - self.time
         return -_SKEW_S <= age <= self.keep_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileAnswer:
-    """What a rank has made of the request `id`. `figures` and `lines` are of a profile that is done, as its table's."""
+    """A rank's answer to the request `id`. `figures` and `lines` are those of the finished profile's table."""
 
     id: str
     state: str
@@ -51,13 +51,13 @@ class ProfileAnswer:
 
 
 def write_request(paths: RunPaths, request: ProfileRequest) -> None:
-    """Asks, in the place of what was asked before. Raises OSError."""
+    """Write a request in the place of an earlier one; raise OSError if the file system refused."""
     make_folder(paths.profile)
     write_json(paths.profile_request, asdict(request), sync=False)
 
 
 def read_request(paths: RunPaths) -> ProfileRequest | None:
-    """What is asked; None: nothing, or nothing that `write_request` would write, or others may have written it."""
+    """Return the current request; None if there is none, if it is invalid, or if others may have written it."""
     request = parsed_file(paths.profile_request, lambda record: ProfileRequest(**typed(record, _REQUEST)), Faults())
     if request is None or not request.ranks or not 1 <= request.num_steps <= MAX_STEPS:
         return None
@@ -69,19 +69,19 @@ def read_request(paths: RunPaths) -> ProfileRequest | None:
 
 
 def withdraw(paths: RunPaths, request: ProfileRequest) -> None:
-    """Nobody waits for it any more; another one in its place stays."""
-    found = read_request(paths)
-    if found is not None and found.id == request.id:
+    """Remove a request for which no command waits any more; another request in its place stays."""
+    current = read_request(paths)
+    if current is not None and current.id == request.id:
         paths.profile_request.unlink(missing_ok=True)
 
 
 def write_answer(paths: RunPaths, rank: int, answer: ProfileAnswer) -> None:
-    """Raises OSError."""
+    """Replace a rank's answer; raise OSError if the file system refused."""
     write_json(paths.profile_answer(rank), asdict(answer), sync=False)
 
 
 def read_answer(paths: RunPaths, rank: int) -> ProfileAnswer | None:
-    """The newest answer of a rank; None: it has given none that can be read."""
+    """Return the newest answer of a rank; None if there is none that can be read."""
     return parsed_file(paths.profile_answer(rank), lambda record: ProfileAnswer(**typed(record, *_ANSWER)), Faults())
 
 

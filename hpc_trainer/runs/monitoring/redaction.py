@@ -1,7 +1,7 @@
-"""Takes secrets out of what is recorded of a run: variables, command lines, differences of code, addresses.
+"""Redaction of secrets in the records of a run: variables, command lines, code differences, addresses.
 
-A secret is known by its name (`HF_TOKEN`, `api_key=..`), by its form (`hf_..`, `ghp_..`, a private key, a password in
-a URL), or because a variable of this process that is named so has it as its value. What is found becomes `[redacted]`.
+A secret is recognised by its name (`HF_TOKEN`, `api_key=..`) or by its form (`hf_..`, `ghp_..`, a private key, a
+password in a URL). Values of this process's variables with such a name are secrets too. A secret becomes `[redacted]`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _one(letter: str) -> str:
 
 
 def _tree(words: Iterable[str]) -> str:
-    """Return a pattern of some words as a tree: each letter of a text tries one branch, and not each word."""
+    """Return a pattern of some words as a tree, so that each letter of a text tries one branch, not each word."""
     rests: dict[str, list[str]] = {}
     for word in words:
         rests.setdefault(word[:1], []).append(word[1:])
@@ -35,7 +35,10 @@ def _tree(words: Iterable[str]) -> str:
 
 
 def _just_before(words: Iterable[str], end: str = "") -> str:
-    """Return a pattern of no width, after one of some words that no letter precedes: the tree from the words' ends."""
+    """Return a zero-width pattern that matches just after one of the words, if no letter precedes the word.
+
+    The pattern is a tree that begins at the words' ends.
+    """
     longer: dict[str, list[str]] = {}
     for word in words:
         longer.setdefault(word[-len(end) - 1 :], []).append(word)
@@ -45,8 +48,9 @@ def _just_before(words: Iterable[str], end: str = "") -> str:
     return f"(?:{'|'.join(branches)})"
 
 
-# The time of a search must grow with the text's length and no faster. So no pattern has an open beginning: each starts
-# at the first letter of a fixed word or at the start of a line. tests/benchmarks/redaction.py measures the worst texts.
+# The time of a search must grow only linearly with the text's length. Therefore no pattern has an open beginning: each
+# starts at the first letter of a fixed word or at the start of a line. tests/benchmarks/redaction.py measures the worst
+# texts.
 _END = _tree(SECRET_NAME_ENDS)
 _SECRET_END = re.compile(rf"[\w.+~-]*(?<![a-zA-Z]){_END}")
 _NAME = re.compile(r"[\w.+~-]*")
@@ -55,11 +59,11 @@ _SCALAR = (
 )
 _PATH = r"/|\./|~/"
 _PLAIN = re.compile(rf"(?:{_PATH}).*|{_SCALAR}", re.DOTALL)
-# name = "text" in code and configuration: only quoted text is a value; a name of another variable is none.
+# name = "text" in code and configuration: only quoted text is a value; the name of another variable is not.
 _QUOTED = r"""["']?\]?\s*[:=]\s*[rbfuRBFU]?(["'])(?![^"'\s]*\[redacted\])[^"'\s]{4,}(?=\1)"""
 # name=value without quotes, in a command line or a query.
 _UNQUOTED = rf"(=)(?!{_PATH}|{_SCALAR}(?![^\s\"',;&()\[\]{{}}]))[^\s\"',;&()\[\]{{}}]{{4,}}"
-# What such a token begins with, and what follows.
+# Beginning of a token -> pattern of the rest.
 _TOKENS = {
     "hf_": r"[A-Za-z0-9]{16,}", **{f"gh{kind}_": r"[A-Za-z0-9]{16,}" for kind in "pousr"}, "github_pat_": r"\w{20,}",
     "glpat-": r"[\w-]{16,}", "sk-": r"[\w-]{16,}", "AKIA": r"[0-9A-Z]{16}\b", "ASIA": r"[0-9A-Z]{16}\b",
@@ -74,7 +78,7 @@ _FIRST = "".join(
 )
 _IN_CODE = re.compile(rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}{_QUOTED}|{_FORMS})")
 _IN_TEXT = re.compile(rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}(?:{_QUOTED}|{_UNQUOTED})|{_FORMS})")
-# name=value and name: value in code: only a line that is nothing else, as of a .env file.
+# name=value and name: value in code: only a line without anything else, as in a .env file.
 _LINE = re.compile(
     rf"^(?=.{{8}})((?:[+\- ]?export | )?[\w.+~-]+(?=[=:] ?[^\s\"',;()\[\]{{}}]{{4,}}$)"
     rf"{_just_before(SECRET_NAME_ENDS)}[=:] ?)"
@@ -83,33 +87,33 @@ _LINE = re.compile(
 )
 _URL = re.compile(r"(://)(?![^/\s@\"'<>]*\[redacted\])[^/\s@\"'<>]+(?=@)")
 _BEARER = re.compile(r"(earer )(?<=[Bb]earer )[\w.~+/=-]{8,}")
-# What a JSON web token claims and its signature; its header is no secret.
+# Claims and signature of a JSON web token; its header is no secret.
 _WEB_TOKEN = re.compile(r"(\.)ey(?<=[\w-]{11}\.ey)[JA][\w-]{7,}\.[\w-]+")
 _PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(?=-----END|\Z)", re.DOTALL)
 _LEAST = 8
-"""Letters of a secret variable's value that is looked for elsewhere: `1` and `true` stand everywhere."""
+"""Least length of a secret variable's value that is searched for elsewhere: `1` and `true` are everywhere."""
 
 
 @dataclass(slots=True)
 class Redaction:
-    """Redacts what it is given, and counts."""
+    """Redactor of texts that counts the secrets it has removed."""
 
     known: Sequence[str] = ()
-    """Values of secrets that are known, the longest first."""
+    """Values of known secrets, the longest first."""
     count: int = 0
 
     @classmethod
     def of_process(cls, environ: Mapping[str, str] = os.environ) -> Redaction:
-        """Knows the values of this process's variables that are named as secrets are."""
+        """Create a redactor that knows the values of this process's variables whose names look like secrets."""
         values = {value for name, value in environ.items() if _VARIABLE.search(name) and len(value) >= _LEAST}
-        return cls(sorted((each for each in values if not _is_plain(each)), key=len, reverse=True))
+        return cls(sorted((value for value in values if not _is_plain(value)), key=len, reverse=True))
 
     def text(self, text: str) -> str:
-        """A text without what looks like a secret; it keeps its lines."""
+        """Return a text without parts that look like secrets; the number of lines stays."""
         return self._without(text, _IN_TEXT)
 
     def code(self, text: str) -> str:
-        """The same for code, where `token=value` mostly names a variable."""
+        """Return code without secrets; in code, `token=value` mostly names a variable and stays."""
         return self._without(text, _IN_CODE)
 
     def _without(self, text: str, named: re.Pattern[str]) -> str:
@@ -120,10 +124,10 @@ class Redaction:
         text = _PRIVATE_KEY.sub(self._key, text)
         count = 0
         for pattern in (_URL, _BEARER, _WEB_TOKEN, _LINE):
-            text, found = pattern.subn(_after_begin, text)
-            count += found
-        text, found = named.subn(_after_sign, text)
-        self.count += count + found
+            text, num_hits = pattern.subn(_after_begin, text)
+            count += num_hits
+        text, num_hits = named.subn(_after_sign, text)
+        self.count += count + num_hits
         return text
 
     def _key(self, found: re.Match[str]) -> str:
@@ -133,42 +137,42 @@ class Redaction:
         return found[1] + "\n" * found[2].count("\n") + REDACTED
 
     def words(self, words: Iterable[str]) -> list[str]:
-        """A command line: also the value after `--token`, and `NAME=VALUE` however it is written."""
-        found: list[str] = []
+        """Return a command line without secrets, including the value after `--token` and every form of `NAME=VALUE`."""
+        kept: list[str] = []
         is_next = False
         for word in words:
             name, sign, value = word.partition("=")
             is_secret = _is_secret(name.lstrip("-"))
             if is_next and not word.startswith("-"):
                 self.count += 1
-                found.append(REDACTED)
+                kept.append(REDACTED)
             elif sign and is_secret and not _is_plain(value):
                 self.count += 1
-                found.append(f"{name}={REDACTED}")
+                kept.append(f"{name}={REDACTED}")
             else:
-                found.append(self.text(word))
+                kept.append(self.text(word))
             is_next = not sign and is_secret and word.startswith("-")
-        return found
+        return kept
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Names stay, values of those named as secrets do not."""
-        found = {}
+        """Return variables by name, with the values redacted if the names look like secrets."""
+        redacted = {}
         for name, value in variables.items():
             if _VARIABLE.search(name) and value:
                 self.count += 1
-                found[name] = REDACTED
+                redacted[name] = REDACTED
             else:
-                found[name] = self.text(value)
-        return found
+                redacted[name] = self.text(value)
+        return redacted
 
     def values(self, tree: Any) -> Any:
-        """Every text in a tree of JSON; of a mapping's values also those whose key is a secret's name."""
+        """Return a tree of JSON with every text redacted, and with values redacted whose key is a secret's name."""
         if isinstance(tree, str):
             return self.text(tree)
         if isinstance(tree, Mapping):
             return {key: self._value(str(key), value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)):
-            return [self.values(each) for each in tree]
+            return [self.values(item) for item in tree]
         return tree
 
     def _value(self, key: str, value: Any) -> Any:
@@ -178,13 +182,13 @@ class Redaction:
         return self.values(value)
 
 
-# Functions, as a template takes twice the time.
+# Functions, because a replacement template takes twice the time.
 def _after_begin(found: re.Match[str]) -> str:
     return found[1] + REDACTED
 
 
 def _after_sign(found: re.Match[str]) -> str:
-    """Keep the name, and the sign or quote before the value, where the pattern's last group ends."""
+    """Keep the name and the sign or quote before the value: the text up to the end of the pattern's last group."""
     last = found.lastindex
     return REDACTED if last is None else found[0][: found.end(last) - found.start()] + REDACTED
 
@@ -194,5 +198,5 @@ def _is_secret(name: str) -> bool:
 
 
 def _is_plain(value: str) -> bool:
-    """True for a number, a truth value or a path, which no secret is."""
+    """Return True for a number, a boolean or a path, which cannot be a secret."""
     return value in ("", REDACTED) or _PLAIN.fullmatch(value) is not None

@@ -1,6 +1,6 @@
 """Names of files that hold keys, tokens and passwords: never frozen, whatever git says (design, section 5).
 
-By the name alone: what is in a file is nobody's business here. Letters' case does not matter.
+Only the name decides; no file is opened. Upper and lower case are equal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import re
 from fnmatch import translate
 
-# Of files and of folders, in any part of a path.
+# Patterns of the names of files and folders, for any part of a path.
 _ANYWHERE = (
     ".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".flaskenv", "*.pem", "*.key", "*.p12", "*.pfx", "*.p8",
     "*.pk8", "*.jks", "*.bks", "*.keystore", "*.kdb", "*.kdbx", "*.ppk", "*.gpg", "*.pgp", "*.ovpn", "*.keytab",
@@ -24,7 +24,7 @@ _ANYWHERE = (
     ".*_history", ".ssh", ".aws", ".azure", ".gcloud", ".kube", ".docker", ".gnupg",
     ".kaggle", ".vault",
 )  # fmt: skip
-# Of these the last part alone counts, and code or text about it is none: key.py, docs/api_key.md.
+# For these rules only the last part of a path counts. Code and text about secrets are none: key.py, docs/api_key.md.
 _CODE = re.compile(
     r".*\.(py|pyi|pyx|pxd|so|c|cc|cpp|cxx|cu|cuh|h|hpp|ipynb|md|rst|html|css|js|ts|java|go|rs|jl|r|m|lua|tex|svg|png)"
 )
@@ -50,12 +50,12 @@ _BEFORE_TOKEN = frozenset(
         "slack", "user", "vault", "wandb", "write",
     )
 )  # fmt: skip
-# An exact name of a public key's half tells where the private one is used: left out with it, as before.
+# A public key's file name tells where the private key is used, so it is excluded too.
 _PRIVATE_KEY = re.compile(r"id_(rsa|dsa|ecdsa|ed25519)(_sk)?([._~-].*)?")
 
 
 def is_secret(name: str) -> bool:
-    """True if the path `name` looks like a secret, or lies in a folder of secrets."""
+    """Return True if the path `name` looks like a secret, or is in a folder of secrets."""
     parts = name.lower().split("/")
     if any(map(_anywhere().match, parts)):
         return True
@@ -73,7 +73,10 @@ def _anywhere() -> re.Pattern[str]:
 
 
 def _has_secret_words(file: str) -> bool:
-    """By its words: my-secrets.yaml, ApiKey.txt, deploy_key.old; not tokens.txt, special_tokens_map.json."""
+    """Return True if a file's name has words of a secret: my-secrets.yaml, ApiKey.txt, deploy_key.old.
+
+    Names such as tokens.txt and special_tokens_map.json have none.
+    """
     stem = re.sub(r"(\.[A-Za-z0-9~]{1,10})+\Z", "", file.lstrip(".")) or file
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem)
     words = [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]

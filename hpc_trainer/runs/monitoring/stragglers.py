@@ -1,4 +1,4 @@
-"""stragglers.jsonl: ranks that held all others up, and when that began and ended. Rank 0 appends."""
+"""stragglers.jsonl: ranks that slowed all others down, and when this began and ended. Rank 0 appends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from hpc_trainer.runs.reading import Faults, parsed_lines
 from hpc_trainer.runs.record_values import as_amount, as_bool, as_count, as_text, as_time, typed
 
 MOST_LINES = 1_000
-"""Of one attempt; who is slow time and again is known by then."""
+"""Largest number of lines of one attempt; ranks that are slow again and again are known by then."""
 MOST_TOLD = 5
 _MOST_READ = 10 * MOST_LINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A line: at `step`, from `time` on, a rank was found to be slow, slower than told before, or slow no more.
+    """One line: at `step` and `time` a rank was found to be slow, slower than reported before, or no longer slow.
 
-    `factor`: its own work over the median of the other ranks'; `own_s` and `others_s` are both, seconds of a step.
+    `factor` is the rank's own work over the median of the other ranks' work: `own_s` over `others_s`, both in seconds
+    of a step.
     """
 
     time: float
@@ -36,10 +37,14 @@ class Straggler:
     own_s: float
     others_s: float
     is_data: bool
-    """More of the difference is the wait for its data than the rest."""
+    """True if the wait for data makes up more of the difference than the rest of the step."""
 
     def in_words(self) -> str:
-        """`rank 3 on n2 takes 1.8 times as long as the others (180 ms of a step, 100 ms): it waits for its data`"""
+        """Return a clause for the user.
+
+        An example: `rank 3 on n2 takes 1.8 times as long as the others (180 ms of a step, 100 ms): it waits for its
+        data`.
+        """
         who = f"rank {self.rank} on {self.node}"
         if not self.is_slow:
             return f"{who} is as quick as the others again"
@@ -49,13 +54,13 @@ class Straggler:
 
 
 class StragglerLog:
-    """Appends lines; a file system that refuses costs no training its life."""
+    """Writer of straggler lines; an error of the file system does not end the training."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths, self._num_lines = paths, 0
 
     def append(self, line: Straggler) -> None:
-        """Adds a line, up to `MOST_LINES`."""
+        """Append a line; ignore lines beyond `MOST_LINES`."""
         self._num_lines += 1
         if self._num_lines <= MOST_LINES:
             with contextlib.suppress(OSError, RunStateError):
@@ -63,25 +68,25 @@ class StragglerLog:
 
 
 def read_stragglers(paths: RunPaths, faults: Faults | None = None) -> list[Straggler]:
-    """The newest lines, in order; [] if nobody was slow."""
+    """Return the newest lines, in order; [] if no rank was slow."""
     lines = parsed_lines(paths.stragglers, lambda record: Straggler(**typed(record, _KINDS)), faults)
     return list(deque(lines, maxlen=_MOST_READ))
 
 
 def slow_at_end(lines: Sequence[Straggler]) -> list[Straggler]:
-    """Of the newest attempt that has lines, ranks that were slow when it was last looked, the slowest first."""
+    """Return the ranks that were slow at the last check of the newest attempt that has lines, the slowest first."""
     newest: dict[int, Straggler] = {}
     for line in lines:
         if line.attempt == lines[-1].attempt:
             newest[line.rank] = line
-    return sorted((each for each in newest.values() if each.is_slow), key=lambda each: -each.factor)
+    return sorted((line for line in newest.values() if line.is_slow), key=lambda line: -line.factor)
 
 
 def straggler_lines(lines: Sequence[Straggler]) -> list[str]:
-    """What `why` shows as evidence: who was slow at the last look, the slowest first."""
+    """Return evidence for `why`: the ranks that were slow at the last check, the slowest first."""
     slow = slow_at_end(lines)
-    told = [f"from step {each.step} of attempt {each.attempt} on {each.in_words()}" for each in slow[:MOST_TOLD]]
-    return told + ([f"and {len(slow) - MOST_TOLD} more rank(s)"] if len(slow) > MOST_TOLD else [])
+    texts = [f"from step {line.step} of attempt {line.attempt} on {line.in_words()}" for line in slow[:MOST_TOLD]]
+    return texts + ([f"and {len(slow) - MOST_TOLD} more rank(s)"] if len(slow) > MOST_TOLD else [])
 
 
 _KINDS = {

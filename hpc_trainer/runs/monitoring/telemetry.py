@@ -25,9 +25,9 @@ from hpc_trainer.runs.record_values import as_count, as_time, is_number
 
 MAX_LINES, _DENSE = 2_048, 256
 """Most lines of a file, which stays below 2 MB. A full file is thinned out to half, except for the newest `_DENSE`."""
-_MOST_READ = 2 * MAX_LINES  # of a file that is not ours, or of several devices
+_MOST_READ = 2 * MAX_LINES  # of a file that another program wrote, or that has several devices
 _TAIL = 8_192  # bytes that hold the last line
-_LINE = 1_024  # bytes that hold one, mostly
+_LINE = 1_024  # bytes of most lines
 _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.jsonl")
 J_PER_KWH = 3.6e6
 
@@ -55,21 +55,21 @@ class Device:
     """Reasons from THROTTLE; () if the clocks are not limited."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
-    """Errors of memory since the driver was loaded (volatile); the aggregate is of the device's whole life."""
+    """Memory errors since the driver was loaded (volatile); the aggregates count over the device's whole life."""
     ecc_corrected_aggregate: int | None = None
     ecc_uncorrected_aggregate: int | None = None
     xid: tuple[int, ...] | None = None
     """NVIDIA's numbers of the faults since the previous line."""
     nvlink_bytes: int | None = None
     pcie_bytes: int | None = None
-    """Both ways together, since the attempt began."""
+    """Bytes in both directions together, since the attempt began."""
     is_lost: bool | None = None
     """True once the driver has lost the device (NVML: GPU is lost)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A rank's processes and those that they started; for resources that a node has only once, the node."""
+    """Usage by a rank's processes and their children; for resources that a node has only once, by the node."""
 
     cpus: float | None = None
     """Cores that the rank kept busy since the previous line."""
@@ -81,16 +81,18 @@ class Host:
     memory_limit: int | None = None
     """Memory of the control group, as Slurm sets it, or else of the node; `memory_available` is its free part."""
     major_faults: int | None = None
-    """Pages read from the disk, since the attempt began."""
+    """Pages read from the disk since the attempt began."""
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
-    """Of the rank's processes, since the attempt began; network file systems count where the kernel does."""
+    """Bytes of the rank's processes since the attempt began; network file systems count if the kernel counts them."""
     net_bytes: int | None = None
-    """Of the node, both ways, InfiniBand included, since the attempt began."""
+    """Bytes of the node in both directions since the attempt began, InfiniBand included."""
     power_w: float | None = None
     energy_j: float | None = None
-    """Of the node's processors and their memory (RAPL), else of the whole node by its power meter, since the attempt
-    began; the first rank of a node has it."""
+    """Energy of the node's processors and their memory (RAPL), else of the whole node by its power meter.
+
+    The value counts from the attempt's begin; only the first rank of a node has it.
+    """
 
 
 THROTTLE = (
@@ -104,12 +106,12 @@ HARMFUL = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One line."""
+    """One line of telemetry."""
 
     attempt: int
     rank: int
     time: float
-    """Seconds since the epoch, by the node's clock, which may be put back."""
+    """Seconds since the epoch by the node's clock, which may be set back."""
     elapsed_s: float
     """Seconds since sampling began in the attempt, by a monotonic clock."""
     node: str | None
@@ -132,7 +134,7 @@ def append_samples(paths: RunPaths, samples: Sequence[Sample], file: OwnLines | 
     Raises:
         OSError: the file system refused.
     """
-    lines = [record_of(each) for each in samples]
+    lines = [record_of(sample) for sample in samples]
     if file is None:
         append_lines(paths.telemetry_file(samples[0].attempt, samples[0].rank), lines, sync=False)
     else:
@@ -150,7 +152,7 @@ def record_of(sample: Sample) -> dict[str, Any]:
 def _known(part: Device | Host | None) -> dict[str, Any] | None:
     if part is None:
         return None
-    values = ((each.name, getattr(part, each.name)) for each in dataclasses.fields(part))
+    values = ((field.name, getattr(part, field.name)) for field in dataclasses.fields(part))
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in values if value is not None}
 
 
@@ -167,12 +169,12 @@ def thin_out(path: Path) -> int:
         first, last = _elapsed(old[0]), _elapsed(old[-1])
         gap = (last - first) / (MAX_LINES // 2 - _DENSE)
         due = first
-        for each in old:
-            if _elapsed(each) >= due:
-                kept.append(each)
-                due = _elapsed(each) + gap
+        for record in old:
+            if _elapsed(record) >= due:
+                kept.append(record)
+                due = _elapsed(record) + gap
     kept = [*kept[: MAX_LINES // 2 - _DENSE], *new]
-    write_atomic(path, "".join(f"{to_json(each)}\n" for each in kept), sync=False)
+    write_atomic(path, "".join(f"{to_json(record)}\n" for record in kept), sync=False)
     return len(kept)
 
 
@@ -184,8 +186,9 @@ def _elapsed(record: Mapping[str, Any]) -> float:
 def read_telemetry(
     paths: RunPaths, faults: Faults | None = None, *, of_attempt: int | None = None, most_ranks: int | None = None
 ) -> list[Sample]:
-    """Every sample of a run, or of one attempt: by attempt, by rank, and then in the order of writing; of more ranks
-    than `most_ranks` so many of them, in equal spaces.
+    """Return every sample of a run, or of one attempt, by attempt, by rank, and in the order of writing.
+
+    If there are more ranks than `most_ranks`, at most that many evenly spaced ranks are read.
     """
     return [
         sample
@@ -196,26 +199,27 @@ def read_telemetry(
 
 
 def newest_of_ranks(paths: RunPaths, *, most_ranks: int, faults: Faults | None = None) -> list[Sample]:
-    """Of the newest attempt the first few and the last lines of each rank, read from the ends of the files; of more
-    ranks than `most_ranks` so many of them, in equal spaces.
+    """Return samples of the newest attempt: the first few and the last lines of each rank's file.
+
+    If there are more ranks than `most_ranks`, at most that many evenly spaced ranks are read.
     """
     files = _files(paths, faults)
-    found = (
+    newest = (
         (attempt, rank, record)
-        for attempt, rank, path in _spaced([each for each in files if each[0] == files[-1][0]], most_ranks)
+        for attempt, rank, path in _spaced([file for file in files if file[0] == files[-1][0]], most_ranks)
         for record in _records_at_ends(path, faults)
     )
-    return [sample for each in found if (sample := _sample(*each)) is not None]
+    return [sample for item in newest if (sample := _sample(*item)) is not None]
 
 
 def newest_samples(paths: RunPaths, faults: Faults | None = None, *, of_attempt: int | None = None) -> list[Sample]:
-    """The last line of each rank of each attempt, or of one attempt, read from the end of its file."""
-    found = (
+    """Return the last sample of each rank of each attempt, or of one attempt, read from the ends of the files."""
+    newest = (
         (attempt, rank, record)
         for attempt, rank, path in _files(paths, faults, of_attempt)
         if (record := _last_record(path, faults)) is not None
     )
-    return [sample for each in found if (sample := _sample(*each)) is not None]
+    return [sample for item in newest if (sample := _sample(*item)) is not None]
 
 
 _File = tuple[int, int, str]
@@ -224,28 +228,28 @@ _File = tuple[int, int, str]
 
 def _files(paths: RunPaths, faults: Faults | None, of_attempt: int | None = None) -> list[_File]:
     names = list_folder(paths.at("telemetry"), Faults() if faults is None else faults) or []
-    found = [each for name in names if (each := _NAME.fullmatch(name)) and of_attempt in (None, int(each[1]))]
-    return sorted((int(each[1]), int(each[2]), paths.at(f"telemetry/{each[0]}")) for each in found)
+    matches = [match for name in names if (match := _NAME.fullmatch(name)) and of_attempt in (None, int(match[1]))]
+    return sorted((int(match[1]), int(match[2]), paths.at(f"telemetry/{match[0]}")) for match in matches)
 
 
 def _spaced(files: Sequence[_File], most_ranks: int | None) -> list[_File]:
     ranks = sorted({rank for _, rank, _ in files})
     gap = 1 if most_ranks is None else max(1, -(-len(ranks) // most_ranks))
     kept = set(ranks[::gap])
-    return [each for each in files if each[1] in kept]
+    return [file for file in files if file[1] in kept]
 
 
 def newest_energy_j(paths: RunPaths, faults: Faults | None = None) -> float | None:
-    """Return `energy_j` of a run. If an attempt's first rank has no GPU and no figure, the others are not read."""
-    found: list[Sample] = []
+    """Return `energy_j` of a run; if an attempt's first rank has no GPU and no energy, its other ranks are not read."""
+    samples: list[Sample] = []
     tells: dict[int, bool] = {}
     for attempt, rank, path in _files(paths, faults):
         record = _last_record(path, faults) if tells.get(attempt, True) else None
         if record is None or (sample := _sample(attempt, rank, record)) is None:
             continue
         tells.setdefault(attempt, sample.device is not None or energy_j([sample]) is not None)
-        found.append(sample)
-    return energy_j(found)
+        samples.append(sample)
+    return energy_j(samples)
 
 
 def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
@@ -256,13 +260,13 @@ def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
 
 
 def _records_at_ends(path: str, faults: Faults | None) -> list[dict[str, Any]]:
-    """What the first lines hold, and the newest ones; a line that is torn, or cut by where they end, is none."""
-    found = []
+    """Return the records at a file's beginning and end; skip a line that is torn, or cut by the reading limit."""
+    parsed = []
     for part in read_ends(path, faults, last=_DENSE * _LINE, first=_TAIL):
         for line in part.splitlines():
             with contextlib.suppress(ValueError):
-                found.append(parse_record(line))
-    return found
+                parsed.append(parse_record(line))
+    return parsed
 
 
 def _sample(attempt: int, rank: int, record: Mapping[str, Any]) -> Sample | None:
@@ -284,27 +288,30 @@ _MOST_ITEMS = 64  # of a list
 
 
 def _part(kind: type[Part], value: object) -> Part | None:
-    """Of what no counter tells, as a text or a negative number in a figure's place, nothing."""
+    """Return a device or host from a record, without values that no counter gives, such as text or negative numbers.
+
+    The result is None if `value` is no JSON object.
+    """
     if not isinstance(value, dict):
         return None
-    found: dict[str, Any] = {}
-    for each in dataclasses.fields(kind):
-        item = value.get(each.name)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        item = value.get(field.name)
         if item is None:
             continue
-        if each.name == "throttle":
-            found[each.name] = _items(item, str)
-        elif each.name == "xid":
-            found[each.name] = _items(item, int)
-        elif each.name == "is_lost":
-            found[each.name] = True if item is True else None
-        elif isinstance(item, str) if each.name in _WORDS else is_number(item) and 0 <= item < _MOST:
-            found[each.name] = item
-    return kind(**found)
+        if field.name == "throttle":
+            values[field.name] = _items(item, str)
+        elif field.name == "xid":
+            values[field.name] = _items(item, int)
+        elif field.name == "is_lost":
+            values[field.name] = True if item is True else None
+        elif isinstance(item, str) if field.name in _WORDS else is_number(item) and 0 <= item < _MOST:
+            values[field.name] = item
+    return kind(**values)
 
 
 def _items(value: object, kind: type) -> tuple[Any, ...] | None:
-    return tuple(each for each in value[:_MOST_ITEMS] if type(each) is kind) if isinstance(value, list) else None
+    return tuple(item for item in value[:_MOST_ITEMS] if type(item) is kind) if isinstance(value, list) else None
 
 
 def energy_j(samples: Iterable[Sample]) -> float | None:
@@ -314,18 +321,18 @@ def energy_j(samples: Iterable[Sample]) -> float | None:
     """
     of_devices: dict[tuple[int, int, str | None], float] = {}
     of_hosts: dict[tuple[int, int], float] = {}
-    for each in samples:
-        place = (each.attempt, each.rank)
-        if each.device is not None and each.device.energy_j is not None:
-            key = (*place, each.device.uuid)
-            of_devices[key] = max(of_devices.get(key, 0.0), each.device.energy_j)
-        if each.host is not None and each.host.energy_j is not None:
-            of_hosts[place] = max(of_hosts.get(place, 0.0), each.host.energy_j)
-    known = of_devices or of_hosts
-    return sum(known.values()) if known else None
+    for sample in samples:
+        place = (sample.attempt, sample.rank)
+        if sample.device is not None and sample.device.energy_j is not None:
+            key = (*place, sample.device.uuid)
+            of_devices[key] = max(of_devices.get(key, 0.0), sample.device.energy_j)
+        if sample.host is not None and sample.host.energy_j is not None:
+            of_hosts[place] = max(of_hosts.get(place, 0.0), sample.host.energy_j)
+    energies = of_devices or of_hosts
+    return sum(energies.values()) if energies else None
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
     """Return the mean of the known values; None if no value is known."""
-    known = [each for each in values if each is not None]
-    return statistics.fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None

@@ -1,6 +1,6 @@
-"""telemetry/attempt-000.rank-0.warnings.json: what was wrong with a rank's device in an attempt. No torch.
+"""telemetry/attempt-000.rank-0.warnings.json: problems of a rank's device in an attempt. No torch.
 
-Written only where something was: `status` looks for such files, and most runs have none.
+A file exists only if there was a problem: `status` looks for such files, and most runs have none.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.warnings\.json")
 
 
 class Trouble(str, enum.Enum):
-    """What may be wrong with a device."""
+    """Kinds of problems of a device."""
 
     slowed = "slowed"
-    """It lowers its clocks to protect itself."""
+    """The device lowers its clocks to protect itself."""
     hot = "hot"
-    """It is at its temperature limit, and does not say whether it lowers its clocks."""
+    """The device is at its temperature limit, and does not report whether it lowers its clocks."""
     ecc = "ecc"
-    """Errors of its memory that were not corrected."""
+    """The device's memory had errors that were not corrected."""
     xid = "xid"
-    """A fault of the device by its driver (Xid)."""
+    """The device's driver reported a fault (Xid)."""
     lost = "lost"
-    """The driver has lost it."""
+    """The driver has lost the device."""
 
     @property
     def is_heat(self) -> bool:
-        """True if it may pass; anything else is a device that fails."""
+        """True if the problem is heat, which may pass; in any other case the device is failing."""
         return self in (Trouble.slowed, Trouble.hot)
 
 
@@ -47,18 +47,18 @@ class DeviceWarning:
     trouble: Trouble
     node: str
     device: str
-    """Name and UUID."""
+    """Name and UUID of the device."""
     detail: str
-    """`hw_thermal, up to 93 °C, its limit is 87 °C`."""
+    """Details, such as `hw_thermal, up to 93 °C, its limit is 87 °C`."""
     since: float
-    """When it was seen first and last, seconds since the epoch."""
+    """Time when the problem was first seen, in seconds since the epoch; `last` is the time when it was last seen."""
     last: float
     seconds: float
-    """How long it was seen, in all."""
+    """Seconds for which the problem was seen, in all."""
 
     @property
     def text(self) -> str:
-        """A line for a person."""
+        """Line for the user."""
         says = {
             Trouble.slowed: "lowers its clocks", Trouble.hot: "is too hot", Trouble.lost: "was lost by its driver",
             Trouble.ecc: "has errors of its memory that were not corrected", Trouble.xid: "has a fault",
@@ -68,19 +68,19 @@ class DeviceWarning:
 
 
 def write_warnings(paths: RunPaths, attempt: int, rank: int, warnings: Sequence[DeviceWarning]) -> None:
-    """Replaces the file. Raises OSError."""
-    told = [{**dataclasses.asdict(each), "trouble": each.trouble.value} for each in warnings]
-    write_json(paths.telemetry_file(attempt, rank).with_suffix(".warnings.json"), {"warnings": told}, sync=False)
+    """Replace the file of one rank; raise OSError if the file system refused."""
+    items = [{**dataclasses.asdict(warning), "trouble": warning.trouble.value} for warning in warnings]
+    write_json(paths.telemetry_file(attempt, rank).with_suffix(".warnings.json"), {"warnings": items}, sync=False)
 
 
 def read_warnings(paths: RunPaths, attempt: int | None = None, faults: Faults | None = None) -> list[DeviceWarning]:
-    """Those of all ranks of an attempt (None: of all), in order of ranks."""
+    """Return the warnings of all ranks of an attempt, or of all attempts if it is None, by attempt and rank."""
     names = list_folder(paths.at("telemetry"), Faults() if faults is None else faults) or []
-    found = [each for name in names if (each := _NAME.fullmatch(name)) and attempt in (None, int(each[1]))]
+    matches = [match for name in names if (match := _NAME.fullmatch(name)) and attempt in (None, int(match[1]))]
     return [
         warning
-        for each in sorted(found, key=lambda each: (int(each[1]), int(each[2])))
-        for warning in _read(paths.at(f"telemetry/{each[0]}"), faults)
+        for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2])))
+        for warning in _read(paths.at(f"telemetry/{match[0]}"), faults)
     ]
 
 

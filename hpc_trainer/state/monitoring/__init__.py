@@ -1,1 +1,1 @@
-"""What is made of what runs told of themselves: read models for every verb. No torch."""
+"""Read models of the monitoring files of runs, for every command. No torch."""

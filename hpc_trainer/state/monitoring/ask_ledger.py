@@ -1,4 +1,4 @@
-"""The ledgers of a sweep's runs, with what Slurm's accounting says of their attempts: asked once for each attempt."""
+"""Ledgers of a sweep's runs with data of Slurm's accounting, which is asked once about each attempt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpc_trainer.state.status import RunStatus, SweepStatus
 
 _MOST = 200
 _FEW = 20
-"""Of more elements than these their arrays are asked about as a whole."""
+"""Largest number of array elements about which sacct is asked one by one; above it, about whole arrays."""
 
 
 def ledger_of_run(status: SweepStatus, run: RunStatus, told: Sequence[Allocation] = ()) -> RunLedger | None:
-    """The ledger of one run, by its files and what the accounting has just `told`; None if it has none."""
+    """Return the ledger of one run from its files and `told`, the accounting's new answer; None if it has none."""
     shape = run.spec.shape
     return ledger_of(
         status.sweep.run(run.run_id), run.attempts, num_gpus=shape.num_nodes * shape.gpus_per_node,
@@ -30,55 +30,59 @@ def ledger_of_run(status: SweepStatus, run: RunStatus, told: Sequence[Allocation
 
 
 def goodputs(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, float]:
-    """Run id -> goodput, by their files alone, of those of these runs that have a ledger; {} of more than 200 runs.
+    """Return run id -> goodput, from files alone, for runs that have a ledger; {} for more than 200 runs.
 
-    A ledger is two small files: a look at 10,000 runs does without them.
+    A ledger is two small files, which a command about 10,000 runs must not read.
     """
     if len(runs) > _MOST:
         return {}
-    found = {run.run_id: ledger_of_run(status, run) for run in runs if run.attempts}
+    ledgers = {run.run_id: ledger_of_run(status, run) for run in runs if run.attempts}
     return {
         run_id: round(ledger.goodput, 4)
-        for run_id, ledger in found.items()
+        for run_id, ledger in ledgers.items()
         if ledger is not None and ledger.goodput is not None
     }
 
 
 def ask_ledgers(status: SweepStatus, runs: Iterable[RunStatus], notes: list[str]) -> dict[str, RunLedger]:
-    """Run id -> its ledger, of those of these runs that have one.
+    """Return run id -> ledger for the runs that have one.
 
-    At most one sacct, whatever the number of runs: none if every attempt's Elapsed is known from the time before. What
-    it says is kept beside the runs' ledgers, for accountings forget.
+    At most one sacct is called for all runs, and none if the Elapsed of every attempt is known from earlier. Its answer
+    is kept beside the runs' ledgers, because the accounting forgets.
 
     Args:
-        notes: gets what could not be asked.
+        status: status of the sweep.
+        runs: the runs.
+        notes: gets a note if sacct did not answer.
     """
     runs = list(runs)
-    unknown = [each for run in runs for each in _unknown(status, run)]
-    told: list[Allocation] = []
+    unknown = [attempt for run in runs for attempt in _unknown(status, run)]
+    allocations: list[Allocation] = []
     if unknown and status.silence is None:
         try:
-            told = ask_allocations(_ids(unknown), min(each.start_time for each in unknown))
+            allocations = ask_allocations(_ids(unknown), min(attempt.start_time for attempt in unknown))
         except SlurmError as error:
             notes.append(f"sacct did not answer ({error}): where the time went is from the run folders alone.")
-    for run in runs if told else ():
-        jobs = {each.job_id for each in run.attempts}
-        keep_allocations(status.sweep.run(run.run_id), [each for each in told if each.job_id in jobs])
-    found = {run.run_id: ledger_of_run(status, run, told) for run in runs}
-    return {run_id: ledger for run_id, ledger in found.items() if ledger is not None}
+    for run in runs if allocations else ():
+        jobs = {attempt.job_id for attempt in run.attempts}
+        keep_allocations(
+            status.sweep.run(run.run_id), [allocation for allocation in allocations if allocation.job_id in jobs]
+        )
+    ledgers = {run.run_id: ledger_of_run(status, run, allocations) for run in runs}
+    return {run_id: ledger for run_id, ledger in ledgers.items() if ledger is not None}
 
 
 def _unknown(status: SweepStatus, run: RunStatus) -> list[Attempt]:
-    """The attempts on Slurm that have ended, of whose allocations no line tells."""
+    """Return the ended attempts on Slurm whose allocation is not recorded; [] if the run has no ledger."""
     ended = run.attempts if run.state is not RunState.RUNNING else run.attempts[:-1]
-    on_slurm = [each for each in ended if each.executor == "slurm"]
+    on_slurm = [attempt for attempt in ended if attempt.executor == "slurm"]
     if not on_slurm:
         return []
     paths = status.sweep.run(run.run_id)
-    known = match(run.attempts, read_allocations(paths, Faults()))
-    return [each for each in on_slurm if each.attempt not in known] if read_spent(paths, Faults()) else []
+    allocated = match(run.attempts, read_allocations(paths, Faults()))
+    return [attempt for attempt in on_slurm if attempt.attempt not in allocated] if read_spent(paths, Faults()) else []
 
 
 def _ids(attempts: Sequence[Attempt]) -> set[str]:
-    ids = {each.job_id for each in attempts}
-    return ids if len(ids) <= _FEW else {array_of(each) for each in ids}
+    ids = {attempt.job_id for attempt in attempts}
+    return ids if len(ids) <= _FEW else {array_of(job_id) for job_id in ids}

@@ -1,14 +1,14 @@
 """The goodput ledger: every second that Slurm gave a run, in exactly one class, summing to Slurm's Elapsed.
 
-What spans measured stays as it is. What no span can have seen gets its class by these rules:
+Seconds that spans measured keep their class. Seconds that no span can have measured get a class by these rules:
 
 * before rank 0's process began (prolog, srun, Python): start_up;
-* after an attempt's last line, written as it comes to its end: shutdown;
-* after the last sign of life of an attempt that left no last line: hang, if the watchdog ended it or nothing was heard
-  for longer than three steps and a minute; else what it had done last was lost with it: redone, or start_up if it had
-  not come to a step;
-* steps (with their data wait) behind the one that a later attempt resumed at, or that a rollback went back behind:
-  redone, by the mean step of that attempt.
+* after an attempt's last line, which is written when the attempt is about to end: shutdown;
+* after the last sign of life of an attempt without a last line: hang, if the watchdog ended the attempt or the silence
+  was longer than three steps and a minute. Otherwise the attempt's last work was lost: redone, or start_up if the
+  attempt had not reached a step;
+* steps (with their data wait) after the step at which a later attempt resumed, or to which a rollback returned: redone,
+  by the mean step time of the attempt.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.state.journal import Attempt, newest_chain, successor_jobs
 
 _SILENT_S = 60.0
-# Clocks of nodes and of the controller differ; a start is journaled some seconds after Slurm's.
+# Clocks of nodes and of the controller differ, and the journal records a start some seconds after Slurm.
 _CLOCKS_S = 60.0
 _WORK = (Kind.step, Kind.data_wait, Kind.program)
 TRAINS = (Kind.step, Kind.program)
-"""What of a step that lasted trained anything."""
+"""Kinds of time that count as training, if the steps lasted."""
 _ASKED_FOR = (*TRAINS, Kind.data_wait, Kind.evaluation)
 STARTS = (Kind.start_up, Kind.imports, Kind.rendezvous, Kind.compile, Kind.restore)
 """Kinds of time that an attempt spends before its first step."""
@@ -43,86 +43,87 @@ _FEWEST_TIMEOUTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLedger:
-    """One allocation. `attempt` None: no rank 0 told of it."""
+    """Seconds of one allocation. `attempt` is None if no rank 0 recorded an attempt in it."""
 
     attempt: int | None
     job_id: str
     seconds: Mapping[Kind, float]
     elapsed_s: float
     is_by_slurm: bool
-    """`elapsed_s` is what the accounting says; else it is from the run's own files."""
+    """True if `elapsed_s` comes from the accounting; else it comes from the run's own files."""
     unknown_s: float = 0.0
-    """Of these seconds nobody knows what they went to: the line of this attempt is lost."""
+    """Seconds of unknown use, because the attempt's line is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunLedger:
-    """All attempts of a run so far. `num_gpus`: those of its shape."""
+    """Ledgers of all attempts of a run so far. `num_gpus` is the number of GPUs in the run's shape."""
 
     attempts: Sequence[AttemptLedger]
     num_gpus: int
 
     @cached_property
     def seconds(self) -> Mapping[Kind, float]:
-        """Of each kind that had any, all attempts together."""
-        sums = {kind: math.fsum(each.seconds.get(kind, 0.0) for each in self.attempts) for kind in Kind}
+        """Seconds of each kind that occurred, summed over all attempts."""
+        sums = {kind: math.fsum(attempt.seconds.get(kind, 0.0) for attempt in self.attempts) for kind in Kind}
         return {kind: seconds for kind, seconds in sums.items() if seconds > 0}
 
     @property
     def elapsed_s(self) -> float:
-        """That nodes were allocated."""
-        return math.fsum(each.elapsed_s for each in self.attempts)
+        """Seconds for which nodes were allocated."""
+        return math.fsum(attempt.elapsed_s for attempt in self.attempts)
 
     @property
     def unknown_s(self) -> float:
-        """Of which nobody knows what they went to."""
-        return math.fsum(each.unknown_s for each in self.attempts)
+        """Seconds of unknown use."""
+        return math.fsum(attempt.unknown_s for attempt in self.attempts)
 
     @property
     def goodput(self) -> float | None:
-        """The share of the time that went to steps that lasted, 0 to 1; None of no time."""
+        """Share of the time that went to steps that lasted, 0 to 1; None if there is no time."""
         if self.elapsed_s <= 0:
             return None
         return math.fsum(self.seconds.get(kind, 0.0) for kind in TRAINS) / self.elapsed_s
 
     @property
     def gpu_seconds(self) -> float:
-        """That GPUs were held."""
+        """GPU-seconds that the run held."""
         return self.num_gpus * self.elapsed_s
 
     @property
     def is_by_slurm(self) -> bool:
-        """True if the accounting told how long each attempt had its nodes."""
-        return all(each.is_by_slurm for each in self.attempts)
+        """True if the accounting said how long each attempt held its nodes."""
+        return all(attempt.is_by_slurm for attempt in self.attempts)
 
 
 def ledger_of(
     paths: RunPaths, attempts: Sequence[Attempt], *, num_gpus: int, allocations: Iterable[Allocation] = (),
     faults: Faults | None = None,
 ) -> RunLedger | None:  # fmt: skip
-    """The ledger of a run; None if its attempts told of no second: it has none, or an older version ran them.
+    """Return the ledger of a run; None if no attempt recorded its time, as in older versions.
 
     Args:
-        attempts: of its journal.
-        num_gpus: of its shape, all nodes together.
-        allocations: what the accounting has just said of its jobs, besides what is kept of it.
-        faults: gets what cannot be read.
+        paths: paths of the run.
+        attempts: the attempts of its journal.
+        num_gpus: GPUs of its shape, on all nodes together.
+        allocations: new answers of the accounting about its jobs, in addition to the recorded ones.
+        faults: gets a fault for each unreadable file or line.
     """
-    told = read_spent(paths, faults)
-    if not told:
+    spent_by_attempt = read_spent(paths, faults)
+    if not spent_by_attempt:
         return None
-    jobs = {each.job_id for each in attempts}
-    known = {each.key: each for each in (*read_allocations(paths, faults), *allocations) if each.job_id in jobs}
-    matched = match(attempts, list(known.values()))
-    found = []
+    jobs = {attempt.job_id for attempt in attempts}
+    by_key = {each.key: each for each in (*read_allocations(paths, faults), *allocations) if each.job_id in jobs}
+    matched = match(attempts, list(by_key.values()))
+    ledgers = []
     for index, attempt in enumerate(attempts):
-        spent, allocation = told.get(attempt.attempt), matched.get(attempt.attempt)
+        spent, allocation = spent_by_attempt.get(attempt.attempt), matched.get(attempt.attempt)
         later = [each.resumed_step for each in attempts[index + 1 :] if each.resumed_step is not None]
         stuck = attempt.cause == "stuck" or read_failure(paths.failure(attempt.attempt)).get("type") == "StuckError"
-        found.append(_attempt(attempt, spent, allocation, lasting=min(later, default=None), is_stuck=stuck))
+        ledgers.append(_attempt(attempt, spent, allocation, lasting=min(later, default=None), is_stuck=stuck))
     used = {each.key for each in matched.values()}
-    found += [_untold(each) for key, each in known.items() if key not in used and _is_of_run(each, attempts)]
-    return RunLedger(attempts=found, num_gpus=num_gpus)
+    ledgers += [_untold(each) for key, each in by_key.items() if key not in used and _is_of_run(each, attempts)]
+    return RunLedger(attempts=ledgers, num_gpus=num_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,43 +162,43 @@ def newest_timeouts(
     Returns:
         None if there are fewer than `least` such attempts, or the ledger of one of them is incomplete.
     """
-    if sum(each.cause == TIMEOUT for each in attempts) < least:
+    if sum(attempt.cause == TIMEOUT for attempt in attempts) < least:
         return None  # the usual case, in which the files below need not be read
     chain = newest_chain(attempts, successor_jobs(paths))
-    ended = [each.attempt for each in chain if each.cause == TIMEOUT][-most:]
+    ended = [attempt.attempt for attempt in chain if attempt.cause == TIMEOUT][-most:]
     ledger = ledger_of(paths, attempts, num_gpus=0, faults=faults) if len(ended) >= max(1, least) else None
-    known = {} if ledger is None else {each.attempt: each for each in ledger.attempts if not each.unknown_s}
-    told = [known[number] for number in ended if number in known]
-    elapsed_s = math.fsum(each.elapsed_s for each in told)
-    if len(told) < len(ended) or elapsed_s <= 0:
+    complete = {} if ledger is None else {item.attempt: item for item in ledger.attempts if not item.unknown_s}
+    timed_out = [complete[number] for number in ended if number in complete]
+    elapsed_s = math.fsum(item.elapsed_s for item in timed_out)
+    if len(timed_out) < len(ended) or elapsed_s <= 0:
         return None
-    trained_s = math.fsum(each.seconds.get(kind, 0.0) for each in told for kind in _ASKED_FOR)
-    return TimedOut(count=len(told), elapsed_s=elapsed_s, training_s=trained_s)
+    trained_s = math.fsum(item.seconds.get(kind, 0.0) for item in timed_out for kind in _ASKED_FOR)
+    return TimedOut(count=len(timed_out), elapsed_s=elapsed_s, training_s=trained_s)
 
 
 def match(attempts: Sequence[Attempt], allocations: Sequence[Allocation]) -> dict[int, Allocation]:
-    """Attempt -> the allocation that it ran in: of its job the newest that began before it, and no other's."""
-    found: dict[int, Allocation] = {}
-    free = sorted(allocations, key=lambda each: each.start_time)
-    for attempt in sorted(attempts, key=lambda each: each.start_time):
+    """Return attempt -> its allocation: its job's newest one that began before the attempt; none is used twice."""
+    matched: dict[int, Allocation] = {}
+    free = sorted(allocations, key=lambda allocation: allocation.start_time)
+    for attempt in sorted(attempts, key=lambda attempt: attempt.start_time):
         began = [
-            each
-            for each in free
-            if each.job_id == attempt.job_id
-            and each.start_time - _CLOCKS_S <= attempt.start_time <= each.end_time + _CLOCKS_S
+            allocation
+            for allocation in free
+            if allocation.job_id == attempt.job_id
+            and allocation.start_time - _CLOCKS_S <= attempt.start_time <= allocation.end_time + _CLOCKS_S
         ]
-        # The margin may let two fit: a job that came back within a minute. One before, the newest; else the next.
-        before = [each for each in began if each.start_time <= attempt.start_time]
+        # The margin may fit two allocations, if a job came back within a minute. Take the newest before, else the next.
+        before = [allocation for allocation in began if allocation.start_time <= attempt.start_time]
         best = before[-1] if before else began[0] if began else None
         if best is not None:
-            found[attempt.attempt] = best
+            matched[attempt.attempt] = best
             free.remove(best)
-    return found
+    return matched
 
 
 def _is_of_run(allocation: Allocation, attempts: Sequence[Attempt]) -> bool:
-    """True of a start of the run's job that left no line in the journal: another job of this id is far away."""
-    same = [each.start_time for each in attempts if each.job_id == allocation.job_id]
+    """Return True if an allocation without a journal line began within a day of the run's: a reused id is far away."""
+    same = [attempt.start_time for attempt in attempts if attempt.job_id == allocation.job_id]
     return min(same) - 86_400 < allocation.start_time < max(same) + 86_400
 
 
@@ -218,8 +219,8 @@ def _attempt(
     if allocation is not None:
         elapsed_s = allocation.elapsed_s
         if measured_s > elapsed_s:
-            # sacct has whole seconds, and counts none of those in which a job was suspended: a smaller measure for all.
-            seconds = {kind: each * elapsed_s / measured_s for kind, each in seconds.items()}
+            # sacct counts whole seconds, and leaves out those in which the job was suspended: scale all kinds down.
+            seconds = {kind: kind_s * elapsed_s / measured_s for kind, kind_s in seconds.items()}
             measured_s = elapsed_s
         before_s = min(max(0.0, spent.begin_time - allocation.start_time), elapsed_s - measured_s)
     else:
@@ -238,7 +239,7 @@ def _attempt(
 
 
 def _without_line(attempt: Attempt, allocation: Allocation | None) -> AttemptLedger:
-    """Of an attempt that told nothing of its time: it never came to a sign of life, or its line is lost."""
+    """Return the ledger of an attempt that recorded no time: it gave no sign of life, or its line is lost."""
     elapsed_s = max(0.0, (attempt.end_time or attempt.start_time) - attempt.start_time)
     elapsed_s = elapsed_s if allocation is None else allocation.elapsed_s
     never_began = attempt.resumed_step is None
@@ -250,7 +251,7 @@ def _without_line(attempt: Attempt, allocation: Allocation | None) -> AttemptLed
 
 
 def _kind_after(attempt: Attempt, spent: Spent, after_s: float, *, is_stuck: bool) -> Kind:
-    """What the seconds after the last that an attempt told went to."""
+    """Return the kind of the seconds after the last sign of life that an attempt recorded."""
     if spent.is_last or (attempt.has_ended and not is_stuck):
         return Kind.shutdown
     work_s = math.fsum(spent.seconds.get(kind.value, 0.0) for kind in _WORK)
@@ -261,21 +262,24 @@ def _kind_after(attempt: Attempt, spent: Spent, after_s: float, *, is_stuck: boo
 
 
 def _redo(seconds: dict[Kind, float], attempt: Attempt, spent: Spent, lasting: int | None) -> float:
-    """Takes what had to be done again out of steps and their data wait; the seconds that were taken.
+    """Remove steps that were done again, and their data wait, from `seconds`; return how many seconds were removed.
 
     Args:
-        lasting: the earliest step that a later attempt resumed at; None: none did.
+        seconds: kind -> seconds of the attempt; changed in place.
+        attempt: the attempt.
+        spent: what the attempt recorded.
+        lasting: the earliest step at which a later attempt resumed; None if none resumed.
     """
-    lost = sum(_steps_back(each) for each in attempt.guarded if each["action"] == "rollback")
+    lost = sum(_steps_back(rollback) for rollback in attempt.guarded if rollback["action"] == "rollback")
     if lasting is None and attempt.has_ended and attempt.state is not RunState.COMPLETED:
         lasting = attempt.saved_step
     if lasting is not None:
         lost += max(0, spent.step - lasting)
     share = min(1.0, lost / spent.steps_done) if spent.steps_done else 0.0
     taken = {kind: share * seconds.get(kind, 0.0) for kind in _WORK}
-    for kind, each in taken.items():
-        if each:
-            seconds[kind] -= each
+    for kind, taken_s in taken.items():
+        if taken_s:
+            seconds[kind] -= taken_s
     return math.fsum(taken.values())
 
 
@@ -285,10 +289,10 @@ def _steps_back(rollback: Mapping[str, Any]) -> int:
 
 
 def _known(told: Mapping[str, float]) -> dict[Kind, float]:
-    """By kind; what a newer version counts by itself is part of a step to this one."""
+    """Return seconds by kind; a kind that only a newer version knows counts as part of a step."""
     kinds, seconds = {kind.value: kind for kind in Kind}, dict[Kind, float]()
-    for word, each in told.items():
-        _add(seconds, kinds.get(word, Kind.step), each)
+    for word, more_s in told.items():
+        _add(seconds, kinds.get(word, Kind.step), more_s)
     return seconds
 
 

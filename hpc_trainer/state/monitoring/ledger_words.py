@@ -1,4 +1,4 @@
-"""A ledger in words, and as the JSON that verbs print (docs/json.md)."""
+"""Text and JSON of a ledger, as commands print it (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ WORDS = {
     Kind.start_up: "start-up", Kind.imports: "imports", Kind.rendezvous: "rendezvous", Kind.restore: "restore",
     Kind.hang: "hang", Kind.shutdown: "shutdown",
 }  # fmt: skip
-"""In the order in which they are shown."""
+"""Kind of time -> its text, in the order in which the kinds are shown."""
 
 
 def ledger_line(ledger: RunLedger) -> str | None:
-    """`of 3 h 12 min: 81 % steps, 9 % data wait, 6 % redone steps`, the largest first; None of no time.
+    """Return the shares of a ledger's time, largest first; None if it has no time.
 
-    Shares under half a percent are left out.
+    An example: `of 3 h 12 min: 81 % steps, 9 % data wait, 6 % redone steps`. Shares under half a percent are left out.
     """
     if ledger.elapsed_s <= 0:
         return None
     shares = [(WORDS[kind], seconds / ledger.elapsed_s) for kind, seconds in ledger.seconds.items()]
     shares.append(("unknown", ledger.unknown_s / ledger.elapsed_s))
-    told = [f"{share:.0%}".replace("%", " %") + f" {word}" for word, share in _largest(shares) if share >= 0.005]
-    return f"of {duration(ledger.elapsed_s)}: {', '.join(told)}"
+    parts = [f"{share:.0%}".replace("%", " %") + f" {word}" for word, share in _largest(shares) if share >= 0.005]
+    return f"of {duration(ledger.elapsed_s)}: {', '.join(parts)}"
 
 
 def _largest(shares: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    return sorted(shares, key=lambda each: -each[1])
+    return sorted(shares, key=lambda share: -share[1])
 
 
 def timed_out_words(found: TimedOut, time_limit_min: int) -> str:
@@ -43,7 +43,7 @@ def timed_out_words(found: TimedOut, time_limit_min: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`3 h 12 min`, `3 min 20 s`, `12 s`."""
+    """Return a duration as text: `3 h 12 min`, `3 min 20 s` or `12 s`."""
     minutes, secs = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -52,11 +52,11 @@ def duration(seconds: float) -> str:
 
 
 def ledger_json(ledger: RunLedger) -> dict[str, Any]:
-    """The stable form of a run's ledger."""
+    """Return the stable JSON form of a run's ledger."""
     return {
         **_part(ledger), "goodput": None if ledger.goodput is None else round(ledger.goodput, 4),
         "gpu_s": round(ledger.gpu_seconds, 3),
-        "attempts": [{"attempt": each.attempt, "job_id": each.job_id, **_part(each)} for each in ledger.attempts],
+        "attempts": [{"attempt": item.attempt, "job_id": item.job_id, **_part(item)} for item in ledger.attempts],
     }  # fmt: skip
 
 
