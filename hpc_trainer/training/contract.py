@@ -40,7 +40,7 @@ _NOT_KEPT = frozenset({"cluster", "paths"})
 class ResumeContract:
     """Facts of one start, and the allowed differences. The default has no facts: it compares and saves nothing.
 
-    After `check` has passed, `changes` are the differences from the checkpoint, in words.
+    After `check` has passed, `changes` describes the differences from the checkpoint, one line each.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -105,8 +105,8 @@ class ResumeContract:
     def is_same_world(self, checkpoint: CheckpointInfo, group: RankGroup) -> bool:
         """Return True if each rank's own state in the checkpoint belongs to the same place on the mesh. Not collective.
 
-        It does not for as many ranks on another mesh: tensor-parallel neighbours must draw the same random numbers, but
-        data-parallel ranks have different ones.
+        The same number of ranks on another mesh is not enough: tensor-parallel neighbours must draw the same random
+        numbers, but data-parallel ranks have different ones.
         """
         if self.mesh is None or checkpoint.world_size != group.world_size:
             return checkpoint.world_size == group.world_size
@@ -115,7 +115,7 @@ class ResumeContract:
         return (was.get("pipeline_parallel", 1), was.get("tensor_parallel", 1)) == (self.mesh.pp, self.mesh.tp)
 
     def stream(self, rank: int) -> int | str:
-        """Number that, with the seed, determines the random numbers of a rank (`MeshShape.stream`)."""
+        """Return the number that, with the seed, determines the random numbers of a rank (`MeshShape.stream`)."""
         return rank if self.mesh is None else self.mesh.stream(rank)
 
     def check(self, checkpoint: CheckpointInfo, group: RankGroup) -> None:
