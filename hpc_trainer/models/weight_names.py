@@ -1,4 +1,4 @@
-"""Weights by patterns of their names, with * and ?, as keys of the configuration have them."""
+"""Selection of weights by name patterns with * and ?, as in keys of the configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from hpc_trainer.errors import ConfigError
 
 
 def match_weights(model: nn.Module, patterns: Iterable[str], key: str) -> dict[str, list[nn.Parameter]]:
-    """Pattern -> the weights of a whole model that it fits; a tied weight by any of its names.
+    """Return for each pattern the weights of a whole model that it matches; a tied weight matches by any of its names.
 
-    Raises ConfigError: one fits none. `key` is where it stands.
+    Args:
+        model: the whole model.
+        patterns: name patterns.
+        key: the configuration key of the patterns, for messages.
+
+    Raises:
+        ConfigError: a pattern matches no weight.
     """
     weights = dict(model.named_parameters(remove_duplicate=False))
     found = {}

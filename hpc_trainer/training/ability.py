@@ -38,7 +38,7 @@ class Building:
     config: TrainConfig
     device: torch.device
     dataset: MapDataset
-    """The training samples."""
+    """Training samples."""
     task: Task
     abilities: Sequence[Ability] = ()
     """Abilities of all features that are on."""
@@ -47,7 +47,7 @@ class Building:
     mesh: Mesh
     """Mesh of the run. In an estimate it has one rank and no groups, and describes that rank's place in the run."""
     run: RunContext | None = None
-    """None in a memory estimate: nothing will run, and tensors have shapes but no content."""
+    """Context of the run; None in a memory estimate, where nothing will run and tensors have no content."""
     sizes: BatchSizes | None = None
     """Batch sizes; None until they are determined."""
     samples: Any = None

@@ -54,7 +54,7 @@ class ResumeContract:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
     mesh: MeshShape | None = None
-    """None if all ranks are data-parallel, or if a user's own loop leaves it unknown."""
+    """Shape of the mesh; None if all ranks are data-parallel, or if a user's own loop leaves it unknown."""
 
     @classmethod
     def of(cls, config: TrainConfig, group: RankGroup) -> ResumeContract:

@@ -21,7 +21,7 @@ class RankProgress(RankView):
     """Part of a RunContext that counts steps and seconds. `step` is the last step that a method was given."""
 
     spans: Spans = field(default_factory=Spans)
-    """Where this rank's time goes: `with run.spans.within(Kind.evaluation):`."""
+    """Record of this rank's time by kind: `with run.spans.within(Kind.evaluation):`."""
     step_ends: deque[tuple[float, int]] = field(default_factory=partial(deque, maxlen=_KEPT_STEPS))
     """End of each of the newest steps on this rank (seconds since the epoch) and its number; first, the start."""
     step: int = 0

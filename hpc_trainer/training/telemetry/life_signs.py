@@ -115,7 +115,7 @@ class LifeSigns:
             names: the names in the run's folder as the server has them; empty to check for a deadline only.
         """
         if CANCEL in names:
-            # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
+            # `cancel` signals the ranks that it can see; a rank that was just starting finds the marker here.
             self.stop.request("CANCEL marker")
         if self.saves.must_stop:
             self.stop.request(DEADLINE)
