@@ -88,7 +88,7 @@ def groups_of(model: nn.Module) -> list[Group]:
             "a model of ours (mlp, cnn, resnet18, gpt, ..), prune.method=unstructured, or write a method "
             "channel_groups() (hpc_trainer/models/channels.py)."
         )
-    groups = [_group(model, each) for each in method()]
+    groups = [_group(model, channels) for channels in method()]
     if not groups:
         raise ConfigError(f"{kind}.channel_groups() is empty: there is no channel to remove. Use prune.method=none.")
     return groups
@@ -165,7 +165,7 @@ def removed_channels(model: nn.Module) -> dict[str, torch.Tensor]:
     Raises:
         ConfigError: as in `groups_of`.
     """
-    found = {}
+    removed = {}
     for group in groups_of(model):
         is_zero = torch.ones(group.num_channels, dtype=torch.bool)
         for weight in tensors_of(model, group).values():
@@ -173,8 +173,8 @@ def removed_channels(model: nn.Module) -> dict[str, torch.Tensor]:
         units = is_zero.view(group.num_units, group.unit).all(1)
         if units.all():
             units[0] = False
-        found[group.channels.name] = units.repeat_interleave(group.unit)
-    return found
+        removed[group.channels.name] = units.repeat_interleave(group.unit)
+    return removed
 
 
 def shrink(model: nn.Module) -> nn.Module:

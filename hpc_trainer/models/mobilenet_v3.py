@@ -150,20 +150,20 @@ class MobilenetV3(nn.Module):
 
         A zero channel stays zero with any weight of the squeeze.
         """
-        found: list[Channels] = []
+        groups: list[Channels] = []
         for path, block in self.blocks.named_modules(prefix="blocks"):
             if not isinstance(block, InvertedResidual):
                 continue
-            parts = [(f"{path}.residual.{index}", each) for index, each in enumerate(block.residual)]
-            convs = [name for name, each in parts if isinstance(each, nn.Conv2d)]
-            norms = [name for name, each in parts if isinstance(each, nn.BatchNorm2d)]
-            squeeze = [name for name, each in parts if isinstance(each, SqueezeExcite)]
+            parts = [(f"{path}.residual.{index}", layer) for index, layer in enumerate(block.residual)]
+            convs = [name for name, layer in parts if isinstance(layer, nn.Conv2d)]
+            norms = [name for name, layer in parts if isinstance(layer, nn.BatchNorm2d)]
+            squeeze = [name for name, layer in parts if isinstance(layer, SqueezeExcite)]
             if len(convs) == 3:  # else the depthwise convolution reads the block's input itself
                 made = (convs[0], norms[0], convs[1], norms[1], *(f"{name}.excite" for name in squeeze))
-                found.append(Channels(made_by=made, read_by=(convs[2], *(f"{name}.squeeze" for name in squeeze))))
-            found += [Channels(made_by=(f"{name}.squeeze",), read_by=(f"{name}.excite",)) for name in squeeze]
+                groups.append(Channels(made_by=made, read_by=(convs[2], *(f"{name}.squeeze" for name in squeeze))))
+            groups += [Channels(made_by=(f"{name}.squeeze",), read_by=(f"{name}.excite",)) for name in squeeze]
         return [
-            *found,
+            *groups,
             Channels(made_by=("last_conv.0", "last_conv.1"), read_by=("classifier.0",)),
             Channels(made_by=("classifier.0",), read_by=("classifier.3",)),
         ]

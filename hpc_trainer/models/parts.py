@@ -47,8 +47,8 @@ class Part:
 
     def of(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
         """Return the module or method of `model` that this part runs. Raises AttributeError if there is none."""
-        found: Callable[[Tensor], Tensor] = operator.attrgetter(self.name)(model)
-        return found
+        member: Callable[[Tensor], Tensor] = operator.attrgetter(self.name)(model)
+        return member
 
     @property
     def needs(self) -> tuple[str, ...]:

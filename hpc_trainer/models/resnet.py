@@ -145,7 +145,7 @@ class Resnet(nn.Module):
         for path, block in self.stages.named_modules(prefix="stages"):
             if not isinstance(block, _Block):
                 continue
-            convs = [index for index, each in enumerate(block.residual) if isinstance(each, nn.Conv2d)]
+            convs = [index for index, layer in enumerate(block.residual) if isinstance(layer, nn.Conv2d)]
             names = [(f"{path}.residual.{index}", f"{path}.residual.{index + 1}") for index in convs]
             inside += [Channels(made_by=made, read_by=(read,)) for made, (read, _) in itertools.pairwise(names)]
             readers = [names[0][0]]

@@ -128,12 +128,12 @@ def block_channels(shape: BlockShape, num_layers: int) -> list[Channels]:
     group_size = shape.num_heads // (shape.num_kv_heads or shape.num_heads)
     head = (group_size + 2) * (shape.dim // shape.num_heads)
     wide = ("mlp_in", "mlp_gate") if shape.has_swiglu else ("mlp_in",)
-    found = []
+    groups = []
     for name in (f"blocks.{index}" for index in range(num_layers)):
         made_by, read_by = (f"{name}.attention.query_key_value",), (f"{name}.attention.out",)
-        found.append(Channels(made_by=made_by, read_by=read_by, unit=head))
-        found.append(Channels(made_by=tuple(f"{name}.{each}" for each in wide), read_by=(f"{name}.mlp_out",)))
-    return found
+        groups.append(Channels(made_by=made_by, read_by=read_by, unit=head))
+        groups.append(Channels(made_by=tuple(f"{name}.{layer}" for layer in wide), read_by=(f"{name}.mlp_out",)))
+    return groups
 
 
 def block_plan(shape: BlockShape) -> dict[str, ParallelStyle]:

@@ -23,9 +23,9 @@ def match_weights(model: nn.Module, patterns: Iterable[str], key: str) -> dict[s
         ConfigError: a pattern matches no weight.
     """
     weights = dict(model.named_parameters(remove_duplicate=False))
-    found = {}
+    matched = {}
     for pattern in patterns:
         for problem in unfit(key, [pattern], weights, f"weight of {type(model).__name__}"):
             raise ConfigError(problem)
-        found[pattern] = [*dict.fromkeys(weight for name, weight in weights.items() if fnmatchcase(name, pattern))]
-    return found
+        matched[pattern] = [*dict.fromkeys(weight for name, weight in weights.items() if fnmatchcase(name, pattern))]
+    return matched

@@ -37,7 +37,7 @@ def computed(meters: Mapping[int, Meters], group: RankGroup, *, counts: bool) ->
         ConfigError: a metric's value is not one number, or its states cannot be merged.
     """
     names = list(next(iter(meters.values())))
-    found = {}
+    values = {}
     for name in names:
         mine = {share: each[name] for share, each in meters.items()}
         first = next(iter(mine.values()))
@@ -48,8 +48,8 @@ def computed(meters: Mapping[int, Meters], group: RankGroup, *, counts: bool) ->
         with warnings.catch_warnings():  # torchmetrics warns on a rank without samples
             warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
             value = first.compute()
-        found[eval_name(name)] = _number(name, value)
-    return found
+        values[eval_name(name)] = _number(name, value)
+    return values
 
 
 def _gathered(name: str, mine: Mapping[int, Any], group: RankGroup) -> list[list[list[torch.Tensor]]]:
@@ -72,20 +72,20 @@ def _gathered(name: str, mine: Mapping[int, Any], group: RankGroup) -> list[list
 
 def _parts(metric: Any) -> Iterator[Any]:
     """Yield the metric, and the metrics that it contains."""
-    return (each for each in metric.modules() if callable(getattr(each, "sync", None)))
+    return (part for part in metric.modules() if callable(getattr(part, "sync", None)))
 
 
 def _recorded(part: Any) -> list[torch.Tensor]:
     """Return the tensors that a metric would send to other ranks, in the metric's order."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def record(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-        found.append(tensor)
+        tensors.append(tensor)
         return [tensor]
 
     part.sync(dist_sync_fn=record, distributed_available=_yes)
     part.unsync()
-    return found
+    return tensors
 
 
 def _replay(states: Sequence[Sequence[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
@@ -105,7 +105,7 @@ def _yes() -> bool:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return float(value)
-    found = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    kind = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
     raise ConfigError(
-        f"the metric {name!r} computes {found}; the loop logs one number. Choose an average of it, or one metric each."
+        f"the metric {name!r} computes {kind}; the loop logs one number. Choose an average of it, or one metric each."
     )

@@ -34,9 +34,9 @@ class MultiLabel(PairTask):
         """Return sums over all labels: losses, correct, predicted and present, predicted plus present; the count."""
         logits, targets = like_targets(outputs, targets)
         loss = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
-        told, there = logits > 0, targets > 0.5
+        predicted, present = logits > 0, targets > 0.5
         count = logits.new_tensor(logits.numel(), dtype=torch.int64)
-        return loss, (told == there).sum(), (told & there).sum(), told.sum() + there.sum(), count
+        return loss, (predicted == present).sum(), (predicted & present).sum(), predicted.sum() + present.sum(), count
 
     def predictions_of(self, outputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return for each label whether it is predicted (`labels`, 0 or 1), and its probability."""

@@ -47,9 +47,9 @@ class OwnTask:
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Return the user's loss. Raises ConfigError if it is not a scalar that backward can start from."""
-        loss, told = self._told(model, batch)
+        loss, metrics = self._told(model, batch)
         if not self._is_checked:
-            self._check(told)
+            self._check(metrics)
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise ConfigError(
                 f"{self._what}: the loss does not hang on the model's weights, so nothing can be learned. Compute it "
@@ -75,9 +75,9 @@ class OwnTask:
         Raises:
             ConfigError: the user's `loss` returns other metrics than for the last batch, or too few.
         """
-        loss, told = self._told(model, batch)
+        loss, reported = self._told(model, batch)
         meters = metrics or self.metrics()
-        numbers = {name: value for name, value in told.items() if name not in meters}
+        numbers = {name: value for name, value in reported.items() if name not in meters}
         names = tuple(sorted(numbers))
         if self._names and names != self._names:
             raise ConfigError(
@@ -85,18 +85,18 @@ class OwnTask:
                 "another batch. Return the same ones each time."
             )
         self._names = names
-        missing = sorted(meters.keys() - told.keys())
+        missing = sorted(meters.keys() - reported.keys())
         if missing:
             raise ConfigError(
                 f"{self._what}: loss(model, batch) does not return {missing[0]!r}, which metrics() has. Return (loss, "
                 f"{{{missing[0]!r}: (predictions, targets), ..}}): what that metric's update takes."
             )
         for name, metric in metrics.items():
-            given = told[name]
+            given = reported[name]
             metric.update(*given) if isinstance(given, (tuple, list)) else metric.update(given)
         count = self.num_targets(batch) if self._count is not None else num_samples
         parts = [self._scalar(loss, "loss"), *(self._scalar(numbers[name], name) for name in names)]
-        values = torch.stack([each.to(loss.device, dtype) for each in parts])
+        values = torch.stack([part.to(loss.device, dtype) for part in parts])
         values = values * count if count else torch.zeros_like(values)  # a mean over nothing is NaN
         return torch.cat([values, values.new_full((1,), count)])
 
@@ -117,31 +117,31 @@ class OwnTask:
                 f"{self._what} has no method predictions(model, batch), and nobody else knows what of its batches goes "
                 "into the model. Give it one that returns {name: tensor [batch, ..]}."
             )
-        told: Any = tell(model, batch)
-        if not isinstance(told, Mapping) or not all(isinstance(each, torch.Tensor) for each in told.values()):
+        named: Any = tell(model, batch)
+        if not isinstance(named, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in named.values()):
             raise ConfigError(
-                f"{self._what}: predictions(model, batch) returned a {type(told).__name__}; it returns a dict of "
+                f"{self._what}: predictions(model, batch) returned a {type(named).__name__}; it returns a dict of "
                 "tensors [batch, ..] by name."
             )
-        return told
+        return named
 
     def metrics(self) -> Mapping[str, Any]:
         """Return the metrics of the user's `metrics()`. Raises ConfigError if they are not metrics of torchmetrics."""
         make = getattr(self._own, "metrics", None)
-        found: Any = make() if callable(make) else {}
-        if not isinstance(found, Mapping) or isinstance(found, nn.Module):
+        metrics: Any = make() if callable(make) else {}
+        if not isinstance(metrics, Mapping) or isinstance(metrics, nn.Module):
             raise ConfigError(
-                f"{self._what}: metrics() returned a {type(found).__name__}; it returns a dict of single metrics of "
+                f"{self._what}: metrics() returned a {type(metrics).__name__}; it returns a dict of single metrics of "
                 "torchmetrics by name."
             )
-        for name, metric in found.items():
-            if not all(callable(getattr(metric, each, None)) for each in ("update", "compute", "sync", "unsync")):
+        for name, metric in metrics.items():
+            if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "sync", "unsync")):
                 raise ConfigError(
                     f"{self._what}: metrics()[{name!r}] is a {type(metric).__name__}, and no metric of torchmetrics, "
                     "which alone can be put together from several ranks. For a mean, return a number of loss(model, "
                     "batch) instead."
                 )
-        return found
+        return metrics
 
     def _check(self, told: Mapping[str, Any]) -> None:
         """Check the metrics at the first step: the first evaluation may come only at the end of a long training."""
@@ -152,8 +152,8 @@ class OwnTask:
         self._is_checked = True
 
     def _told(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        told = self._own.loss(model, batch)
-        loss, metrics = told if isinstance(told, tuple) and len(told) == 2 else (told, {})
+        result = self._own.loss(model, batch)
+        loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(metrics, Mapping):
             raise ConfigError(
                 f"{self._what}: loss(model, batch) returned (loss, {type(metrics).__name__}); what stands second is a "

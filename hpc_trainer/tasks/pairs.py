@@ -47,7 +47,7 @@ class PairTask(ABC):
         outputs = model(inputs)
         if outputs is None:  # before the last stage of a pipeline
             return None
-        return torch.stack([each.to(dtype) for each in self.sums_of(outputs, targets)])
+        return torch.stack([value.to(dtype) for value in self.sums_of(outputs, targets)])
 
     def predictions(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
         """Return the predictions of `predictions_of` for the model's outputs."""

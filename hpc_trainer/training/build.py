@@ -85,8 +85,8 @@ def open_training(config: TrainConfig, run: RunContext) -> Iterator[Training]:
         error = raised
         raise
     finally:
-        for each in active:
-            each.close(error)
+        for ability in active:
+            ability.close(error)
 
 
 def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Ability]) -> Training:
@@ -165,20 +165,20 @@ def build_loss(building: Building, model: nn.Module | None = None) -> tuple[Voti
     seed_everything(config.seed)  # the same weights on every rank, for any number of ranks
     if model is None:
         model = build_model(config, building.dataset)
-    for each in building.abilities:
-        each.see_whole(model, building)
+    for ability in building.abilities:
+        ability.see_whole(model, building)
     decays = frozenset(decaying(model).values())
-    for each in building.abilities:
-        each.cut(model, building)
+    for ability in building.abilities:
+        ability.cut(model, building)
     if building.run is not None:  # tensors without content cannot move
         model = model.to(device)
-    for each in building.abilities:
-        each.on_device(model, building)
+    for ability in building.abilities:
+        ability.on_device(model, building)
     # Dropout differs between ranks that read different samples. After all groups of DTensors, which draw numbers too.
     seed_everything(config.seed, building.mesh.stream)
     loss = VotingLoss(model, building.task, device=device)
-    for each in building.abilities:
-        each.on_loss(loss, building)
+    for ability in building.abilities:
+        ability.on_loss(loss, building)
     return loss, decays
 
 
@@ -186,10 +186,10 @@ def _find_sizes(building: Building, loss: VotingLoss) -> BatchSizes:
     """Determine the batch sizes: those of the configuration, or those that features choose. Collective."""
     sizes = BatchSizes.given(building.config.train)
     with contextlib.ExitStack() as trying:
-        for each in building.abilities:
-            trying.enter_context(each.trying())
-        for each in building.abilities:
-            sizes = each.sizes(sizes, loss, building)
+        for ability in building.abilities:
+            trying.enter_context(ability.trying())
+        for ability in building.abilities:
+            sizes = ability.sizes(sizes, loss, building)
     return sizes
 
 
@@ -199,10 +199,10 @@ def make_optimizer(
     """Build the optimizer of `model` from configuration and features; args as in `build_optimizer`. Collective."""
 
     def change(recipe: Recipe) -> Recipe:
-        for each in building.abilities:
-            recipe = each.optimizer(recipe, model, building)
-        for each in building.abilities:
-            recipe = each.around_optimizer(recipe, model, building)
+        for ability in building.abilities:
+            recipe = ability.optimizer(recipe, model, building)
+        for ability in building.abilities:
+            recipe = ability.around_optimizer(recipe, model, building)
         return recipe
 
     config = building.config
@@ -256,8 +256,8 @@ def build_dataset(
 
 
 def _with_features(dataset: MapDataset, split: Split, active: Sequence[Ability]) -> MapDataset:
-    for each in active:
-        dataset = each.samples(dataset, split)
+    for ability in active:
+        dataset = ability.samples(dataset, split)
     return dataset
 
 
@@ -291,4 +291,4 @@ def _takes(target: Any, name: str) -> bool:
         arguments = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return True
-    return name in arguments or any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+    return name in arguments or any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())

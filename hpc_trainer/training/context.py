@@ -207,7 +207,7 @@ class RunContext(RankProgress):
 
     def last_evaluation(self) -> dict[str, float] | None:
         """Return the newest evaluation in metrics.jsonl if its step is the one resumed at; else None. Collective."""
-        newest = [each for each in read_metrics(self.paths.metrics) if "eval_loss" in each][-1:]
+        newest = [record for record in read_metrics(self.paths.metrics) if "eval_loss" in record][-1:]
         here = dict(newest[0]) if newest and newest[0]["step"] == self.first_step else {}
         return self.group.broadcast({key: here[key] for key in here if key not in RESERVED} or None)  # type: ignore[no-any-return]
 

@@ -138,12 +138,12 @@ class ResumeContract:
                 f"{checkpoint.path.name} does not say what it was made with (saved by an older version): not compared."
             )
             return None
-        found = compare(was, self.facts, allow=self.allow, defaults=self.defaults)
-        for line in lines_of(found):
+        differences = compare(was, self.facts, allow=self.allow, defaults=self.defaults)
+        for line in lines_of(differences):
             print(line)
-        self.changes = [f"{each.effect.value}: {each}" for each in found if each.effect is not Effect.safe]
+        self.changes = [f"{item.effect.value}: {item}" for item in differences if item.effect is not Effect.safe]
         is_own = self.resume_from is None or Path(self.resume_from) not in (checkpoint.path, *checkpoint.path.parents)
-        return refusal(found, str(checkpoint.path), is_own=is_own)
+        return refusal(differences, str(checkpoint.path), is_own=is_own)
 
 
 def fingerprint(value: Any) -> Any:

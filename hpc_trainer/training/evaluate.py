@@ -73,15 +73,15 @@ def evaluate(
         if part or needs_all:
             batch = copy(dataset.__getitems__(part or range(1)))
             with autocast(precision, group.device.type):
-                found = ask(
+                batch_sums = ask(
                     model,
                     partial(task.sums, num_samples=len(part), dtype=wide, metrics=metrics[share] if part else {}),
                     batch,
                 )
-            if found is not None and not len(sums):
-                sums = torch.zeros(num_shares, len(found), dtype=torch.float64, device=place)
-            if part and found is not None:
-                sums[share] += found.to(place).double()
+            if batch_sums is not None and not len(sums):
+                sums = torch.zeros(num_shares, len(batch_sums), dtype=torch.float64, device=place)
+            if part and batch_sums is not None:
+                sums[share] += batch_sums.to(place).double()
             kind.launch()
         is_stopped = should_stop()
         if is_stopped:

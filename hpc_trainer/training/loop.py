@@ -37,8 +37,8 @@ def _train(config: TrainConfig, run: RunContext, training: Training) -> None:
     state = training.state
     state.resume(run.restore(**state.objects()))
     with run.spans.within(Kind.restore):
-        for each in training.abilities:
-            each.restored()
+        for ability in training.abilities:
+            ability.restored()
     while True:
         with run.spans.within(Kind.start_up):
             batches = open_batches(config, training)
@@ -158,8 +158,8 @@ def _evaluate(config: TrainConfig, run: RunContext, training: Training) -> dict[
     """Evaluate and log; return None if all ranks agreed to stop meanwhile, after everything is saved."""
     step = training.state.step
     with run.spans.within(Kind.evaluation, step), contextlib.ExitStack() as around:
-        for each in training.abilities:
-            around.enter_context(each.evaluating())
+        for ability in training.abilities:
+            around.enter_context(ability.evaluating())
         around.enter_context(buffers_shared(training.state.model, training.mesh.data_groups()))
         metrics = _figures(config, run, training)
     if metrics is None:
@@ -173,7 +173,7 @@ def _figures(config: TrainConfig, run: RunContext, training: Training) -> dict[s
     """Return the metrics of the run's own held-out samples and of the further sets; None if stopped."""
     step, metrics = training.state.step, dict[str, float]()
     for name, samples in {"": training.eval_set, **training.eval_beside}.items():
-        found = evaluate(
+        values = evaluate(
             training.stepper.for_evaluation(training.state.model),
             samples,
             task=training.task,
@@ -186,9 +186,9 @@ def _figures(config: TrainConfig, run: RunContext, training: Training) -> dict[s
             step=step,
             mesh=training.mesh,
         )
-        if found is None:
+        if values is None:
             return None
-        metrics |= {_of_set(name, metric): value for metric, value in found.items()}
+        metrics |= {_of_set(name, metric): value for metric, value in values.items()}
     return metrics
 
 

@@ -177,10 +177,10 @@ class Saver:
         Raises:
             CheckpointError: no checkpoint before that step can be read.
         """
-        found = [step for step, _ in folders.committed(self.store.folder)] if self.group.is_rank_zero else []
-        found = [step for step in self.group.broadcast(found) if step < before]
-        regular = [step for step in found if step % every_steps == 0]
-        for step in [*regular, *found[-1:]]:  # the newest first
+        steps = [step for step, _ in folders.committed(self.store.folder)] if self.group.is_rank_zero else []
+        steps = [step for step in self.group.broadcast(steps) if step < before]
+        regular = [step for step in steps if step % every_steps == 0]
+        for step in [*regular, *steps[-1:]]:  # the newest first
             info = self.store.newest_valid(step)
             if info is not None:
                 return info

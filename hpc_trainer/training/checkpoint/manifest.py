@@ -74,10 +74,10 @@ class Manifest:
             raise CorruptCheckpointError(f"{NAME} does not fit its own checksum: it is torn or its bytes changed.")
         values = json.loads(data)
         del values["checksum"]
-        found = values.pop("format")
-        if found != FORMAT:
+        version = values.pop("format")
+        if version != FORMAT:
             raise CheckpointError(
-                f"{NAME} has format {found!r}; we read {FORMAT}. Go on with the version that wrote it."
+                f"{NAME} has format {version!r}; we read {FORMAT}. Go on with the version that wrote it."
             )
         files = [FileRecord(**record) for record in values.pop("files")]
         manifest = cls(files=files, **values)
@@ -172,8 +172,8 @@ def merge_pieces(told: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
         CheckpointError: the pieces of a tensor, which the message names, do not make the whole, each part once.
     """
     sharded: dict[str, dict[str, Any]] = {name: {**form, "pieces": []} for name, form in told[0]["forms"].items()}
-    for rank, each in enumerate(told):
-        for name, (offsets, lengths) in each["pieces"].items():
+    for rank, part in enumerate(told):
+        for name, (offsets, lengths) in part["pieces"].items():
             if name not in sharded:
                 raise CheckpointError(
                     f"rank {rank} holds a part of {name}, and rank 0 knows no such sharded tensor; all ranks must save "

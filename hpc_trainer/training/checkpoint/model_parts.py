@@ -77,10 +77,10 @@ def module_state(value: nn.Module) -> dict[str, Any]:
     for name, buffer in value.named_buffers():
         if name in state and is_sharded(buffer) and all(each.is_replicate() for each in buffer.placements):  # type: ignore[attr-defined]
             state[name] = local_tensor(buffer.detach())
-    found = find_whole(value)
-    if found is None:
+    part = find_whole(value)
+    if part is None:
         return state
-    prefix, whole = found
+    prefix, whole = part
     around: dict[str, Any] = {key: each for key, each in state.items() if not key.startswith(prefix)}
     held = {key.removeprefix(prefix): each for key, each in state.items() if key.startswith(prefix)}
     return around | {prefix + name: each for name, each in whole.state(held).items()}

@@ -95,18 +95,18 @@ def from_trees(
         has_own = {name for name, value in objects.items() if _is_own(value) or _has_buffers(value)}
         check_keys("checkpoint, this rank's part", own, has_own)
     names, own = weight_names(objects), own or {}
-    found = {}
+    loaded = {}
     for name, value in objects.items():
         if _is_generator(value):
             if name in own:
                 _set_generator(value, whole_tree(own[name]))
-            found[name] = value
+            loaded[name] = value
         elif _is_own(value):
-            found[name] = _load_one(name, value, own[name], None, names)
+            loaded[name] = _load_one(name, value, own[name], None, names)
         else:
             buffers = own.get(name, {}) if is_same_world else None
-            found[name] = _load_one(name, value, shared[name], buffers, names)
-    return found
+            loaded[name] = _load_one(name, value, shared[name], buffers, names)
+    return loaded
 
 
 def load_objects(
@@ -151,7 +151,7 @@ _DIFFERING: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 def differ_by_rank(*objects: Any) -> None:
     """Save and load these objects by rank from now on, like those with `differs_by_rank = True`."""
-    _DIFFERING.update({id(each): each for each in objects})
+    _DIFFERING.update({id(value): value for value in objects})
 
 
 def _differs(value: Any) -> bool:

@@ -52,21 +52,21 @@ def keep_in_host(optimizer: torch.optim.Optimizer) -> None:
 
 def weight_names(objects: Mapping[str, Any]) -> Names:
     """Return the names of the weights of all modules in `objects`; tied weights have their first name."""
-    found = Names()
+    names = Names()
     for name, value in objects.items():
         if isinstance(value, nn.Module):
             # After a forward pass without a backward pass FSDP still shows whole weights; `state_dict` makes it put the
             # optimizer's weights back.
             value.state_dict()
             for key, weight in value.named_parameters():
-                found.setdefault(id(weight), f"{name}.{key}")
+                names.setdefault(id(weight), f"{name}.{key}")
             part = find_whole(value)
             if part is not None:
-                prefix, found.whole = part
-                whole = found.whole
-                found.of_all += tuple(f"{name}.{prefix}{each}" for each in whole.trained)
-                found.owned |= {f"{name}.{prefix}{each}" for each in whole.owned}
-    return found
+                prefix, names.whole = part
+                whole = names.whole
+                names.of_all += tuple(f"{name}.{prefix}{each}" for each in whole.trained)
+                names.owned |= {f"{name}.{prefix}{each}" for each in whole.owned}
+    return names
 
 
 def optimizer_tree(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
@@ -162,12 +162,12 @@ def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any
         rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size(), device=weights[0].device
     )
     state: dict[str, Any] = {}
-    for rank, told in enumerate(group.gather({"structure": structure, "forms": forms})):
+    for rank, report in enumerate(group.gather({"structure": structure, "forms": forms})):
         parts = {
             each: Shard(tuple(shape), DTYPES[dtype], Box.whole(shape), tensors[each] if rank == group.rank else None)
-            for each, (dtype, shape) in told["forms"].items()
+            for each, (dtype, shape) in report["forms"].items()
         }
-        state |= unpack(parts, told["structure"])
+        state |= unpack(parts, report["structure"])
     return {each: state[each] for each in named if each in state}
 
 
@@ -201,7 +201,7 @@ def _of_part(
 def _is_wider(values: Mapping[str, Any], weight: torch.Tensor) -> bool:
     """Return True if a moment is fp32 and its weight has 16 bits."""
     tensors = (value for value in values.values() if isinstance(value, (torch.Tensor, SavedTensor)) and value.ndim)
-    return weight.itemsize == 2 and any(each.dtype is torch.float32 for each in tensors)
+    return weight.itemsize == 2 and any(tensor.dtype is torch.float32 for tensor in tensors)
 
 
 def _only(values: Mapping[str, Any], *, has_moments: bool) -> dict[str, Any]:

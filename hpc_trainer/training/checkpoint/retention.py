@@ -55,11 +55,11 @@ class Retention:
         Raises:
             OSError: a rename failed; no checkpoint is half deleted under its name.
         """
-        found = folders.committed(folder)
-        best = self.best({step: scores[step] for step, _ in found if step in scores})
-        regular = self._newest_regular([step for step, _ in found])
+        checkpoints = folders.committed(folder)
+        best = self.best({step: scores[step] for step, _ in checkpoints if step in scores})
+        regular = self._newest_regular([step for step, _ in checkpoints])
         num_valid, deleted = 0, []
-        for step, path in found:
+        for step, path in checkpoints:
             if num_valid < self.keep_last:
                 num_valid += is_valid(path)
             elif not (path == saved or step in (best, regular) or self.is_nth(step) or folders.is_pinned(path)):

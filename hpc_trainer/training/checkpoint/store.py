@@ -145,8 +145,8 @@ class CheckpointStore:
             UntrustedFileError: another user owns a file or may write it, or it is a symbolic link.
             CheckpointError: the checkpoint has a newer format, or the folder cannot be read.
         """
-        found = on_rank_zero(self._group, lambda: self._scan(only))
-        return None if found is None else CheckpointInfo(**{**found, "path": self.folder / found["path"]})
+        fields = on_rank_zero(self._group, lambda: self._scan(only))
+        return None if fields is None else CheckpointInfo(**{**fields, "path": self.folder / fields["path"]})
 
     def load(self, info: CheckpointInfo, take: Callable[[Any, Any], T] = _take_all) -> T:
         """Call `take` with (state that ranks share, state of this rank alone), and return its result. Collective.
@@ -276,18 +276,18 @@ def find_start(
     if newest is not None or resume_from is None:
         return own, newest
     store, step = _open(Path(resume_from), group)
-    found = store.newest_valid(only=step)
-    if found is None:
+    checkpoint = store.newest_valid(only=step)
+    if checkpoint is None:
         raise CheckpointError(
             f"checkpoint.resume_from={resume_from} holds no valid checkpoint (any more). Name another, or leave it out "
             "to begin at step 0."
         )
-    if found.step >= num_steps:
+    if checkpoint.step >= num_steps:
         raise ConfigError(
-            f"train.num_steps={num_steps} must be more than {found.step}, the step at which "
-            f"checkpoint.resume_from={resume_from} begins: it counts all steps from 0. Use {2 * found.step}, say."
+            f"train.num_steps={num_steps} must be more than {checkpoint.step}, the step at which "
+            f"checkpoint.resume_from={resume_from} begins: it counts all steps from 0. Use {2 * checkpoint.step}, say."
         )
-    return store, found
+    return store, checkpoint
 
 
 def _open(path: Path, group: RankGroup) -> tuple[CheckpointStore, int | None]:

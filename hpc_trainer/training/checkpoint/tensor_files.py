@@ -269,11 +269,11 @@ class OpenFiles:
 
     def tensors(self, name: str) -> dict[str, SavedTensor]:
         """Return all tensors of a file that holds each of them whole."""
-        file, found = self[name], {}
+        file, tensors = self[name], {}
         for tensor in file.names():
             dtype, shape = file.form(tensor)
-            found[tensor] = SavedTensor(tensor, shape, dtype, ((Box.whole(shape), name),), self)
-        return found
+            tensors[tensor] = SavedTensor(tensor, shape, dtype, ((Box.whole(shape), name),), self)
+        return tensors
 
     def __enter__(self) -> OpenFiles:
         return self

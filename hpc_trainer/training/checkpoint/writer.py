@@ -110,7 +110,7 @@ class CheckpointWriter:
         if not on_rank_zero(self._group, lambda: self._begin(path, temporary)):
             return False
         try:
-            parts, told = on_each_rank(
+            parts, reports = on_each_rank(
                 self._group,
                 lambda: self._copy_parts(parts_of_rank(replicated, per_rank, self._group.rank), is_background),
             )
@@ -125,11 +125,11 @@ class CheckpointWriter:
                     meta=dict(meta),
                     files=sorted(files, key=lambda record: record.name in shards),  # stable: those of shards come last
                     replicated=parts.structure,
-                    per_rank=[each["structure"] for each in told],
-                    sharded=merge_pieces(told),
+                    per_rank=[report["structure"] for report in reports],
+                    sharded=merge_pieces(reports),
                 )
 
-            num_bytes = sum(each["bytes"] for each in told)
+            num_bytes = sum(report["bytes"] for report in reports)
             on_rank_zero(self._group, lambda: self._check_room(step, num_bytes + len(describe([]).to_bytes())))
         except HpcTrainerError:
             if self._group.is_rank_zero:
@@ -184,8 +184,8 @@ class CheckpointWriter:
         thread = self._thread
         assert thread is not None, "a save was begun"
         progress, outcome = thread.progress, thread.outcome
-        words = self._group.gather({"progress": progress, "outcome": outcome, "seconds": thread.seconds})
-        outcome, progress = words[0]["outcome"], sum(word["progress"] for word in words)
+        reports = self._group.gather({"progress": progress, "outcome": outcome, "seconds": thread.seconds})
+        outcome, progress = reports[0]["outcome"], sum(report["progress"] for report in reports)
         if outcome is None:
             return None, progress
         thread.join()  # returns at once: other ranks' threads reported to rank 0 before its thread could end
@@ -197,7 +197,7 @@ class CheckpointWriter:
             raise_any([outcome], thread.cause)
         except HpcTrainerError as raised:
             error = raised
-        return SaveResult(step=thread.step, path=thread.path, seconds=words[0]["seconds"], error=error), progress
+        return SaveResult(step=thread.step, path=thread.path, seconds=reports[0]["seconds"], error=error), progress
 
     def _begin(self, path: Path, temporary: Path) -> bool:
         """Create the fresh folder; return False if the checkpoint exists already."""
@@ -265,7 +265,7 @@ class CheckpointWriter:
         others = mail.take([str(rank) for rank in range(1, self._group.world_size)]) if mail is not None else []
         try:
             raise_any([outcome, *others], cause)
-            records = [FileRecord(**record) for each in (outcome, *others) for record in each["value"]]
+            records = [FileRecord(**record) for result in (outcome, *others) for record in result["value"]]
             self.before_commit()
             self._commit(temporary, thread.path, describe(records))
         except Exception:

@@ -77,7 +77,7 @@ class WriterThread:
         """Bytes written so far: a sign of life."""
         self.notes: list[str] = []
         self.outcome: dict[str, Any] | None = None
-        """Outcome of the work, as `rank_errors.attempt` returns it; None while the thread runs."""
+        """Outcome of the work, the first result of `rank_errors.attempt`; None while the thread runs."""
         self.cause: Exception | None = None
         self.begin, self.seconds = time.perf_counter(), 0.0
         self._work, self._is_background = work, is_background

@@ -24,19 +24,22 @@ class PinnedCopies:
         """Return the batch on the GPU; work launched afterwards on the current stream can use it."""
         with torch.cuda.stream(self._stream):
             # torch keeps pinned memory for the next batch, and does not reuse it before the copy is done.
-            copied = map_tensors(batch, lambda each: each.pin_memory().to(self._device, non_blocking=True))
+            copied = map_tensors(batch, lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
-        for each in tensors_of(copied):
-            each.record_stream(current)  # the memory is not reused before the step is done with it
+        for tensor in tensors_of(copied):
+            tensor.record_stream(current)  # the memory is not reused before the step is done with it
         return copied
 
 
 def copies_to(device: torch.device) -> Callable[[Batch], Batch]:
-    """Return a function that copies a batch to `device`; only for a GPU the host does not wait for the copy."""
+    """Return a function that copies a batch to `device`.
+
+    The host waits for the copy, except for a GPU; on the CPU nothing is copied.
+    """
     if device.type == "cuda":
         return PinnedCopies(device)
-    return lambda batch: map_tensors(batch, lambda each: each.to(device))
+    return lambda batch: map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 def on_device(batches: BatchIterator, device: torch.device) -> BatchIterator:

@@ -29,10 +29,10 @@ def shares_of(rank: int, world_size: int, num_shares: int) -> range:
     Raises:
         ValueError: `num_shares` is not a multiple of `world_size`.
     """
-    each, rest = divmod(num_shares, world_size)
-    if rest or each < 1:
+    per_rank, rest = divmod(num_shares, world_size)
+    if rest or per_rank < 1:
         raise ValueError(f"num_shares={num_shares} must be a multiple of world_size={world_size}.")
-    return range(rank * each, (rank + 1) * each)
+    return range(rank * per_rank, (rank + 1) * per_rank)
 
 
 def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
@@ -160,7 +160,7 @@ def train_batches(
     )
     source: Any = dataset if changing is None else Seeded(changing, order.seed)
     if num_workers == 0:
-        return BatchIterator((source.__getitems__(each) for each in indices), [])
+        return BatchIterator((source.__getitems__(batch) for batch in indices), [])
     return BatchIterator(*start_processes(source, indices, num_workers))
 
 

@@ -139,7 +139,7 @@ def share(
     if mesh.devices is not None:
         if mesh.num_data_ranks > 1:
             # FSDP needs weights of one number format.
-            dtype = next((each.dtype for each in loss.model.parameters() if each.requires_grad), None)
+            dtype = next((weight.dtype for weight in loss.model.parameters() if weight.requires_grad), None)
             loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device, dtype=dtype))
         return share_among_data_ranks(loss, mesh, parallel)
     if deterministic:
@@ -170,6 +170,6 @@ def ask(module: nn.Module, task: Callable[[nn.Module, Any], torch.Tensor | None]
         batch: as `task` takes it.
     """
     if is_fully_sharded(module) and isinstance(module, VotingLoss):
-        found: torch.Tensor | None = module(batch, asked=task)
-        return found
+        result: torch.Tensor | None = module(batch, asked=task)
+        return result
     return task(module, batch)

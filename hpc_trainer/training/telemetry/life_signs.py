@@ -85,7 +85,7 @@ class LifeSigns:
             "step": step,
             "num_steps": self.num_steps,
             "steps_per_s": speed,
-            "eta_s": (self.num_steps - step) / speed if speed and self.num_steps else None,  # 0: nobody knows
+            "eta_s": (self.num_steps - step) / speed if speed and self.num_steps else None,  # 0: the end is unknown
             "time": now,
             "attempt": self.attempt,
             "job_id": self.env.job_id,

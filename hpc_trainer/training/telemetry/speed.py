@@ -76,5 +76,5 @@ class Speed:
             del newest[0]
         self._seconds += newest
         counted = sorted(itertools.islice(reversed(self._seconds), max(WINDOW, len(newest))))
-        found = ((name, nearest_rank(counted, share)) for name, share in _QUANTILES.items())
-        return {name: value for name, value in found if value is not None}
+        quantiles = ((name, nearest_rank(counted, share)) for name, share in _QUANTILES.items())
+        return {name: value for name, value in quantiles if value is not None}
