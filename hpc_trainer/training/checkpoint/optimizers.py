@@ -33,8 +33,8 @@ from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack, unp
 class Names(dict[int, str]):
     """Names of weights by their id.
 
-    If ranks hold parts of a model (`model_parts`), `of_all` are the names of the trained weights of all parts in the
-    model's order, and `owned` those that this rank's part writes; else both are empty.
+    `of_all` and `owned` are empty unless ranks hold parts of a model (`model_parts`). `of_all`: names of the trained
+    weights of all parts, in the model's order. `owned`: those that this rank's part writes.
     """
 
     whole: WholeModel | None = None
