@@ -1,8 +1,8 @@
-"""Small, readable reference models, and what they share: whether the data are any for them.
+"""Small, readable reference models, and their common checks of the data's shapes.
 
-That numbers of a configuration are legal was asked when the run was planned (`config/rules/limit_rules.py`).
+The values of a configuration were checked when the run was planned (`config/rules/limit_rules.py`).
 
-Each file holds one class, built as `Class(config, input_shape=..., num_classes=...)`; the two shapes come
+Each file holds one class, built as `Class(config, input_shape=..., num_classes=...)`; both values come
 from the data set. `forward(inputs)` returns logits:
 
     images  float32 [batch, channels, height, width]  ->  [batch, num_classes]            all but
@@ -19,15 +19,16 @@ from hpc_trainer.errors import ConfigError
 
 
 def check_num_classes(value: int) -> None:
-    """Raise ConfigError unless there is an output: a class, or a number of a regression."""
+    """Raise ConfigError unless there is at least one output: a class, or a number of a regression."""
     if value < 1:
         raise ConfigError(f"data.num_classes={value!r} must be ≥ 1; nearest legal: data.num_classes=1.")
 
 
 def image_shape(model: str, input_shape: tuple[int, ...], *, smallest: int) -> tuple[int, int, int]:
-    """(channels, height, width) of an image data set.
+    """Return (channels, height, width) of an image data set.
 
-    Raises ConfigError where the data set holds no images, or images below `smallest` pixels on a side.
+    Raises:
+        ConfigError: the data set holds no images, or images below `smallest` pixels on a side.
     """
     if len(input_shape) != 3:
         raise ConfigError(

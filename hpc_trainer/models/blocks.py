@@ -1,4 +1,4 @@
-"""The blocks of a model: what FSDP, recomputation, compilation and others take one by one."""
+"""Blocks of a model: the modules that FSDP, recomputation, compilation and others process one by one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hpc_trainer.errors import ConfigError
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost items of lists and sequences that consist of modules themselves: layers of a transformer or ResNet.
+    """Yield the blocks of a module, such as the layers of a transformer or ResNet.
 
-    A sequence of plain layers (an MLP) has none.
+    A block is an outermost item of an nn.ModuleList or nn.Sequential that has modules in it. A sequence of plain
+    layers (an MLP) has no blocks.
     """
     for child in module.children():
         is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
@@ -24,10 +25,15 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def check_has_blocks(model: nn.Module, what: str, use: str) -> None:
-    """Of a whole model; a stage of one may have none.
+    """Check that a whole model has blocks; a stage of it may have none.
+
+    Args:
+        model: the whole model.
+        what: the beginning of the message: what would be done to blocks.
+        use: what to use instead, for the message.
 
     Raises:
-        ConfigError: `what` does something to blocks, and there are none; `use` is the way out.
+        ConfigError: the model has no blocks.
     """
     if not any(True for _ in blocks(model)):
         raise ConfigError(

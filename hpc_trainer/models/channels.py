@@ -1,6 +1,6 @@
-"""Which channels of a model go together, and the model without those that are zero.
+"""Groups of channels of a model, and removal of the channels that are zero.
 
-A model says it by a method `channel_groups() -> list[Channels]`. Nothing is guessed from a graph:
+A model declares its groups in a method `channel_groups() -> list[Channels]`. Nothing is guessed from a graph:
 
     class Tower(nn.Module):
         def __init__(self, input_shape, num_classes):
@@ -13,8 +13,8 @@ A model says it by a method `channel_groups() -> list[Channels]`. Nothing is gue
         def channel_groups(self):
             return [Channels(made_by=("widen", "norm"), read_by=("head",))]
 
-A channel whose numbers in all layers of `made_by` are zero must be zero where `read_by` reads it: after a norm without
-gain and bias, and after functions that take 0 to 0 (ReLU, GELU, pooling, a mean).
+If the weights of a channel are zero in all layers of `made_by`, the input of `read_by` must be zero there: this holds
+after a norm whose gain and bias are zero, and after functions that map 0 to 0 (ReLU, GELU, pooling, a mean).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """Channels that layers share, and can lose together.
+    """Channels that several layers share, and that can be removed from them together.
 
     Args:
-        made_by: names of the convolutions and linear layers whose outputs they are, several where outputs are added up,
-            and of the norms behind them.
-        read_by: names of the convolutions and linear layers whose inputs they are. A linear layer may have several
-            inputs for each channel, side by side, as after nn.Flatten.
-        unit: outputs of `made_by`, side by side, that can only go together: of attention the queries, keys and values
-            of a head. `read_by` has inputs for each unit, not for each of its channels.
+        made_by: names of the convolutions and linear layers that compute the channels (several if their outputs are
+            added up), and of the norms after them.
+        read_by: names of the convolutions and linear layers whose inputs are the channels. A linear layer may have
+            several adjacent inputs for each channel, as after nn.Flatten.
+        unit: number of adjacent outputs of `made_by` that can only be removed together, such as queries, keys and
+            values of an attention head. `read_by` has inputs for each unit, not for each of its channels.
     """
 
     made_by: tuple[str, ...]
@@ -53,14 +53,15 @@ class Channels:
 
     @property
     def name(self) -> str:
-        """Of its first layer."""
+        """Name of the first layer."""
         return self.made_by[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`Channels` of one model. `unit`: channels that can only go together: those of one group of a GroupNorm, or of a
-    head.
+    """`Channels` of one model, with their number.
+
+    `unit`: number of channels that can only be removed together: those of a group of a GroupNorm, or of a head.
     """
 
     channels: Channels
@@ -69,14 +70,15 @@ class Group:
 
     @property
     def num_units(self) -> int:
-        """What can be removed, and the one that must stay."""
+        """Number of units; all but one can be removed."""
         return self.num_channels // self.unit
 
 
 def groups_of(model: nn.Module) -> list[Group]:
-    """What `model` says of its channels.
+    """Return the groups of channels that `model` declares.
 
-    Raises ConfigError: it says nothing, or what does not fit its layers.
+    Raises:
+        ConfigError: the model declares no groups, or groups that do not match its layers.
     """
     kind = type(model).__name__
     method = getattr(model, "channel_groups", None)
@@ -86,7 +88,7 @@ def groups_of(model: nn.Module) -> list[Group]:
             "a model of ours (mlp, cnn, resnet18, gpt, ..), prune.method=unstructured, or write a method "
             "channel_groups() (hpc_trainer/models/channels.py)."
         )
-    groups = [_group(model, each) for each in method()]
+    groups = [_group(model, channels) for channels in method()]
     if not groups:
         raise ConfigError(f"{kind}.channel_groups() is empty: there is no channel to remove. Use prune.method=none.")
     return groups
@@ -131,7 +133,7 @@ def _num_outputs(layer: nn.Module) -> int | None:
 
 
 def _is_depthwise(layer: Any) -> bool:
-    """A channel in, the same channel out."""
+    """Return True for a convolution whose outputs each depend on the same input channel alone."""
     return isinstance(layer, _CONVOLUTIONS) and layer.groups == layer.in_channels == layer.out_channels > 1
 
 
@@ -144,7 +146,7 @@ def _num_inputs(layer: nn.Module) -> int | None:
 
 
 def tensors_of(model: nn.Module, group: Group) -> dict[str, nn.Parameter]:
-    """By name the parameters whose first dimension is the channels of `group`."""
+    """Return the parameters, by name, whose first dimension is the channels of `group`."""
     modules = dict(model.named_modules())
     return {
         f"{name}.{key}": weight
@@ -155,13 +157,15 @@ def tensors_of(model: nn.Module, group: Group) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def removed_channels(model: nn.Module) -> dict[str, torch.Tensor]:
-    """By name of a group's first layer, which of its channels are zero in all layers: bool [channels], on the CPU.
+    """Return the removable channels of each group, by its first layer's name: bool [channels], on the CPU.
 
-    Weights are whole. Of channels that can only go together none counts while one is left; nor does the last.
+    These are the channels that are zero in all layers. A unit counts only if all its channels are zero; if all units
+    are zero, the first one stays. Weights must be whole, not sharded.
 
-    Raises ConfigError: as `groups_of`.
+    Raises:
+        ConfigError: as in `groups_of`.
     """
-    found = {}
+    removed = {}
     for group in groups_of(model):
         is_zero = torch.ones(group.num_channels, dtype=torch.bool)
         for weight in tensors_of(model, group).values():
@@ -169,24 +173,30 @@ def removed_channels(model: nn.Module) -> dict[str, torch.Tensor]:
         units = is_zero.view(group.num_units, group.unit).all(1)
         if units.all():
             units[0] = False
-        found[group.channels.name] = units.repeat_interleave(group.unit)
-    return found
+        removed[group.channels.name] = units.repeat_interleave(group.unit)
+    return removed
 
 
 def shrink(model: nn.Module) -> nn.Module:
-    """A copy of `model` without the channels that are zero: smaller layers, the same outputs when it evaluates.
+    """Return a copy of `model` without the zero channels: smaller layers, the same outputs in evaluation.
 
-    Raises ConfigError: as `groups_of`.
+    Raises:
+        ConfigError: as in `groups_of`.
     """
     return without_channels(model, removed_channels(model))
 
 
 def without_channels(model: nn.Module, removed: Mapping[str, torch.Tensor | Sequence[bool]]) -> nn.Module:
-    """A copy of `model` without these channels, as `removed_channels` tells them; [] or no entry: all stay.
+    """Return a copy of `model` without the channels in `removed`.
 
-    With that of an export it makes the layers into which the export's weights fit, of a model with any weights.
+    With the `removed` of an export, a model with any weights gets layers that the export's weights fit.
 
-    Raises ConfigError: as `groups_of`, or a group has another number of channels.
+    Args:
+        model: the model.
+        removed: as from `removed_channels`; a group with [] or no entry keeps all its channels.
+
+    Raises:
+        ConfigError: as in `groups_of`, or a group has another number of channels.
     """
     smaller = copy.deepcopy(model)
     modules = dict(smaller.named_modules())
@@ -228,7 +238,13 @@ def _keep_outputs(layer: Any, kept: torch.Tensor) -> None:
 
 
 def _keep_inputs(layer: Any, kept: torch.Tensor, num_parts: int) -> None:
-    """`kept`: of so many parts of its inputs, of equal size and side by side."""
+    """Keep some of the inputs of a layer, in place.
+
+    Args:
+        layer: a linear layer or a convolution.
+        kept: indices of the parts of the inputs to keep.
+        num_parts: number of all parts: adjacent inputs, equally many in each part.
+    """
     size = layer.weight.shape[1] // num_parts
     places = (kept[:, None] * size + torch.arange(size)).flatten()
     layer.weight = _picked(layer.weight, 1, places)

@@ -12,15 +12,15 @@ from hpc_trainer.models.channels import Channels
 
 SMALLEST_IMAGE = 8
 _CHANNELS_PER_GROUP = 8
-_GRID = 4  # cells a side that the classifier sees (4 to 7 where the size is no multiple of 8)
+_GRID = 4  # cells per side that the classifier sees (4 to 7 if the size is not a multiple of 8)
 
 
 class Cnn(nn.Module):
     """Two blocks of 3x3 convolution, GroupNorm and ReLU; `num_channels`, then twice as many.
 
     GroupNorm (Wu and He 2018), not BatchNorm: no buffers to keep equal between ranks, and one sample's logits
-    do not depend on the rest of its batch. Images float32 [batch, C, H, W], 8 pixels a side or more, to
-    logits [batch, num_classes]. Raises ConfigError where the input shape cannot be.
+    do not depend on the rest of its batch. Maps images float32 [batch, C, H, W], 8 pixels or more per side, to
+    logits [batch, num_classes]. Raises ConfigError if the input shape is not possible.
     """
 
     def __init__(self, config: CnnConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -40,12 +40,12 @@ class Cnn(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images [batch, C, H, W] to logits [batch, num_classes]."""
+        """Map images [batch, C, H, W] to logits [batch, num_classes]."""
         logits: Tensor = self.classifier(self.features(inputs))
         return logits
 
     def channel_groups(self) -> list[Channels]:
-        """The channels of both blocks; the classifier has the cells of each side by side."""
+        """Return the channels of both blocks; the classifier has the cells of each channel as adjacent inputs."""
         return [
             Channels(made_by=("features.0", "features.1"), read_by=("features.4",)),
             Channels(made_by=("features.4", "features.5"), read_by=("classifier.2",)),
@@ -53,7 +53,7 @@ class Cnn(nn.Module):
 
 
 def _block(num_in: int, num_out: int) -> list[nn.Module]:
-    # gcd: GroupNorm wants equal groups, and num_channels may be any number.
+    # gcd: GroupNorm needs equal groups, and num_channels may be any number.
     num_groups = num_out // math.gcd(_CHANNELS_PER_GROUP, num_out)
     return [
         nn.Conv2d(num_in, num_out, kernel_size=3, padding=1, bias=False),

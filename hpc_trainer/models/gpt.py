@@ -1,8 +1,8 @@
-"""A decoder-only transformer in the manner of GPT-2 (Radford et al. 2019); on bytes with `data=text_bytes`.
+"""Decoder-only transformer like GPT-2 (Radford et al. 2019); on bytes with `data=text_bytes`.
 
 Learned positions, LayerNorm before each sub-layer, GELU (tanh form) of 4 x embed_dim, a head tied to the
 token embedding; weights start at N(0, 0.02), those that write to the residual stream at 0.02 / sqrt(2 x
-num_layers). Keys choose what later models have (transformer.py): rotary positions, RMSNorm, SwiGLU, grouped queries.
+num_layers). Keys choose options of later models (transformer.py): rotary positions, RMSNorm, SwiGLU, grouped queries.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _INIT_STD = 0.02
 
 
 class TiedHead(nn.Module):
-    """Hidden states [.., dim] and the token embedding [vocabulary, dim] to logits [.., vocabulary]; holds no weight.
+    """Output layer without a weight: maps hidden states [.., dim] and an embedding [vocabulary, dim] to logits.
 
-    Tied by use, not by a second parameter: safetensors refuses two names for one memory.
+    The weight is tied by use, not by a second parameter: safetensors refuses two names for one memory.
     """
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
-        """[batch, seq_len, embed_dim] by [num_rows, embed_dim] to logits [batch, seq_len, num_rows]."""
+        """Map [batch, seq_len, embed_dim] and [num_rows, embed_dim] to logits [batch, seq_len, num_rows]."""
         return functional.linear(hidden, embedding)
 
 
@@ -42,9 +42,9 @@ class Gpt(nn.Module):
     """`num_layers` blocks over token and position embeddings.
 
     `input_shape` is (seq_len,), the longest window; `num_classes` is the vocabulary, which is rounded up to a multiple
-    of `vocab_multiple`. Tokens int64 [batch, seq] with seq ≤ seq_len to logits [batch, seq, num_classes as rounded];
-    logits at a position depend on tokens up to it only. Raises ConfigError where the input shape cannot be, or a window
-    is too long.
+    of `vocab_multiple`. Maps tokens int64 [batch, seq], seq ≤ seq_len, to logits [batch, seq, rounded num_classes];
+    logits at a position depend only on tokens up to it. Raises ConfigError if the input shape is not possible, or a
+    window is too long.
     """
 
     def __init__(self, config: GptConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -72,7 +72,7 @@ class Gpt(nn.Module):
                 nn.init.normal_(module.weight, std=_INIT_STD)
 
     def forward(self, inputs: Tensor, *, with_head: bool = True) -> Tensor:
-        """Tokens [batch, seq] to logits [batch, seq, num_classes]; without the head to [batch, seq, embed_dim]."""
+        """Map tokens [batch, seq] to logits [batch, seq, num_classes], or to [batch, seq, embed_dim] without head."""
         hidden = self.embed(inputs)
         for block in self.blocks:
             hidden = block(hidden)
@@ -80,7 +80,7 @@ class Gpt(nn.Module):
         return self.apply_head(hidden) if with_head else hidden
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Tokens [batch, seq] to the residual stream [batch, seq, embed_dim]."""
+        """Map tokens [batch, seq] to the residual stream [batch, seq, embed_dim]."""
         seq_len = inputs.shape[1]
         if seq_len > self.seq_len:
             raise ConfigError(
@@ -94,16 +94,16 @@ class Gpt(nn.Module):
         return outputs
 
     def predict(self, hidden: Tensor) -> Tensor:
-        """The residual stream to logits [batch, seq, num_classes]."""
+        """Map the residual stream to logits [batch, seq, num_classes]."""
         return self.apply_head(self.norm(hidden))
 
     def apply_head(self, hidden: Tensor) -> Tensor:
-        """The output layer: [.., embed_dim] to logits [.., num_classes]."""
+        """Apply the output layer: map [.., embed_dim] to logits [.., num_classes]."""
         logits: Tensor = self.head(hidden, self.token_embedding.weight)
         return logits
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
-        """How ranks share the layers: as `block_plan` says, and the vocabulary is divided; positions are copied."""
+        """Return how ranks share the layers: `block_plan`, a divided vocabulary, and copied positions."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import PrepareModuleInputOutput, RowwiseParallel
 
@@ -117,11 +117,11 @@ class Gpt(nn.Module):
         }  # fmt: skip
 
     def channel_groups(self) -> list[Channels]:
-        """Of each block heads, and units of the perceptron; the residual stream stays as wide as it is."""
+        """Return heads and perceptron units of each block; the width of the residual stream does not change."""
         return block_channels(self._shape, len(self.blocks))
 
     def pipeline_parts(self) -> list[Part]:
-        """How it is cut into stages: before and after each block. The first and the last stage hold the embedding."""
+        """Return the parts for stages, cut before and after each block; the first and the last hold the embedding."""
         blocks = [Part(f"blocks.{index}") for index in range(len(self.blocks))]
         positions = () if self.position_embedding is None else ("position_embedding",)
         return [

@@ -1,7 +1,7 @@
-"""`model=hf`: a model of transformers, built from its configuration alone; weights come by `init_from`.
+"""`model=hf`: a model of transformers, built from its configuration alone; `init_from` loads weights.
 
-It stays the library's own class, with its names of layers and weights, so files of the library's format go in and out
-as they are. Only its `forward` is another: inputs alone, logits back.
+The model keeps the library's class, with its names of layers and weights, so files of the library's format can be
+loaded and saved as they are. Only `forward` differs: it takes only the inputs, and returns only the logits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hpc_trainer.models import check_num_classes
 
 
 def build(config: HfConfig, *, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """The model with random weights in fp32, whatever format its files have.
+    """Build the model with random weights in fp32, whatever the number format of its files is.
 
-    Tokens int64 [batch, seq] to logits [batch, seq, vocabulary] (..ForCausalLM) or [batch, num_classes]
-    (..ForSequenceClassification), images float32 [batch, C, H, W] to logits [batch, num_classes].
+    The model maps tokens int64 [batch, seq] to logits [batch, seq, vocabulary] (..ForCausalLM) or [batch, num_classes]
+    (..ForSequenceClassification), or images float32 [batch, C, H, W] to logits [batch, num_classes].
 
     Raises:
         ConfigError: transformers is missing or refuses a value, or the model is too small for the data.
@@ -34,7 +34,7 @@ def build(config: HfConfig, *, input_shape: tuple[int, ...], num_classes: int) -
         described = kind.config_class(**values)
         _check(described, config, input_shape, num_classes)
         if hasattr(described, "use_cache"):
-            described.use_cache = False  # of keys and values, for generating
+            described.use_cache = False  # a cache of keys and values, for generation only
         model: nn.Module = _with_logits(kind)(described)
     except ConfigError:
         raise
@@ -47,7 +47,7 @@ def build(config: HfConfig, *, input_shape: tuple[int, ...], num_classes: int) -
 
 
 def _class_of(config: HfConfig) -> Any:
-    """The class of transformers. Raises ConfigError."""
+    """Return the class of transformers. Raises ConfigError if there is none, or if the package is missing."""
     transformers = optional("transformers", "model=hf")
     kind = getattr(transformers, config.architecture or "", None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
@@ -58,7 +58,7 @@ def _class_of(config: HfConfig) -> Any:
 
 
 def _check(described: Any, config: HfConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Raises ConfigError: the data are none for such a model, or it is too small for them."""
+    """Check that the model can use the data. Raises ConfigError if it reads other data, or is too small for these."""
     wanted = 3 if config.reads_images else 1
     if len(input_shape) != wanted:
         reads = "images (channels, height, width)" if wanted == 3 else "tokens (seq_len,)"
@@ -80,7 +80,7 @@ def _check(described: Any, config: HfConfig, input_shape: tuple[int, ...], num_c
 
 @functools.cache
 def _with_logits(kind: Any) -> Any:
-    """`kind` of the same name, whose `forward` takes inputs alone and returns logits alone."""
+    """Return a subclass of `kind` with the same name, whose `forward` takes only inputs and returns only logits."""
 
     def forward(self: Any, inputs: Tensor) -> Tensor:
         logits: Tensor = kind.forward(self, **{kind.main_input_name: inputs}).logits

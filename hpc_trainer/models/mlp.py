@@ -1,4 +1,4 @@
-"""A multilayer perceptron over images or rows of numbers, flattened: the smallest model that learns."""
+"""Multilayer perceptron over flattened images or rows of numbers: the smallest model that learns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hpc_trainer.models.channels import Channels
 class Mlp(nn.Module):
     """`num_layers` hidden layers of `hidden_dim` with ReLU and dropout, then a linear classifier.
 
-    Inputs float32 [batch, ...], of any shape, to logits [batch, num_classes].
-    Raises ConfigError where the input shape cannot be.
+    Maps inputs float32 [batch, ...], of any shape, to logits [batch, num_classes].
+    Raises ConfigError if the input shape is not possible.
     """
 
     def __init__(self, config: MlpConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -35,7 +35,7 @@ class Mlp(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(dim, num_classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """As the class says. Raises ConfigError: these are tokens."""
+        """Map inputs [batch, ...] to logits [batch, num_classes]. Raises ConfigError if the inputs are tokens."""
         if not inputs.is_floating_point():
             raise ConfigError(
                 f"model=mlp reads numbers, and these inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}. For "
@@ -45,6 +45,6 @@ class Mlp(nn.Module):
         return logits
 
     def channel_groups(self) -> list[Channels]:
-        """The units of each hidden layer, which the next linear layer reads."""
+        """Return the units of each hidden layer, which the next linear layer reads."""
         linear = [f"layers.{index}" for index, each in enumerate(self.layers) if isinstance(each, nn.Linear)]
         return [Channels(made_by=(made,), read_by=(read,)) for made, read in itertools.pairwise(linear)]

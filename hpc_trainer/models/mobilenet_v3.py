@@ -21,7 +21,7 @@ _SQUEEZE = 4  # the paper, section 5.3: a quarter of the expansion
 
 
 class _Row(NamedTuple):
-    """A block, as in the paper's tables 1 and 2."""
+    """Row of the paper's tables 1 and 2: one block."""
 
     kernel_size: int
     expansion: int
@@ -66,7 +66,7 @@ _NETWORKS = {MobilenetSize.small: (_SMALL, 576, 1024), MobilenetSize.large: (_LA
 
 
 class SqueezeExcite(nn.Module):
-    """Channels are weighed by what all of the image has (Hu et al. 2017); [batch, C, H, W] to the same."""
+    """Layer that weights channels by their means over the whole image (Hu et al. 2017); keeps [batch, C, H, W]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class SqueezeExcite(nn.Module):
         self.excite = nn.Conv2d(num_squeezed, channels, kernel_size=1)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, C, H, W] to the same."""
+        """Return the weighted channels, [batch, C, H, W]."""
         # A mean, not AdaptiveAvgPool2d: the same numbers, and deterministic on CUDA.
         squeezed = nn.functional.relu(self.squeeze(inputs.mean(dim=(2, 3), keepdim=True)))
         outputs: Tensor = inputs * nn.functional.hardsigmoid(self.excite(squeezed))
@@ -83,7 +83,7 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to `expansion` channels, a depthwise convolution, 1x1 to `num_out`; a shortcut where shapes are alike."""
+    """1x1 to `expansion` channels, a depthwise convolution, 1x1 to `num_out`; a shortcut if shapes are equal."""
 
     def __init__(self, num_in: int, row: _Row) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class InvertedResidual(nn.Module):
         self.has_shortcut = row.stride == 1 and num_in == row.num_out
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
+        """Map [batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
         outputs: Tensor = self.residual(inputs)
         return outputs + inputs if self.has_shortcut else outputs
 
@@ -107,9 +107,9 @@ class InvertedResidual(nn.Module):
 class MobilenetV3(nn.Module):
     """Stem, inverted residual blocks, a last convolution, mean over the image, a classifier with one hidden layer.
 
-    Images float32 [batch, C, H, W], 8 pixels a side or more, to logits [batch, num_classes]; the last blocks of an
-    image below 64 pixels see one place, so such a rank needs a micro-batch of 2 or more. Raises ConfigError where the
-    input shape cannot be.
+    Maps images float32 [batch, C, H, W], 8 pixels or more per side, to logits [batch, num_classes]. The last blocks
+    have a single position for an image below 64 pixels, so a rank then needs a micro-batch of 2 or more. Raises
+    ConfigError if the input shape is not possible.
     """
 
     def __init__(self, config: MobilenetV3Config, *, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -137,38 +137,39 @@ class MobilenetV3(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images [batch, C, H, W] to logits [batch, num_classes]."""
+        """Map images [batch, C, H, W] to logits [batch, num_classes]."""
         return self.head(self.blocks(self.stem(inputs)))
 
     def head(self, features: Tensor) -> Tensor:
-        """Features [batch, channels, H, W] to logits [batch, num_classes]."""
+        """Map features [batch, channels, H, W] to logits [batch, num_classes]."""
         logits: Tensor = self.classifier(self.last_conv(features).mean(dim=(2, 3)))
         return logits
 
     def channel_groups(self) -> list[Channels]:
-        """Of each block that expands the channels between its convolutions, and those of the squeeze; then the
-        classifier's. A zero channel stays zero whatever it is weighed by.
+        """Return the channels between convolutions of blocks that expand, those of the squeezes, and the classifier's.
+
+        A zero channel stays zero with any weight of the squeeze.
         """
-        found: list[Channels] = []
+        groups: list[Channels] = []
         for path, block in self.blocks.named_modules(prefix="blocks"):
             if not isinstance(block, InvertedResidual):
                 continue
-            parts = [(f"{path}.residual.{index}", each) for index, each in enumerate(block.residual)]
-            convs = [name for name, each in parts if isinstance(each, nn.Conv2d)]
-            norms = [name for name, each in parts if isinstance(each, nn.BatchNorm2d)]
-            squeeze = [name for name, each in parts if isinstance(each, SqueezeExcite)]
-            if len(convs) == 3:  # else the depthwise one reads the stream itself
+            parts = [(f"{path}.residual.{index}", layer) for index, layer in enumerate(block.residual)]
+            convs = [name for name, layer in parts if isinstance(layer, nn.Conv2d)]
+            norms = [name for name, layer in parts if isinstance(layer, nn.BatchNorm2d)]
+            squeeze = [name for name, layer in parts if isinstance(layer, SqueezeExcite)]
+            if len(convs) == 3:  # else the depthwise convolution reads the block's input itself
                 made = (convs[0], norms[0], convs[1], norms[1], *(f"{name}.excite" for name in squeeze))
-                found.append(Channels(made_by=made, read_by=(convs[2], *(f"{name}.squeeze" for name in squeeze))))
-            found += [Channels(made_by=(f"{name}.squeeze",), read_by=(f"{name}.excite",)) for name in squeeze]
+                groups.append(Channels(made_by=made, read_by=(convs[2], *(f"{name}.squeeze" for name in squeeze))))
+            groups += [Channels(made_by=(f"{name}.squeeze",), read_by=(f"{name}.excite",)) for name in squeeze]
         return [
-            *found,
+            *groups,
             Channels(made_by=("last_conv.0", "last_conv.1"), read_by=("classifier.0",)),
             Channels(made_by=("classifier.0",), read_by=("classifier.3",)),
         ]
 
     def pipeline_parts(self) -> list[Part]:
-        """How it is cut for pipeline parallelism: before and after each block."""
+        """Return the parts for pipeline parallelism, cut before and after each block."""
         blocks = [Part(f"blocks.{index}") for index in range(len(self.blocks))]
         return [Part("stem"), *blocks, Part("head", ("last_conv", "classifier"))]
 
@@ -177,7 +178,7 @@ def _conv(
     num_in: int, num_out: int, kernel_size: int, stride: int = 1, groups: int = 1,
     *, activation: type[nn.ReLU] | type[nn.Hardswish] | None = None,
 ) -> list[nn.Module]:  # fmt: skip
-    """A convolution with its norm, whose two numbers are those of the paper's training, and an activation."""
+    """Return a convolution, its norm with eps and momentum of the paper's training, and the activation, if any."""
     made: list[nn.Module] = [
         nn.Conv2d(
             num_in, num_out, kernel_size, stride=stride, padding=kernel_size // 2, groups=groups, bias=False
@@ -188,6 +189,6 @@ def _conv(
 
 
 def _multiple_of_8(channels: int) -> int:
-    """The nearest multiple, and no more than a tenth below."""
+    """Return the nearest multiple of 8, or the next one if that is more than a tenth below `channels`."""
     rounded = max(8, (channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded

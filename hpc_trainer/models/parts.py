@@ -1,7 +1,8 @@
-"""How a model is cut for pipeline parallelism: its forward pass as parts, one after the other.
+"""Parts of a model for pipeline parallelism: the pieces of its forward pass, which run one after the other.
 
-A model says how by a method `pipeline_parts() -> list[Part]`; an `nn.Sequential` needs none, its items are the parts.
-`forward(inputs)` must be the last part of the one before it, and so on down to the first part of `inputs`:
+A model declares them in a method `pipeline_parts() -> list[Part]`; an `nn.Sequential` needs none: its items are the
+parts. `forward(inputs)` must be the same as all parts in order: the first takes `inputs`, and each next one takes the
+output of the part before:
 
     class Tower(nn.Module):
         def __init__(self, input_shape, num_classes):
@@ -16,8 +17,8 @@ A model says how by a method `pipeline_parts() -> list[Part]`; an `nn.Sequential
         def classify(self, hidden):
             return self.head(self.norm(hidden))
 
-Parts have names, not functions, so that a copy of the model runs its own. Between parts goes one
-tensor of floating-point numbers whose first dimension is the batch; a part must not change its input in place.
+Parts are names, not functions, so that a copy of the model runs its own modules. One tensor of floating-point numbers
+goes from part to part; its first dimension is the batch. A part must not change its input in place.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ class Part:
     """A piece of a model's forward pass.
 
     Args:
-        name: a module of the model, as `blocks.3`, or a method of it that takes one tensor and returns one.
-        uses: modules, parameters and buffers of the model that a method needs, by name; () is the module itself. Two
-            parts may use one: it then lives in both stages, and its gradients are added up.
+        name: a module of the model, such as `blocks.3`, or a method of it that takes one tensor and returns one.
+        uses: names of modules, parameters and buffers of the model that a method needs; () means the module itself.
+            Two parts may use the same one: it is then in both stages, and its gradients are added up.
     """
 
     name: str
     uses: tuple[str, ...] = ()
 
     def of(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """What it runs of `model`. Raises AttributeError: the model has nothing of that name."""
-        found: Callable[[Tensor], Tensor] = operator.attrgetter(self.name)(model)
-        return found
+        """Return the module or method of `model` that this part runs. Raises AttributeError if there is none."""
+        member: Callable[[Tensor], Tensor] = operator.attrgetter(self.name)(model)
+        return member
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of what must be there for it to run."""
+        """Names of the modules, parameters and buffers that the part needs."""
         return self.uses or (self.name,)
 
 
 def parts_of(model: nn.Module) -> Sequence[Part]:
-    """The parts of `model`, in the order in which they run.
+    """Return the parts of `model`, in the order in which they run.
 
     Raises:
-        ConfigError: it does not say how it can be cut, or says what it does not have.
+        ConfigError: the model does not declare parts, or declares names that it does not have.
     """
     kind = type(model).__name__
     method = getattr(model, "pipeline_parts", None)

@@ -1,4 +1,4 @@
-"""Dropout inside a layer that tensor-parallel ranks share: other numbers on each rank, and nothing more to save."""
+"""Dropout in a layer that tensor-parallel ranks share: each rank draws other numbers, with no more state to save."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def own_random_stream() -> ParallelStyle:
-    """For a `tensor_parallel_plan`: what the layer draws is this rank's own, while training with `layer.dropout` > 0.
+    """Return a style for a `tensor_parallel_plan`: in training the layer draws from this rank's own random stream.
 
-    Ranks of one tensor-parallel group draw the same numbers, as they hold the same activations. Inside of attention
-    they hold other heads, and one dropout mask for heads of two ranks would be wrong. So the layer takes a number from
-    the common stream, the same on all of them, and seeds its own stream from it and the rank; after it the common one
-    goes on. Recomputation restores that and so draws the same again. Megatron keeps a second state instead.
+    This needs `layer.dropout` > 0. Ranks of one tensor-parallel group draw the same numbers, because they hold the same
+    activations. In attention they hold different heads, and the same dropout mask for heads of two ranks would be
+    wrong. So the layer draws a number from the common stream, the same on all ranks, and seeds its own stream from it
+    and the rank; afterwards the common stream continues. Recomputation restores the common stream, so it draws the same
+    numbers again. Megatron keeps a second state instead.
     """
     from torch.distributed.tensor.parallel import ParallelStyle
 
@@ -38,8 +39,9 @@ def own_random_stream() -> ParallelStyle:
 
 @functools.cache
 def _forked(kind: type[nn.Module]) -> type[nn.Module]:
-    """`kind` with a stream of its own; a class and no hooks: torch.compile takes layers for alike by their class, and
-    hooks have numbers.
+    """Return a subclass of `kind` that draws from its own random stream.
+
+    A class, not hooks: torch.compile recognises equal layers by their class, and hooks have numbers.
     """
 
     def forward(self: Any, *args: Any) -> Any:
@@ -51,9 +53,10 @@ def _forked(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def in_own_stream(layer: Any, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """`forward` of `layer`, which draws from a stream of this rank; the common one goes on after it.
+    """Run `forward` of `layer` with this rank's own random stream; afterwards the common stream continues.
 
-    It reads a number, so torch.compile must leave it out (features/compile/graphs.py), though not `forward`.
+    This function reads a number from a tensor, so torch.compile must skip it (features/compile/graphs.py), but not
+    `forward`.
     """
     drawn = int(torch.randint(2**62, ())) + layer.own_stream_rank
     before, devices = torch.get_rng_state(), [(kind, kind.rng_state()) for kind in kinds_in_use()]

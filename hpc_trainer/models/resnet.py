@@ -21,7 +21,7 @@ SMALLEST_IMAGE = 8
 
 
 class _Block(nn.Module):
-    """A residual and a shortcut, added."""
+    """Block of a ResNet: the sum of a residual and a shortcut."""
 
     expansion: ClassVar[int]
     residual: nn.Sequential
@@ -29,7 +29,7 @@ class _Block(nn.Module):
     relu: nn.ReLU
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
+        """Map [batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
         outputs: Tensor = self.relu(self.residual(inputs) + self.shortcut(inputs))
         return outputs
 
@@ -85,10 +85,10 @@ _STAGES: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, in
 class Resnet(nn.Module):
     """Stem, four stages of residual blocks (1, 2, 4 and 8 x width), mean over the image, linear classifier.
 
-    Images float32 [batch, C, H, W], 8 pixels a side or more, to logits [batch, num_classes]. A side below
-    `small_input_below` brings the paper's CIFAR stem: 3x3, stride 1, no pooling. BatchNorm trains on the
-    samples of one rank; the last stage of an 8x8 image is 1x1, so such a rank needs a micro batch of 2 or
-    more. Raises ConfigError where the input shape cannot be.
+    Maps images float32 [batch, C, H, W], 8 pixels or more per side, to logits [batch, num_classes]. Images with a side
+    below `small_input_below` get the paper's CIFAR stem: 3x3, stride 1, no pooling. BatchNorm trains on the
+    samples of one rank; the last stage of an 8x8 image is 1x1, so a rank then needs a micro batch of 2 or
+    more. Raises ConfigError if the input shape is not possible.
     """
 
     def __init__(self, config: ResnetConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -118,16 +118,16 @@ class Resnet(nn.Module):
                 nn.init.zeros_(last_norm.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images [batch, C, H, W] to logits [batch, num_classes]."""
+        """Map images [batch, C, H, W] to logits [batch, num_classes]."""
         return self.head(self.stages(self.stem(inputs)))
 
     def head(self, features: Tensor) -> Tensor:
-        """Features [batch, channels, H, W] to logits [batch, num_classes]."""
+        """Map features [batch, channels, H, W] to logits [batch, num_classes]."""
         logits: Tensor = self.classifier(features.mean(dim=(2, 3)))
         return logits
 
     def pipeline_parts(self) -> list[Part]:
-        """How it is cut for pipeline parallelism: before and after each block."""
+        """Return the parts for pipeline parallelism, cut before and after each block."""
         blocks = [
             Part(f"stages.{index}.{number}")
             for index, stage in enumerate(self.stages.children())
@@ -136,19 +136,20 @@ class Resnet(nn.Module):
         return [Part("stem"), *blocks, Part("head", ("classifier",))]
 
     def channel_groups(self) -> list[Channels]:
-        """Inside of blocks what one convolution hands to the next; and of each stage the channels that all its blocks
-        add to, which the next stage reads.
+        """Return the channels between two convolutions of a block, and those of each stage.
+
+        All blocks of a stage add to the channels of the stage, and the next stage reads them.
         """
         inside: list[Channels] = []
         added: list[tuple[list[str], list[str]]] = [(["stem.0", "stem.1"], [])]
         for path, block in self.stages.named_modules(prefix="stages"):
             if not isinstance(block, _Block):
                 continue
-            convs = [index for index, each in enumerate(block.residual) if isinstance(each, nn.Conv2d)]
+            convs = [index for index, layer in enumerate(block.residual) if isinstance(layer, nn.Conv2d)]
             names = [(f"{path}.residual.{index}", f"{path}.residual.{index + 1}") for index in convs]
             inside += [Channels(made_by=made, read_by=(read,)) for made, (read, _) in itertools.pairwise(names)]
             readers = [names[0][0]]
-            if isinstance(block.shortcut, nn.Sequential):  # a new stream: the one before ends here
+            if isinstance(block.shortcut, nn.Sequential):  # a new stream of channels: the last one ends here
                 added[-1][1].extend([*readers, f"{path}.shortcut.0"])
                 added.append(([f"{path}.shortcut.0", f"{path}.shortcut.1", *names[-1]], []))
             else:

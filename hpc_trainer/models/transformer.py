@@ -1,6 +1,6 @@
-"""The block of our transformers: attention, then a perceptron, each normalised before and added to what comes in.
+"""Block of our transformers: attention, then a perceptron, each with a norm before and added to its input.
 
-`model=gpt` and `model=vit` are made of it. Its choices are those of GPT-2 (Radford et al. 2019) or later ones: rotary
+`model=gpt` and `model=vit` consist of it. Its options are those of GPT-2 (Radford et al. 2019) or later ones: rotary
 positions (Su et al. 2021, arXiv:2104.09864), RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), SwiGLU (Shazeer 2020,
 arXiv:2002.05202) and grouped queries (Ainslie et al. 2023, arXiv:2305.13245).
 """
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 _ROPE_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
-_RMS_EPS = 1e-5  # of Llama 2; torch's default hangs on the number format
+_RMS_EPS = 1e-5  # as in Llama 2; torch's default depends on the number format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """Sizes and choices of a block; what is left out is GPT-2's."""
+    """Sizes and options of a block; the defaults are those of GPT-2."""
 
     dim: int
     """Width of the residual stream; `num_heads` divides it."""
     num_heads: int
     mlp_dim: int
-    """Width inside of the perceptron."""
+    """Width of the perceptron's hidden layer."""
     dropout: float = 0.0
     num_kv_heads: int | None = None
-    """Heads of keys and values, which divide `num_heads`; None: as many."""
+    """Number of heads of keys and values, which divides `num_heads`; None for `num_heads`."""
     is_causal: bool = True
-    """A position sees itself and what comes before; else all."""
+    """If True, a position sees itself and earlier positions; else all positions."""
     has_rope: bool = False
     has_rms_norm: bool = False
     has_swiglu: bool = False
     norm_eps: float = 1e-5
     gelu: str = "tanh"
-    """torch's name of the form: tanh (GPT-2) or none (exact)."""
+    """torch's name of the approximation: tanh (GPT-2) or none (exact)."""
 
     def norm(self) -> nn.Module:
-        """A fresh norm over the last dimension."""
+        """Return a new norm over the last dimension."""
         return nn.RMSNorm(self.dim, eps=_RMS_EPS) if self.has_rms_norm else nn.LayerNorm(self.dim, eps=self.norm_eps)
 
 
 class Attention(nn.Module):
-    """Multi-head attention; [batch, seq, dim] to the same."""
+    """Multi-head attention; keeps the shape [batch, seq, dim]."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
@@ -59,15 +59,15 @@ class Attention(nn.Module):
         self.head_dim = shape.dim // shape.num_heads
         self.group_size = shape.num_heads // num_kv_heads
         self.dropout, self.is_causal, self.has_rope = shape.dropout, shape.is_causal, shape.has_rope
-        # Rows by head of keys, as GPT-NeoX and Megatron have them: its queries, its key, its value. So a contiguous
-        # part of the rows is some whole heads.
+        # Rows are ordered by head of keys, as in GPT-NeoX and Megatron: its queries, its key, its value. So contiguous
+        # rows hold whole heads.
         self.query_key_value = nn.Linear(shape.dim, num_kv_heads * (self.group_size + 2) * self.head_dim)
         self.out = nn.Linear(shape.dim, shape.dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[batch, seq_len, dim] to the same."""
+        """Map [batch, seq_len, dim] to the same shape."""
         batch, seq_len, _ = hidden.shape
-        # [batch, seq, kv heads, queries + 2, head_dim]; with tensor parallel this rank's heads
+        # [batch, seq, kv heads, queries + 2, head_dim]; with tensor parallelism only this rank's heads
         by_head = self.query_key_value(hidden).view(batch, seq_len, -1, self.group_size + 2, self.head_dim)
         if self.group_size == 1:  # three of [batch, heads, seq, head_dim]
             query, key, value = by_head.permute(3, 0, 2, 1, 4).unbind(0)
@@ -85,9 +85,9 @@ class Attention(nn.Module):
 
 
 def rotate(heads: Tensor) -> Tensor:
-    """Rotary positions: [batch, heads, seq, head_dim] to the same; dimensions i and i + head_dim / 2 turn together.
+    """Apply rotary positions to [batch, heads, seq, head_dim]; dimensions i and i + head_dim / 2 rotate together.
 
-    Angles are computed each time: a buffer would be kept equal between ranks at every step.
+    Angles are computed each time: a buffer would be made equal on all ranks at every step.
     """
     half, seq_len = heads.shape[-1] // 2, heads.shape[-2]
     speeds = _ROPE_BASE ** (torch.arange(half, device=heads.device, dtype=torch.float32) / -half)
@@ -98,7 +98,7 @@ def rotate(heads: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron, each normalised before and added to the residual stream."""
+    """Attention, then a perceptron, each with a norm before and added to the residual stream."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[batch, seq_len, dim] to the same."""
+        """Map [batch, seq_len, dim] to the same shape."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
         normed = self.mlp_norm(hidden)
         if self.mlp_gate is None:
@@ -124,21 +124,22 @@ class Block(nn.Module):
 
 
 def block_channels(shape: BlockShape, num_layers: int) -> list[Channels]:
-    """What each of `blocks.*` can lose: heads, each key's with its queries, and units of the perceptron."""
+    """Return the removable channels of `blocks.*`: heads (each key's with its queries) and perceptron units."""
     group_size = shape.num_heads // (shape.num_kv_heads or shape.num_heads)
     head = (group_size + 2) * (shape.dim // shape.num_heads)
     wide = ("mlp_in", "mlp_gate") if shape.has_swiglu else ("mlp_in",)
-    found = []
+    groups = []
     for name in (f"blocks.{index}" for index in range(num_layers)):
         made_by, read_by = (f"{name}.attention.query_key_value",), (f"{name}.attention.out",)
-        found.append(Channels(made_by=made_by, read_by=read_by, unit=head))
-        found.append(Channels(made_by=tuple(f"{name}.{each}" for each in wide), read_by=(f"{name}.mlp_out",)))
-    return found
+        groups.append(Channels(made_by=made_by, read_by=read_by, unit=head))
+        groups.append(Channels(made_by=tuple(f"{name}.{layer}" for layer in wide), read_by=(f"{name}.mlp_out",)))
+    return groups
 
 
 def block_plan(shape: BlockShape) -> dict[str, ParallelStyle]:
-    """How tensor-parallel ranks share `blocks.*` (Shoeybi et al. 2019, section 3): heads and the wide layer are
-    divided, norms copied. Two all-reduces a block forward, two backward.
+    """Return how tensor-parallel ranks share `blocks.*` (Shoeybi et al. 2019, section 3).
+
+    Heads and the wide layer are divided, norms copied. Each block needs two all-reduces forward and two backward.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -28,8 +28,8 @@ _NORM_EPS = 1e-6
 class Vit(nn.Module):
     """`num_layers` blocks over the patches of an image and one class token.
 
-    Images float32 [batch, C, H, W] of the data's size to logits [batch, num_classes]. Raises ConfigError where the
-    input shape cannot be, or an image has another size.
+    Maps images float32 [batch, C, H, W] of the data's size to logits [batch, num_classes]. Raises ConfigError if the
+    input shape is not possible, or an image has another size.
     """
 
     def __init__(self, config: VitConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -45,9 +45,9 @@ class Vit(nn.Module):
             norm_eps=_NORM_EPS, gelu="none",
         )  # fmt: skip
         num_patches = (height // self.patch_size) * (width // self.patch_size)
-        # A linear layer over a patch's pixels is the paper's; a convolution of that stride is the same.
+        # A linear layer over a patch's pixels, as in the paper; a convolution with that stride is equivalent.
         self.patch_embedding = nn.Linear(channels * self.patch_size**2, dim)
-        # Embeddings, not parameters of this module: ranks of tensor parallel copy modules.
+        # Embeddings, not parameters of this module: tensor-parallel ranks copy modules.
         self.class_token = nn.Embedding(1, dim)
         self.position_embedding = nn.Embedding(1 + num_patches, dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -61,14 +61,14 @@ class Vit(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images [batch, C, H, W] to logits [batch, num_classes]."""
+        """Map images [batch, C, H, W] to logits [batch, num_classes]."""
         hidden = self.embed(inputs)
         for block in self.blocks:
             hidden = block(hidden)
         return self.predict(hidden)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Images [batch, C, H, W] to the residual stream [batch, 1 + patches, embed_dim]."""
+        """Map images [batch, C, H, W] to the residual stream [batch, 1 + patches, embed_dim]."""
         if tuple(inputs.shape[1:]) != self.image_shape:
             raise ConfigError(
                 f"model=vit was built for images of {self.image_shape} and got {tuple(inputs.shape[1:])}: it has a "
@@ -85,20 +85,20 @@ class Vit(nn.Module):
         return hidden
 
     def predict(self, hidden: Tensor) -> Tensor:
-        """The residual stream to logits [batch, num_classes]."""
+        """Map the residual stream to logits [batch, num_classes]."""
         logits: Tensor = self.head(self.norm(hidden)[:, 0])
         return logits
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
-        """How ranks share the layers: as `block_plan` says; embeddings and the head are copied."""
+        """Return how ranks share the layers: `block_plan`, and copied embeddings and head."""
         return block_plan(self._shape)
 
     def channel_groups(self) -> list[Channels]:
-        """Of each block heads, and units of the perceptron; the residual stream stays as wide as it is."""
+        """Return heads and perceptron units of each block; the width of the residual stream does not change."""
         return block_channels(self._shape, len(self.blocks))
 
     def pipeline_parts(self) -> list[Part]:
-        """How it is cut into stages: before and after each block."""
+        """Return the parts for stages, cut before and after each block."""
         blocks = [Part(f"blocks.{index}") for index in range(len(self.blocks))]
         return [
             Part("embed", ("patch_embedding", "class_token", "position_embedding", "dropout")),

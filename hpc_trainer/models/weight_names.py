@@ -1,4 +1,4 @@
-"""Weights by patterns of their names, with * and ?, as keys of the configuration have them."""
+"""Selection of weights by name patterns with * and ?, as in keys of the configuration."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from hpc_trainer.errors import ConfigError
 
 
 def match_weights(model: nn.Module, patterns: Iterable[str], key: str) -> dict[str, list[nn.Parameter]]:
-    """Pattern -> the weights of a whole model that it fits; a tied weight by any of its names.
+    """Return for each pattern the weights of a whole model that it matches; a tied weight matches by any of its names.
 
-    Raises ConfigError: one fits none. `key` is where it stands.
+    Args:
+        model: the whole model.
+        patterns: name patterns.
+        key: the configuration key of the patterns, for messages.
+
+    Raises:
+        ConfigError: a pattern matches no weight.
     """
     weights = dict(model.named_parameters(remove_duplicate=False))
-    found = {}
+    matched = {}
     for pattern in patterns:
         for problem in unfit(key, [pattern], weights, f"weight of {type(model).__name__}"):
             raise ConfigError(problem)
-        found[pattern] = [*dict.fromkeys(weight for name, weight in weights.items() if fnmatchcase(name, pattern))]
-    return found
+        matched[pattern] = [*dict.fromkeys(weight for name, weight in weights.items() if fnmatchcase(name, pattern))]
+    return matched

@@ -1,4 +1,4 @@
-"""What a run is trained for: the loss of a batch, and what an evaluation tells. Small, readable, a file each.
+"""Tasks of a run: the loss of a batch, and the metrics of an evaluation. They are small, with a file each.
 
-Each file has a `build(config)` that `task._target_` names. What is built follows `hpc_trainer.tasks.protocol.Task`.
+Each file has a `build(config)` that `task._target_` names. Its result follows `hpc_trainer.tasks.protocol.Task`.
 """

@@ -13,26 +13,27 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.tasks.pairs import PairTask, checked_count
 
 IGNORED = -100
-"""A target that counts nothing: cross_entropy's default `ignore_index`."""
+"""Target that does not count: cross_entropy's default `ignore_index`."""
 
 
 def build(config: TrainConfig) -> CrossEntropy:
-    """That of `task=classification`."""
+    """Build the task of `task=classification`."""
     return CrossEntropy(config.train.label_smoothing)
 
 
 def build_language_model(config: TrainConfig) -> LanguageModel:
-    """That of `task=language_model`."""
+    """Build the task of `task=language_model`."""
     return LanguageModel(config.train.label_smoothing)
 
 
 class CrossEntropy(PairTask):
-    """Outputs are logits [batch, ..., classes], targets class ids [batch, ...] in int64; -100 (padding) counts nothing.
+    """Cross entropy of logits [batch, ..., classes] and class ids [batch, ...] in int64; -100 (padding) does not count.
 
-    In training targets may be shares of classes instead, [batch, classes] in a float format, of mixed samples: rows add
-    up to 1, and a row of zeros counts nothing.
+    In training, targets may be shares of classes of mixed samples instead, [batch, classes] in a float format: rows
+    add up to 1, and a row of zeros does not count.
 
-    Evaluations tell `eval_loss` (nats, without label smoothing) and `eval_accuracy` (share of right ones, 0 to 1).
+    Evaluations report `eval_loss` (nats, without label smoothing) and `eval_accuracy` (share of correct predictions,
+    0 to 1).
     """
 
     counts_targets: ClassVar[bool] = True
@@ -43,27 +44,27 @@ class CrossEntropy(PairTask):
         self.label_smoothing = label_smoothing
 
     def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Nats."""
+        """Return the mean cross entropy over the targets that count, in nats."""
         if targets.is_floating_point():
             return _of_shares(outputs, targets, self.label_smoothing)
-        if outputs.ndim > 2:  # asked, as flattening what is flat takes 14 µs
+        if outputs.ndim > 2:  # tested, because flattening a flat tensor takes 14 µs
             outputs, targets = outputs.flatten(0, -2), targets.flatten()
         return functional.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
 
     def num_targets(self, batch: Any) -> int:
-        """Those that are not -100."""
+        """Return the number of targets that count: not -100, or rows of shares that are not 0."""
         targets: torch.Tensor = batch[1]
         return int((_have_shares(targets) if targets.is_floating_point() else targets != IGNORED).sum())
 
     def sums_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The cross entropies, the right predictions, and the targets that count, each added up."""
+        """Return the sums of cross entropies, of correct predictions and of targets that count."""
         logits, targets = outputs.flatten(0, -2), targets.flatten()
         loss = functional.cross_entropy(logits, targets, reduction="sum")
         right, counted = logits.argmax(-1) == targets, targets != IGNORED
         return loss, right.sum(), counted.sum()
 
     def predictions_of(self, outputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """The likeliest `class` and all `probabilities`; of a sequence each token's `class` and its `probability`."""
+        """Return the likeliest `class` and all `probabilities`; for sequences `class` and `probability` per token."""
         probabilities = outputs.float().softmax(-1)
         if outputs.ndim == 2:
             return {"class": outputs.argmax(-1), "probabilities": probabilities}
@@ -71,31 +72,34 @@ class CrossEntropy(PairTask):
         return {"class": chosen, "probability": highest}
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
-        """As the class says."""
+        """Return `eval_loss` and `eval_accuracy`."""
         loss, num_right, count = totals
         count = checked_count(count, str(IGNORED))
         return {"eval_loss": loss / count, "eval_accuracy": num_right / count}
 
 
 class LanguageModel(CrossEntropy):
-    """Besides, `eval_perplexity`: e to the power of `eval_loss`."""
+    """Cross entropy that also reports `eval_perplexity`: e to the power of `eval_loss`."""
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
-        """As the class says; inf where the power is too large for a float."""
-        found = super().figures(totals)
+        """Return the metrics with `eval_perplexity`; inf if that is too large for a float."""
+        metrics = super().figures(totals)
         try:
-            return {**found, "eval_perplexity": math.exp(found["eval_loss"])}
+            return {**metrics, "eval_perplexity": math.exp(metrics["eval_loss"])}
         except OverflowError:
-            return {**found, "eval_perplexity": math.inf}
+            return {**metrics, "eval_perplexity": math.inf}
 
 
 def _of_shares(logits: torch.Tensor, shares: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    """Of two classes with weights w and 1 - w it is w times the loss of one and 1 - w times that of the other."""
+    """Return the mean cross entropy of targets that are shares of classes.
+
+    For two classes with shares w and 1 - w this is w times the loss of one and 1 - w times the loss of the other.
+    """
     losses = functional.cross_entropy(logits, shares, reduction="none", label_smoothing=label_smoothing)
     counted = _have_shares(shares)
     return torch.where(counted, losses, 0.0).sum() / counted.sum()
 
 
 def _have_shares(shares: torch.Tensor) -> torch.Tensor:
-    """Which rows count, [batch]."""
+    """Return which rows count, bool [batch]."""
     return shares.sum(-1) > 0.5

@@ -1,7 +1,7 @@
-"""Metrics of torchmetrics over ranks: each rank updates its own, and all compute from the states of all.
+"""Metrics of torchmetrics over ranks: each rank updates its own metrics, and computes from the states of all ranks.
 
-torchmetrics gathers by itself, over all ranks of the process group: ranks that hold one model together would count
-twice, and a rank without samples could wait for ever. So it is handed what was gathered here.
+torchmetrics itself gathers over all ranks of the process group: ranks that hold one model together would count
+twice, and a rank without samples could wait for ever. So it gets states that this module gathered.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ Meters = Mapping[str, Any]
 
 
 def meters_on(device: torch.device, task: Task) -> Meters:
-    """Fresh ones of `task` on `device`, by name."""
+    """Return new metrics of `task` on `device`, by name."""
     return {name: metric.to(device) for name, metric in task.metrics().items()}
 
 
 def computed(meters: Mapping[int, Meters], group: RankGroup, *, counts: bool) -> dict[str, float]:
-    """Their values over all shares of the samples, on all ranks, as an evaluation logs them. Collective.
+    """Return the values of metrics over all shares of the samples, by the names that an evaluation logs. Collective.
 
     Args:
-        meters: share -> its metrics; shares of all ranks are put together in their order.
-        counts: False of a rank whose samples another one has too.
+        meters: share -> its metrics; the shares of all ranks are merged in their order.
+        counts: False on a rank whose samples another rank has too.
 
-    Raises ConfigError: a metric has not one number, or a state that cannot be put together.
+    Raises:
+        ConfigError: a metric's value is not one number, or its states cannot be merged.
     """
     names = list(next(iter(meters.values())))
-    found = {}
+    values = {}
     for name in names:
         mine = {share: each[name] for share, each in meters.items()}
         first = next(iter(mine.values()))
@@ -44,15 +45,15 @@ def computed(meters: Mapping[int, Meters], group: RankGroup, *, counts: bool) ->
             states = _gathered(name, mine if counts else {}, group)
             for index, part in enumerate(_parts(first)):
                 part.dist_sync_fn, part.distributed_available_fn = _replay([each[index] for each in states]), _yes
-        with warnings.catch_warnings():  # of a rank without samples
+        with warnings.catch_warnings():  # torchmetrics warns on a rank without samples
             warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
             value = first.compute()
-        found[eval_name(name)] = _number(name, value)
-    return found
+        values[eval_name(name)] = _number(name, value)
+    return values
 
 
 def _gathered(name: str, mine: Mapping[int, Any], group: RankGroup) -> list[list[list[torch.Tensor]]]:
-    """Of each share, in their order: of each part of the metric the tensors of its state."""
+    """Return the state tensors of each part of a metric, for each share in order. Collective."""
     states = {share: [_recorded(part) for part in _parts(metric)] for share, metric in mine.items()}
     layouts = group.gather([[share, [len(tensors) for tensors in parts]] for share, parts in states.items()])
     everything = group.gather_tensors(list(itertools.chain(*itertools.chain(*states.values()))))
@@ -70,25 +71,25 @@ def _gathered(name: str, mine: Mapping[int, Any], group: RankGroup) -> list[list
 
 
 def _parts(metric: Any) -> Iterator[Any]:
-    """The metric, and those that it is made of."""
-    return (each for each in metric.modules() if callable(getattr(each, "sync", None)))
+    """Yield the metric, and the metrics that it contains."""
+    return (part for part in metric.modules() if callable(getattr(part, "sync", None)))
 
 
 def _recorded(part: Any) -> list[torch.Tensor]:
-    """The tensors that a metric would send to other ranks, in its order."""
-    found: list[torch.Tensor] = []
+    """Return the tensors that a metric would send to other ranks, in the metric's order."""
+    tensors: list[torch.Tensor] = []
 
     def record(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-        found.append(tensor)
+        tensors.append(tensor)
         return [tensor]
 
     part.sync(dist_sync_fn=record, distributed_available=_yes)
     part.unsync()
-    return found
+    return tensors
 
 
 def _replay(states: Sequence[Sequence[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
-    """In place of torchmetrics' gathering: the tensors of all shares, one after the other."""
+    """Return a replacement for torchmetrics' gather function that returns the tensors of all shares, call by call."""
     left = zip(*states, strict=True)
 
     def gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
@@ -104,7 +105,7 @@ def _yes() -> bool:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return float(value)
-    found = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    kind = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
     raise ConfigError(
-        f"the metric {name!r} computes {found}; the loop logs one number. Choose an average of it, or one metric each."
+        f"the metric {name!r} computes {kind}; the loop logs one number. Choose an average of it, or one metric each."
     )

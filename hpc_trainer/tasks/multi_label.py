@@ -1,4 +1,4 @@
-"""`task=multi_label`: any number of labels a sample, each there or not."""
+"""`task=multi_label`: any number of labels per sample, each present or absent."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from hpc_trainer.tasks.pairs import PairTask, checked_count, like_targets
 
 
 def build(config: TrainConfig) -> MultiLabel:
-    """That of `task=multi_label`."""
+    """Build the task of `task=multi_label`."""
     return MultiLabel()
 
 
 class MultiLabel(PairTask):
-    """Outputs are a logit for each label, targets 0 or 1; the loss is binary cross entropy.
+    """Binary cross entropy of one logit per label, with targets 0 or 1.
 
-    Evaluations tell `eval_loss` (nats), `eval_accuracy` (share of labels that are right) and `eval_f1` (of all labels
-    together; 1 where there is none, and none was told). A label is told where its logit is above 0.
+    Evaluations report `eval_loss` (nats), `eval_accuracy` (share of correct labels) and `eval_f1` (over all labels
+    together; 1 if no label is present or predicted). A label is predicted if its logit is above 0.
     """
 
     num_sums: ClassVar[int] = 5
 
     def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """In fp32."""
+        """Return the mean binary cross entropy, in nats, computed in fp32."""
         return functional.binary_cross_entropy_with_logits(*like_targets(outputs, targets))
 
     def sums_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Of all labels: the losses, the right ones, those told that are there, those told or there; and all."""
+        """Return sums over all labels: losses, correct, predicted and present, predicted plus present; the count."""
         logits, targets = like_targets(outputs, targets)
         loss = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
-        told, there = logits > 0, targets > 0.5
+        predicted, present = logits > 0, targets > 0.5
         count = logits.new_tensor(logits.numel(), dtype=torch.int64)
-        return loss, (told == there).sum(), (told & there).sum(), told.sum() + there.sum(), count
+        return loss, (predicted == present).sum(), (predicted & present).sum(), predicted.sum() + present.sum(), count
 
     def predictions_of(self, outputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Of each label: whether it is told (`labels`, 0 or 1), and its probability."""
+        """Return for each label whether it is predicted (`labels`, 0 or 1), and its probability."""
         return {"labels": (outputs > 0).int(), "probabilities": outputs.float().sigmoid()}
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
-        """As the class says."""
+        """Return `eval_loss`, `eval_accuracy` and `eval_f1`."""
         loss, num_right, num_hit, num_told_and_there, count = totals
         count = checked_count(count, "empty")
         f1 = 2 * num_hit / num_told_and_there if num_told_and_there else 1.0

@@ -1,9 +1,9 @@
-"""`task=custom`: a person's class with `loss(model, batch)`, as what the training loop asks of a task.
+"""`task=custom`: adapter from a user's class with `loss(model, batch)` to the `Task` that the training loop needs.
 
 loss(model, batch)      the mean over the batch, a scalar; or (that, metrics), metrics by name
 metrics()               optional: {name: a metric of torchmetrics}; `loss` returns what each is updated with
-num_targets(batch)      optional: what `loss` is the mean over, where samples have unlike numbers of it
-collate(samples)        optional: makes a batch of a list of samples
+num_targets(batch)      optional: number of targets that `loss` is the mean over, if samples have different numbers
+collate(samples)        optional: makes a batch from a list of samples
 predictions(model, batch)   optional: {name: tensor [batch, ..]}, for `hpc-trainer predict`
 """
 
@@ -21,7 +21,7 @@ from hpc_trainer.tasks.pairs import checked_count
 
 
 def as_task(made: Any, config: CustomTaskConfig) -> OwnTask:
-    """`made`, which `config` names, as the loop takes it. Raises ConfigError: it has no `loss`."""
+    """Wrap `made`, the object that `config` names, in a `Task`. Raises ConfigError if it has no method `loss`."""
     if not callable(getattr(made, "loss", None)):
         raise ConfigError(
             f"task._target_={config._target_} makes a {type(made).__name__}, which has no method loss(model, batch). "
@@ -31,7 +31,7 @@ def as_task(made: Any, config: CustomTaskConfig) -> OwnTask:
 
 
 class OwnTask:
-    """A `Task` around what a person wrote. What that returns is looked at each time."""
+    """`Task` around a user's object, whose results are checked each time."""
 
     takes_pairs: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
@@ -46,10 +46,10 @@ class OwnTask:
         self._is_checked = False
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """As the protocol says. Raises ConfigError: it is no scalar to go back from."""
-        loss, told = self._told(model, batch)
+        """Return the user's loss. Raises ConfigError if it is not a scalar that backward can start from."""
+        loss, metrics = self._told(model, batch)
         if not self._is_checked:
-            self._check(told)
+            self._check(metrics)
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise ConfigError(
                 f"{self._what}: the loss does not hang on the model's weights, so nothing can be learned. Compute it "
@@ -58,7 +58,7 @@ class OwnTask:
         return loss
 
     def num_targets(self, batch: Any) -> int:
-        """What the person's says. Raises ConfigError: it is no count."""
+        """Return the number of targets by the user's method. Raises ConfigError if it is not a count."""
         assert self._count is not None
         count: Any = self._count(batch)
         if isinstance(count, torch.Tensor) and count.numel() == 1:
@@ -70,10 +70,14 @@ class OwnTask:
     def sums(
         self, model: nn.Module, batch: Any, *, num_samples: int, dtype: torch.dtype, metrics: Mapping[str, Any]
     ) -> torch.Tensor:
-        """Loss and metrics times the batch's targets, and these."""
-        loss, told = self._told(model, batch)
+        """Return loss and metrics, each times the number of targets in the batch, and that number.
+
+        Raises:
+            ConfigError: the user's `loss` returns other metrics than for the last batch, or too few.
+        """
+        loss, reported = self._told(model, batch)
         meters = metrics or self.metrics()
-        numbers = {name: value for name, value in told.items() if name not in meters}
+        numbers = {name: value for name, value in reported.items() if name not in meters}
         names = tuple(sorted(numbers))
         if self._names and names != self._names:
             raise ConfigError(
@@ -81,23 +85,23 @@ class OwnTask:
                 "another batch. Return the same ones each time."
             )
         self._names = names
-        missing = sorted(meters.keys() - told.keys())
+        missing = sorted(meters.keys() - reported.keys())
         if missing:
             raise ConfigError(
                 f"{self._what}: loss(model, batch) does not return {missing[0]!r}, which metrics() has. Return (loss, "
                 f"{{{missing[0]!r}: (predictions, targets), ..}}): what that metric's update takes."
             )
         for name, metric in metrics.items():
-            given = told[name]
+            given = reported[name]
             metric.update(*given) if isinstance(given, (tuple, list)) else metric.update(given)
         count = self.num_targets(batch) if self._count is not None else num_samples
         parts = [self._scalar(loss, "loss"), *(self._scalar(numbers[name], name) for name in names)]
-        values = torch.stack([each.to(loss.device, dtype) for each in parts])
+        values = torch.stack([part.to(loss.device, dtype) for part in parts])
         values = values * count if count else torch.zeros_like(values)  # a mean over nothing is NaN
         return torch.cat([values, values.new_full((1,), count)])
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
-        """Means over all targets: `eval_loss`, and each metric by its name."""
+        """Return means over all targets: `eval_loss`, and each metric by its name."""
         loss, *others, count = totals
         count = checked_count(count, "none (num_targets is 0 for each batch)")
         return {
@@ -106,41 +110,41 @@ class OwnTask:
         }
 
     def predictions(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
-        """What the person's says. Raises ConfigError: it says nothing, or no tensors."""
+        """Return the predictions of the user's method. Raises ConfigError if it is missing, or returns no tensors."""
         tell = getattr(self._own, "predictions", None)
         if not callable(tell):
             raise ConfigError(
                 f"{self._what} has no method predictions(model, batch), and nobody else knows what of its batches goes "
                 "into the model. Give it one that returns {name: tensor [batch, ..]}."
             )
-        told: Any = tell(model, batch)
-        if not isinstance(told, Mapping) or not all(isinstance(each, torch.Tensor) for each in told.values()):
+        named: Any = tell(model, batch)
+        if not isinstance(named, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in named.values()):
             raise ConfigError(
-                f"{self._what}: predictions(model, batch) returned a {type(told).__name__}; it returns a dict of "
+                f"{self._what}: predictions(model, batch) returned a {type(named).__name__}; it returns a dict of "
                 "tensors [batch, ..] by name."
             )
-        return told
+        return named
 
     def metrics(self) -> Mapping[str, Any]:
-        """What the person's `metrics()` makes. Raises ConfigError: they are none of torchmetrics."""
+        """Return the metrics of the user's `metrics()`. Raises ConfigError if they are not metrics of torchmetrics."""
         make = getattr(self._own, "metrics", None)
-        found: Any = make() if callable(make) else {}
-        if not isinstance(found, Mapping) or isinstance(found, nn.Module):
+        metrics: Any = make() if callable(make) else {}
+        if not isinstance(metrics, Mapping) or isinstance(metrics, nn.Module):
             raise ConfigError(
-                f"{self._what}: metrics() returned a {type(found).__name__}; it returns a dict of single metrics of "
+                f"{self._what}: metrics() returned a {type(metrics).__name__}; it returns a dict of single metrics of "
                 "torchmetrics by name."
             )
-        for name, metric in found.items():
-            if not all(callable(getattr(metric, each, None)) for each in ("update", "compute", "sync", "unsync")):
+        for name, metric in metrics.items():
+            if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "sync", "unsync")):
                 raise ConfigError(
                     f"{self._what}: metrics()[{name!r}] is a {type(metric).__name__}, and no metric of torchmetrics, "
                     "which alone can be put together from several ranks. For a mean, return a number of loss(model, "
                     "batch) instead."
                 )
-        return found
+        return metrics
 
     def _check(self, told: Mapping[str, Any]) -> None:
-        """What evaluations need, at the first step: the first evaluation may come at the end of a long training."""
+        """Check the metrics at the first step: the first evaluation may come only at the end of a long training."""
         meters = self.metrics()
         for name, value in told.items():
             if name not in meters:
@@ -148,8 +152,8 @@ class OwnTask:
         self._is_checked = True
 
     def _told(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        told = self._own.loss(model, batch)
-        loss, metrics = told if isinstance(told, tuple) and len(told) == 2 else (told, {})
+        result = self._own.loss(model, batch)
+        loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(metrics, Mapping):
             raise ConfigError(
                 f"{self._what}: loss(model, batch) returned (loss, {type(metrics).__name__}); what stands second is a "
@@ -181,5 +185,5 @@ class OwnTask:
 
 
 def eval_name(name: str) -> str:
-    """As a metric of an evaluation is logged: `eval_` before the person's own name, unless it is there."""
+    """Return the name under which an evaluation logs a metric: with the prefix `eval_`, unless it has that already."""
     return name if name.startswith("eval_") else f"eval_{name}"

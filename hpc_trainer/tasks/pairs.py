@@ -1,4 +1,4 @@
-"""Tasks whose loss is a function of what the model makes of the inputs, and of the targets."""
+"""Tasks whose loss is a function of the model's outputs and of the targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_trainer.errors import ConfigError, DataError
 
 
 class PairTask(ABC):
-    """A `Task` whose batches are (inputs, targets). A pipeline's last stage, which has outputs only, asks `loss_of`."""
+    """`Task` whose batches are (inputs, targets). A pipeline's last stage, which has only outputs, calls `loss_of`."""
 
     takes_pairs: ClassVar[bool] = True
     counts_targets: ClassVar[bool] = False
@@ -23,51 +23,51 @@ class PairTask(ABC):
 
     @abstractmethod
     def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean over the targets that count, a scalar."""
+        """Return the mean loss over the targets that count, a scalar."""
 
     @abstractmethod
     def sums_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sequence[torch.Tensor]:
-        """`num_sums` scalars; the first is the loss added up, the last how much it is to be divided by."""
+        """Return `num_sums` scalars; the first is the sum of the losses, the last the number to divide it by."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """As the protocol says."""
+        """Return the mean loss over the batch's targets, a scalar."""
         inputs, targets = batch
         return self.loss_of(outputs_of(model, inputs), targets)
 
     def num_targets(self, batch: Any) -> int:
-        """All of them."""
+        """Return the number of all targets."""
         count: int = batch[1].numel()
         return count
 
     def sums(
         self, model: nn.Module, batch: Any, *, num_samples: int, dtype: torch.dtype, metrics: Mapping[str, Any]
     ) -> torch.Tensor | None:
-        """As the protocol says."""
+        """Return the sums of `sums_of` as [num_sums] of `dtype`; None before the last stage of a pipeline."""
         inputs, targets = batch
         outputs = model(inputs)
         if outputs is None:  # before the last stage of a pipeline
             return None
-        return torch.stack([each.to(dtype) for each in self.sums_of(outputs, targets)])
+        return torch.stack([value.to(dtype) for value in self.sums_of(outputs, targets)])
 
     def predictions(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
-        """As the protocol says."""
+        """Return the predictions of `predictions_of` for the model's outputs."""
         return self.predictions_of(outputs_of(model, batch[0]))
 
     def predictions_of(self, outputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Of outputs [batch, ..]: these themselves, as `outputs`."""
+        """Return the outputs [batch, ..] themselves, as `outputs`."""
         return {"outputs": outputs}
 
     @abstractmethod
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
-        """As the protocol says."""
+        """Return the metrics of an evaluation from the sums of all its batches."""
 
     def metrics(self) -> Mapping[str, Any]:
-        """None: sums are enough."""
+        """Return no metrics: sums are enough."""
         return {}
 
 
 def outputs_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Raises ConfigError: the model returns more than one tensor."""
+    """Return the model's output for `inputs`. Raises ConfigError if it is not one tensor."""
     outputs: torch.Tensor = model(inputs)
     if not isinstance(outputs, torch.Tensor):
         raise ConfigError(
@@ -79,9 +79,12 @@ def outputs_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def like_targets(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in fp32 and of one shape: [batch, 1] goes with [batch], which torch would blow up to [batch, batch].
+    """Return both in fp32 and in the shape of the targets.
 
-    Raises ConfigError: they are not as many.
+    Outputs [batch, 1] match targets [batch], which torch would broadcast to [batch, batch].
+
+    Raises:
+        ConfigError: their numbers of elements differ.
     """
     if outputs.numel() != targets.numel():
         raise ConfigError(
@@ -92,7 +95,12 @@ def like_targets(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Te
 
 
 def checked_count(count: float, what: str) -> float:
-    """Raises DataError: it is 0, and there is no mean."""
+    """Return `count`. Raises DataError if it is 0, because there is no mean then.
+
+    Args:
+        count: number of targets that count.
+        what: description, for the message, of targets that do not count.
+    """
     if not count:
         raise DataError(f"every target of the evaluation set is {what}, which counts nothing: there is no mean.")
     return count

@@ -1,4 +1,4 @@
-"""What the training loop asks of a task."""
+"""Interface between the training loop and a task."""
 
 from __future__ import annotations
 
@@ -10,70 +10,72 @@ from torch import nn
 
 
 class Task(Protocol):
-    """Loss and evaluation. The loop knows no more of what is trained.
+    """Loss and evaluation of a task. The loop knows nothing else about the task.
 
-    A batch is what the data set's samples are collated to, its tensors on the device.
+    A batch holds collated samples of the data set, with its tensors on the device.
     """
 
     @property
     def takes_pairs(self) -> bool:
-        """Batches are (inputs, targets), two tensors; else they are of any form."""
+        """True if batches are (inputs, targets), two tensors; else they may have any form."""
         ...
 
     @property
     def counts_targets(self) -> bool:
-        """The loss is a mean over something of which samples have unlike numbers: `num_targets` is asked for each."""
+        """True if samples have different numbers of the targets that the loss averages: `num_targets` counts them."""
         ...
 
     @property
     def needs_classes(self) -> bool:
-        """Targets are class ids, and data must say how many there are; else data may leave it open."""
+        """True if targets are class ids: the data set must then know the number of classes."""
         ...
 
     @property
     def num_sums(self) -> int | None:
-        """How many `sums` returns; None: its first call says."""
+        """Number of values that `sums` returns; None if its first call determines the number."""
         ...
 
     @property
     def collate(self) -> Callable[[list[Any]], Any] | None:
-        """Makes a batch of a list of samples; None: as torch does."""
+        """Function that makes a batch from a list of samples; None for torch's default."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """The mean over the batch's targets, a scalar."""
+        """Return the mean loss over the batch's targets, a scalar."""
         ...
 
     def num_targets(self, batch: Any) -> int:
-        """What `loss` is the mean over. Asked on the host, only if `counts_targets`."""
+        """Return the number of targets that `loss` is the mean over. Called on the host, only if `counts_targets`."""
         ...
 
     def sums(
         self, model: nn.Module, batch: Any, *, num_samples: int, dtype: torch.dtype, metrics: Mapping[str, Any]
     ) -> torch.Tensor | None:
-        """What is added up over an evaluation's batches and ranks, [num_sums] of `dtype`.
+        """Return values that an evaluation adds up over its batches and ranks, [num_sums] of `dtype`.
 
-        None where `model` has no result: of a pipeline only the last stage has.
+        None if `model` has no result: in a pipeline only the last stage has one.
 
         Args:
-            metrics: of `self.metrics()`, to be updated; empty if the batch does not count.
+            metrics: metrics of `self.metrics()` to update; empty if the batch does not count.
         """
         ...
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
-        """The metrics of an evaluation by the sums of all its batches.
+        """Return the metrics of an evaluation from the sums of all its batches.
 
-        Raises DataError: no target counts.
+        Raises:
+            DataError: no target counts.
         """
         ...
 
     def predictions(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
-        """What `model` says of each sample, by names, each [batch, ..]. Targets do not count.
+        """Return the predictions of `model` for each sample, by name, each [batch, ..]. Targets are ignored.
 
-        Raises ConfigError: nobody knows what is a prediction.
+        Raises:
+            ConfigError: the task does not define predictions.
         """
         ...
 
     def metrics(self) -> Mapping[str, Any]:
-        """Fresh metrics of torchmetrics, by the name that they are logged as; {} for most tasks."""
+        """Return new metrics of torchmetrics, by the names under which they are logged; {} for most tasks."""
         ...

@@ -15,15 +15,15 @@ from hpc_trainer.tasks.pairs import PairTask, checked_count, like_targets
 
 
 def build(config: TrainConfig) -> Regression:
-    """That of `task=regression`."""
+    """Build the task of `task=regression`."""
     assert isinstance(config.task, RegressionConfig)
     return Regression(config.task)
 
 
 class Regression(PairTask):
-    """Outputs have as many numbers as targets.
+    """Regression loss of outputs that have as many elements as the targets.
 
-    Evaluations tell `eval_loss`, `eval_mae` (mean |d|) and `eval_rmse` (root of the mean d²); d is how far off one is.
+    Evaluations report `eval_loss`, `eval_mae` (mean |d|) and `eval_rmse` (root of the mean d²); d is output - target.
     """
 
     num_sums: ClassVar[int] = 4
@@ -32,17 +32,17 @@ class Regression(PairTask):
         self._config = config
 
     def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """In fp32."""
+        """Return the mean loss, computed in fp32."""
         return self._loss(*like_targets(outputs, targets), "mean")
 
     def sums_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Of all numbers: the losses, |d| and d², each added up; and how many they are."""
+        """Return the sums of the losses, of |d| and of d² over all elements; and the number of elements."""
         outputs, targets = like_targets(outputs, targets)
         off, count = outputs - targets, outputs.new_tensor(outputs.numel(), dtype=torch.int64)
         return self._loss(outputs, targets, "sum"), off.abs().sum(), off.square().sum(), count
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
-        """As the class says."""
+        """Return `eval_loss`, `eval_mae` and `eval_rmse`."""
         loss, absolute, squared, count = totals
         count = checked_count(count, "empty")
         return {"eval_loss": loss / count, "eval_mae": absolute / count, "eval_rmse": math.sqrt(squared / count)}

@@ -1,1 +1,1 @@
-"""The shared training entrypoint: loop, step, state, checkpoints, data order, precision, parallel, optimizer."""
+"""Shared training entrypoint: loop, step, state, checkpoints, data order, precision, parallelism, optimizer."""

@@ -1,9 +1,9 @@
-"""What a feature may do to a run: the one way in which the shared loop and a feature know of each other.
+"""Hooks of a feature in a run: the only interface between the shared loop and features.
 
-A feature of `hpc_trainer/features/NAME` that does anything in a run has a module `ability` with one class derived from
-`Ability`, named `ABILITY`. Each method is a hook that the core calls at its place, with what exists by then; whoever
-leaves one out changes nothing there. Inside one hook features do not depend on each other, but for `Feature.after` and
-`before`.
+A feature `hpc_trainer/features/NAME` that acts in a run has a module `ability` with one class derived from `Ability`,
+bound to the name `ABILITY`. Each method is a hook: the core calls it with the objects that exist by then. A hook that
+a feature does not override changes nothing. Within one hook, features are independent of each other, except for
+`Feature.after` and `Feature.before`.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Building:
-    """What hooks are given while a run is built."""
+    """Arguments of hooks while a run is built."""
 
     config: TrainConfig
     device: torch.device
     dataset: MapDataset
-    """The training samples."""
+    """Training samples."""
     task: Task
     abilities: Sequence[Ability] = ()
-    """All that are on."""
+    """Abilities of all features that are on."""
     eval_set: MapDataset | None = None
-    """None: nothing will be evaluated."""
+    """Held-out samples; None if nothing will be evaluated."""
     mesh: Mesh
-    """Of an estimate without groups: it has one rank, and tells what that one's place would be."""
+    """Mesh of the run. In an estimate it has one rank and no groups, and describes that rank's place in the run."""
     run: RunContext | None = None
-    """None: nothing will run; tensors have shapes and no content (the memory estimate)."""
+    """Context of the run; None in a memory estimate, where nothing will run and tensors have no content."""
     sizes: BatchSizes | None = None
-    """None: they are not found yet."""
+    """Batch sizes; None until they are determined."""
     samples: Any = None
-    """A batch of the first of `dataset` alone, where it is read already."""
+    """Batch of only the first sample of `dataset`; None if it was not read yet."""
     shares: Shares = field(default_factory=Shares)
-    """Of an estimate: which weights this rank would hold a part of."""
+    """In an estimate, the weights of which this rank would hold a part."""
 
 
 class GoBackError(Exception):
-    """Raised by a hook on all ranks at the same step: training goes on from the step that `go_back` takes the run to.
+    """Request to continue training from an earlier step, raised by a hook on all ranks at the same step.
 
-    The loop calls it when the batches are closed. Collective.
+    The loop closes the batches, then calls `go_back`, which takes the run back to that step. Collective.
     """
 
     def __init__(self, why: str, go_back: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ class GoBackError(Exception):
 
 
 class Ability:
-    """A feature at work in one rank. All hooks are called on all ranks, in the order in which they stand here."""
+    """Hooks of one feature in one rank. All hooks are called on all ranks, in the order of the methods below."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -76,132 +76,178 @@ class Ability:
     # While a run is built.
 
     def begin(self, mesh: Mesh, run: RunContext | None) -> None:
-        """Nothing is built, and no data are read. Without `run` it is an estimate. Collective in a run.
+        """Prepare before anything is built and before data are read. Collective in a run.
 
-        Raises ConfigError: it cannot be done.
+        Args:
+            mesh: as `Building.mesh`.
+            run: None in a memory estimate.
+
+        Raises:
+            ConfigError: the feature cannot work in this run.
         """
 
     def samples(self, dataset: MapDataset, split: Split) -> MapDataset:
-        """What the samples of `split` are read from: `dataset`, or one around it. Raises ConfigError: it is none for
-        this feature.
+        """Return the data set to read the samples of `split` from: `dataset`, or a wrapper around it.
+
+        Raises:
+            ConfigError: the feature cannot use this data set.
         """
         return dataset
 
     def eval_sets(self, task: Task) -> Mapping[str, MapDataset]:
-        """Held-out samples of which each evaluation tells beside the run's own, as `eval_NAME_loss`. What features make
-        of those (`samples`) they make of these.
+        """Return further held-out samples by name; each evaluation reports them as `eval_NAME_loss`.
+
+        The hook `samples` of all features applies to these data sets too.
         """
         return {}
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
-        """`model` is whole, on the CPU, and has its first weights. Raises ConfigError: it is none for this feature."""
+        """Check or change `model` while it is whole, on the CPU, with its first weights.
+
+        Raises:
+            ConfigError: the feature cannot use this model.
+        """
 
     def cut(self, model: nn.Module, building: Building) -> None:
-        """All have seen `model` whole: leaves what this rank runs of it, in place."""
+        """Reduce `model` in place to the part that this rank runs, after all features have seen it whole."""
 
     def on_device(self, model: nn.Module, building: Building) -> None:
-        """`model` has come to the device: layers may be replaced, or cut up among ranks, in place. Collective."""
+        """Replace or shard layers of `model` in place, after it was moved to the device. Collective."""
 
     def on_loss(self, loss: nn.Module, building: Building) -> None:
-        """`loss` is the model with its loss, on the device, before ranks share it."""
+        """Change `loss`, the model with its loss, in place on the device, before ranks share it."""
 
     def trying(self) -> contextlib.AbstractContextManager[None]:
-        """Around passes of other shapes than the run's, whose results nobody keeps."""
+        """Return a context for trial passes, whose shapes differ from the run's and whose results are discarded."""
         return contextlib.nullcontext()
 
     def sizes(self, sizes: BatchSizes, loss: VotingLoss, building: Building) -> BatchSizes:
-        """How many samples go through `loss` at a time: `sizes`, or others."""
+        """Return how many samples go through `loss` at a time: `sizes`, or other sizes."""
         return sizes
 
     def share(self, loss: VotingLoss, building: Building) -> nn.Module | None:
-        """What ranks share `loss` by; None: as `parallel` says. Of several features the first decides. Collective."""
+        """Return the module through which ranks share `loss`; None to let `parallel` choose it. Collective.
+
+        If several features return a module, the first one is used.
+        """
 
     def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
-        """What the optimizer of `model`, whose weights are as ranks share them, is made by: `recipe`, or another."""
+        """Return the recipe of the optimizer: `recipe`, or another. Ranks share the weights of `model` already."""
         return recipe
 
     def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
-        """All have said what the optimizer is. Where and how it steps: `recipe`, or one around what it makes."""
+        """Return `recipe`, or one that wraps its optimizer to change where and how it steps.
+
+        Called after the hook `optimizer` of all features.
+        """
         return recipe
 
     def stepper(self, make: Callable[..., Stepper], state: TrainState, building: Building) -> Callable[..., Stepper]:
-        """What makes the step's carrier-out of the fields of `Stepper`: `make`, or another."""
+        """Return the factory of the run's stepper, called with the fields of `Stepper`: `make`, or another."""
         return make
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
-        """`state` has model and optimizer, `module` is what ranks share the loss by. Nothing is restored yet.
+        """Use `state`, which has the model and the optimizer, before anything is restored.
 
-        What has to be in a checkpoint goes into `state.more`, by a name of the feature's own.
+        State that checkpoints must hold goes into `state.more`, under a name of the feature's own.
+
+        Args:
+            state: the state of the run.
+            module: the module through which ranks share the loss.
+            building: the parts of the run.
         """
 
     # While memory is estimated.
 
     def trial(self, loss: nn.Module, batch: Any, building: Building) -> tuple[nn.Module, Any]:
-        """(what a micro-batch goes through on this rank, what goes in): `loss` and `batch`."""
+        """Return the module that runs a micro-batch on this rank, and its input: `loss` and `batch`, or others."""
         return loss, batch
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Adds to `held` what this feature takes, and takes away what it saves."""
+        """Add the memory that this feature needs to `held`, and subtract the memory that it saves."""
 
     # While it trains.
 
     def restored(self) -> None:
-        """The state is that of a checkpoint, or the first; once an attempt. Collective."""
+        """Act once per attempt, when the state is restored, or is the first one of a fresh start. Collective."""
 
     def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the model is given in training, [batch, ...] on the device; as it takes them. Not called
-        where the task takes batches of another form than (inputs, targets).
+        """Return the inputs for the model in training, [batch, ...] on the device, in the form that the model takes.
+
+        Not called if the batches of the task have another form than (inputs, targets).
         """
         return inputs
 
     def before_clip(self) -> None:
-        """Each weight that `backward` leaves a gradient has it, of all ranks together, as the loss scaler scaled it.
-        No wait for the device.
+        """Use or change the gradients before they are clipped, without waiting for the device.
+
+        They are the gradients of all ranks together, as the loss scaler scaled them, of each weight that `backward`
+        reached.
         """
 
     def after_update(self) -> None:
-        """After each update of the weights, skipped ones too. No wait for the device."""
+        """Act after each update of the weights, skipped updates too, without waiting for the device."""
 
     def after_step(self, step: int) -> None:
-        """A step is done, the `step`-th of the run."""
+        """Act after the `step`-th step of the run."""
 
     def logged(self, step: int, values: dict[str, float]) -> None:
-        """These `values` of the steps up to `step` are about to be logged: more may be added. The host has just waited
-        for the device. Collective.
+        """Add to `values`, the metrics of the steps up to `step`, before they are logged. Collective.
+
+        The host has just waited for the device.
         """
 
     def check(self, step: int) -> None:
-        """So many steps are done and logged, and nothing of them is saved or evaluated yet; and once where steps begin,
-        after a start or a GoBackError. Collective. May raise GoBackError, or what ends the run.
+        """Check the run when `step` steps are done and logged, before they are saved or evaluated. Collective.
+
+        Also called once where steps begin, after a start or a GoBackError. Any other error than GoBackError ends the
+        run.
+
+        Raises:
+            GoBackError: training continues from an earlier step.
         """
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Around each evaluation."""
+        """Return a context for each evaluation."""
         return contextlib.nullcontext()
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """An evaluation, alike on all ranks; a resumed run may tell of it again. Why the run ends; None: it goes on."""
+        """Return why the run ends after this evaluation; None if it continues.
+
+        The metrics are the same on all ranks. A resumed run may report an evaluation again.
+        """
 
     def held(self) -> Mapping[str, Iterable[torch.Tensor]]:
-        """Tensors that it holds, under a name of the memory report; asked when all is built."""
+        """Return the tensors that the feature holds, by their name in the memory report; called when all is built."""
         return {}
 
     def stand_ins(self) -> Mapping[str, torch.Tensor]:
-        """What evaluations use in the place of weights, by their names, placed as they are; asked when all is built."""
+        """Return tensors that replace weights in evaluations, by weight name; called when all is built.
+
+        Each tensor is placed like its weight.
+        """
         return {}
 
     def close(self, error: BaseException | None) -> None:
-        """At the run's end, also where it could not be built; `error` is what ends it, None if it ends well."""
+        """Release what the feature holds at the end of the run, also if the run could not be built.
 
-    # When weights are taken out of a run (`worker/deploy/deployed.py`): no hook above was called, and nobody trains.
+        Args:
+            error: the error that ends the run; None if it ends well.
+        """
+
+    # When weights are taken out of a run (`worker/deploy/deployed.py`): no hook above was called, nobody trains.
 
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What `model`, whole and on the CPU as its class builds it, is about to be given: `weights`, its state in a
-        checkpoint, or others, with what the checkpoint leaves out. May change the modules of `model` in place, as
-        training had them.
+        """Return the weights to load into `model`: `weights`, or others with those that the checkpoint leaves out.
+
+        The hook may change the modules of `model` in place, to those that it had in training.
+
+        Args:
+            model: whole and on the CPU, as its class builds it.
+            weights: the state of the model in a checkpoint.
         """
         return weights
 
     def deployed(self, model: nn.Module) -> nn.Module:
-        """`model` has its weights: as it is used from now on. The same, or one that computes the same with less."""
+        """Return the model for use outside training: `model` with its weights, or an equivalent one that costs less."""
         return model

@@ -1,4 +1,4 @@
-"""What a run trains, built from its configuration: data, model, how ranks share it, optimizer, and the kind of step."""
+"""Build a run's parts from its configuration: data, model, how ranks share it, optimizer, and the kind of step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hpc_trainer.training.step import Stepper
 
 
 class HasShape(Protocol):
-    """What a model is built for: a data set, or what a checkpoint says of one."""
+    """Shapes that a model is built for: those of a data set, or those that a checkpoint keeps of one."""
 
     @property
     def input_shape(self) -> tuple[int, ...] | None: ...
@@ -51,17 +51,17 @@ class HasShape(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """Everything built from the configuration: what is trained, on what, and how one step goes."""
+    """Everything built from the configuration: the state, the data, and how one step is done."""
 
     state: TrainState
     stepper: Stepper
     order: BatchOrder | None
-    """None: the training samples are a stream, which has its order itself."""
+    """Order of the training samples; None if they are a stream, which has its own order."""
     sizes: BatchSizes
     train_set: MapDataset
     eval_set: MapDataset
     eval_beside: Mapping[str, MapDataset]
-    """Other held-out samples of which an evaluation tells, by the name that their metrics have."""
+    """Further held-out samples that each evaluation reports, by the name in their metrics."""
     mesh: Mesh
     task: Task
     abilities: Sequence[Ability]
@@ -69,11 +69,12 @@ class Training:
 
 @contextlib.contextmanager
 def open_training(config: TrainConfig, run: RunContext) -> Iterator[Training]:
-    """Builds data, model, optimizer and step; at the end features let go of what they keep. Collective: weights become
-    rank 0's.
+    """Build data, model, optimizer and step; at the end, close the features. Collective.
+
+    All ranks get the weights of rank 0.
 
     Raises:
-        ConfigError: a `_target_` is not trusted or leads nowhere, or a value does not fit the model.
+        ConfigError: a `_target_` is not trusted or cannot be found, or a value does not fit the model.
         DataError: the data set is missing or too small.
     """
     active = abilities(config)
@@ -84,8 +85,8 @@ def open_training(config: TrainConfig, run: RunContext) -> Iterator[Training]:
         error = raised
         raise
     finally:
-        for each in active:
-            each.close(error)
+        for ability in active:
+            ability.close(error)
 
 
 def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Ability]) -> Training:
@@ -161,47 +162,47 @@ def build_loss(building: Building, model: nn.Module | None = None) -> tuple[Voti
         model: the whole model without content, in an estimate; None to build the model here.
     """
     config, device = building.config, building.device
-    seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
+    seed_everything(config.seed)  # the same weights on every rank, for any number of ranks
     if model is None:
         model = build_model(config, building.dataset)
-    for each in building.abilities:
-        each.see_whole(model, building)
+    for ability in building.abilities:
+        ability.see_whole(model, building)
     decays = frozenset(decaying(model).values())
-    for each in building.abilities:
-        each.cut(model, building)
-    if building.run is not None:  # what has no content cannot move
+    for ability in building.abilities:
+        ability.cut(model, building)
+    if building.run is not None:  # tensors without content cannot move
         model = model.to(device)
-    for each in building.abilities:
-        each.on_device(model, building)
-    # But dropout of its own on each that reads samples of its own; after all groups of DTensors, which draw.
+    for ability in building.abilities:
+        ability.on_device(model, building)
+    # Dropout differs between ranks that read different samples. After all groups of DTensors, which draw numbers too.
     seed_everything(config.seed, building.mesh.stream)
     loss = VotingLoss(model, building.task, device=device)
-    for each in building.abilities:
-        each.on_loss(loss, building)
+    for ability in building.abilities:
+        ability.on_loss(loss, building)
     return loss, decays
 
 
 def _find_sizes(building: Building, loss: VotingLoss) -> BatchSizes:
-    """Collective."""
+    """Determine the batch sizes: those of the configuration, or those that features choose. Collective."""
     sizes = BatchSizes.given(building.config.train)
     with contextlib.ExitStack() as trying:
-        for each in building.abilities:
-            trying.enter_context(each.trying())
-        for each in building.abilities:
-            sizes = each.sizes(sizes, loss, building)
+        for ability in building.abilities:
+            trying.enter_context(ability.trying())
+        for ability in building.abilities:
+            sizes = ability.sizes(sizes, loss, building)
     return sizes
 
 
 def make_optimizer(
     building: Building, model: nn.Module, decays: Collection[bool] | None = None
 ) -> torch.optim.Optimizer:
-    """That of `model`, as the configuration and features say. Arguments as of `build_optimizer`. Collective."""
+    """Build the optimizer of `model` from configuration and features; args as in `build_optimizer`. Collective."""
 
     def change(recipe: Recipe) -> Recipe:
-        for each in building.abilities:
-            recipe = each.optimizer(recipe, model, building)
-        for each in building.abilities:
-            recipe = each.around_optimizer(recipe, model, building)
+        for ability in building.abilities:
+            recipe = ability.optimizer(recipe, model, building)
+        for ability in building.abilities:
+            recipe = ability.around_optimizer(recipe, model, building)
         return recipe
 
     config = building.config
@@ -209,7 +210,7 @@ def make_optimizer(
 
 
 def _share(building: Building, run: RunContext, loss: VotingLoss) -> nn.Module:
-    """What ranks share `loss` by. Collective."""
+    """Return the module through which ranks share `loss`. Collective."""
     config = building.config
     modules = (each.share(loss, building) for each in building.abilities)
     module = next((each for each in modules if each is not None), None)
@@ -219,9 +220,10 @@ def _share(building: Building, run: RunContext, loss: VotingLoss) -> nn.Module:
 
 
 def build_task(config: TrainConfig) -> Task:
-    """The task that `task=` chose.
+    """Build the task that `task=` chose.
 
-    Raises ConfigError: its `_target_` is not trusted or leads nowhere, or makes none.
+    Raises:
+        ConfigError: its `_target_` is not trusted, cannot be found, or does not make a task.
     """
     target = locate("task._target_", config.task._target_, config.trust)
     if isinstance(config.task, CustomTaskConfig):
@@ -239,7 +241,8 @@ def build_dataset(
     Args:
         fed: `classes` and `preprocessing` of a trained model that is evaluated on these data; None in training.
 
-    Raises ConfigError: a person's own is none that the loop can take (datasets/own.py), or none for a feature.
+    Raises:
+        ConfigError: the loop (datasets/own.py) or a feature cannot use the data set of the user.
     """
     builder = locate("data._target_", config.data._target_, config.trust)
     dataset: MapDataset
@@ -253,16 +256,16 @@ def build_dataset(
 
 
 def _with_features(dataset: MapDataset, split: Split, active: Sequence[Ability]) -> MapDataset:
-    for each in active:
-        dataset = each.samples(dataset, split)
+    for ability in active:
+        dataset = ability.samples(dataset, split)
     return dataset
 
 
 def build_model(config: TrainConfig, dataset: HasShape) -> nn.Module:
-    """The model that `model=` chose, for the shape of the data.
+    """Build the model that `model=` chose, for the shape of the data.
 
     Raises:
-        ConfigError: a `_target_` is not trusted or leads nowhere, or the model has not what `train` asks of it.
+        ConfigError: a `_target_` is not trusted or cannot be found, or the model lacks something that `train` needs.
     """
     target = locate("model._target_", config.model._target_, config.trust)
     shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
@@ -283,9 +286,9 @@ def build_model(config: TrainConfig, dataset: HasShape) -> nn.Module:
 
 
 def _takes(target: Any, name: str) -> bool:
-    """Whether a person's class or function has an argument `name`; those that cannot be asked are given it."""
+    """Return True if a user's class or function takes an argument `name`, or if its signature is unknown."""
     try:
         arguments = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return True
-    return name in arguments or any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+    return name in arguments or any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())

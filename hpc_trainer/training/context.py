@@ -1,4 +1,4 @@
-"""RunContext: one rank's view of its run. The shared loop uses it, and so does a person's own (docs/own_loop.md)."""
+"""RunContext: one rank's view of its run. The shared loop and users' own loops use it (docs/own_loop.md)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from hpc_trainer.training.telemetry.life_signs import LifeSigns
 from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
 from hpc_trainer.training.telemetry.reporter import NoTracker, Reporter, Tracker
 
-# How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
+# Seconds that the last evaluation may continue after a stop signal: well within Slurm's default KillWait of 30 s.
 _LAST_EVALUATION_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What `restore` found: optimizer steps done (0: a fresh start), and each object or value by its name."""
+    """Result of `restore`: optimizer steps done (0: a fresh start), and each object or value by its name."""
 
     step: int
     values: Mapping[str, Any]
@@ -48,8 +48,8 @@ def _no_watchdog() -> None: ...
 class RunContext(RankProgress):
     """One rank of one attempt. Methods marked collective must be called by all ranks, at the same step.
 
-    `attempt` counts the starts of this run from 0; `num_steps` is where it ends. Steps that methods are given never go
-    down.
+    `attempt` counts the starts of this run from 0; `num_steps` is the step at which the run ends. The steps that
+    methods are given never decrease.
     """
 
     stop: StopFlag
@@ -59,15 +59,15 @@ class RunContext(RankProgress):
     seed: int = 0
     saves: SaveTimer = field(default_factory=SaveTimer)
     is_asynchronous: bool = True
-    """`save_in_background` writes while training goes on; else it waits, as `save` does."""
+    """If True, `save_in_background` writes while training continues; else it waits, as `save` does."""
     keep_best: str | None = None
-    """The metric by which a checkpoint is the best, and is kept."""
+    """Metric whose best value keeps a checkpoint."""
     contract: ResumeContract = field(default_factory=ResumeContract)
     make_tracker: Callable[[int], Tracker] = field(default=lambda step: NoTracker())
     heartbeat_every_s: float = 2.0
     max_no_progress: int = 3
     beat: Callable[[], None] = _no_watchdog
-    """Says that this rank lives. Every method that is given a step does; a loop may call it in a long evaluation."""
+    """Sign of life of this rank. Every method with a step gives one; a loop may give one in a long evaluation."""
     stop_step: int | None = None
     early_reason: str | None = None
     saver: Saver = field(init=False)
@@ -96,29 +96,32 @@ class RunContext(RankProgress):
 
     @property
     def saved_step(self) -> int | None:
-        """The newest step that all ranks know to be saved; None: none is."""
+        """Newest step that all ranks know to be saved; None if there is none."""
         return self.saver.saved_step
 
     def describe(self, **facts: Any) -> None:
-        """What this run is made with besides its configuration and code, as `vocabulary="9f2c.."`; before `restore`.
+        """Add facts that this run depends on besides its configuration and code, as `vocabulary="9f2c.."`.
 
-        JSON, or an object with a `fingerprint()`. A resume from a checkpoint that was made with others is refused.
+        Call before `restore`. A resume from a checkpoint that was made with other facts is refused.
+
+        Args:
+            facts: JSON, or objects with a method `fingerprint()`.
         """
         if self.is_rank_zero:
             self.contract.describe(facts)
 
     def restore(self, /, **objects: Any) -> Restored:
-        """Fills the objects from the newest valid checkpoint, if there is one; once, before the first step. Collective.
+        """Fill the objects from the newest valid checkpoint, if there is one; once, before the first step. Collective.
 
-        Objects are told apart in `training/checkpoint/objects.py`: what has a state_dict, generators, tensors and
-        arrays are filled in place; other values come back in the answer. The random state of Python, numpy and torch
-        is that of the save.
+        Objects with a state_dict, generators, tensors and arrays are filled in place; other values are in the result
+        (`training/checkpoint/objects.py`). The random state of Python, numpy and torch is set to that of the save.
 
         Raises:
-            CheckpointError: the checkpoint and the objects do not fit each other; the first difference, by name.
-            IncompatibleResumeError: the checkpoint is of another training; what differs (config/resume_contract.py).
-            LoopError: it was called before.
-            NoProgressError: the run comes back again and again at this step.
+            CheckpointError: checkpoint and objects do not match; the message names the first difference.
+            IncompatibleResumeError: the checkpoint is of another training; the message lists the differences
+                (config/resume_contract.py).
+            LoopError: `restore` was called before.
+            NoProgressError: the run was started again and again at this step.
         """
         if self._names is not None:
             raise LoopError("run.restore was called before; one call takes all objects: run.restore(model=model, ...).")
@@ -143,16 +146,17 @@ class RunContext(RankProgress):
         return restored
 
     def keep_regular(self, every_steps: int) -> None:
-        """From now on a checkpoint of a step that `every_steps` divides always stands, once there was one."""
+        """Keep one checkpoint of a step that `every_steps` divides at all times from now on, once there is one."""
         self.saver.keep_regular(every_steps)
 
     def rewind(self, before: int, every_steps: int, /, **objects: Any) -> Restored:
-        """Goes back: fills the objects from the newest checkpoint of a step less than `before`. Collective.
+        """Go back: fill the objects from the newest checkpoint of a step less than `before`. Collective.
 
-        Of those whose step `every_steps` divides, if one is left (`keep_regular`). Training goes on from there:
-        later checkpoints are put away, and so are later metrics. `restore_rng` sets the random state.
+        Checkpoints of steps that `every_steps` divides come first, if there is one (`keep_regular`). Training continues
+        from there: later checkpoints and metrics are removed. `restore_rng` sets the random state.
 
-        Raises CheckpointError: there is none that can be read.
+        Raises:
+            CheckpointError: no such checkpoint can be read.
         """
         with self.spans.within(Kind.save_stall):
             self.saver.wait()
@@ -177,9 +181,10 @@ class RunContext(RankProgress):
         self.saves.start(step)
 
     def restore_rng(self) -> None:
-        """Sets this rank's random state to that of the checkpoint again; nothing on a fresh start.
+        """Set this rank's random state to that of the checkpoint again; do nothing on a fresh start.
 
-        For loops that, after `restore`, build what draws random numbers, as iterators of torch's DataLoader do.
+        For loops that build something that draws random numbers after `restore`, such as an iterator of torch's
+        DataLoader.
         """
         if self._rng is not None:
             set_rng_state(self._rng)
@@ -201,16 +206,17 @@ class RunContext(RankProgress):
             )
 
     def last_evaluation(self) -> dict[str, float] | None:
-        """The newest evaluation in metrics.jsonl, if it is of the step resumed at; else None. Collective."""
-        newest = [each for each in read_metrics(self.paths.metrics) if "eval_loss" in each][-1:]
+        """Return the newest evaluation in metrics.jsonl if its step is the one resumed at; else None. Collective."""
+        newest = [record for record in read_metrics(self.paths.metrics) if "eval_loss" in record][-1:]
         here = dict(newest[0]) if newest and newest[0]["step"] == self.first_step else {}
         return self.group.broadcast({key: here[key] for key in here if key not in RESERVED} or None)  # type: ignore[no-any-return]
 
     def should_stop(self, step: int) -> bool:
-        """True on all ranks if any rank got a stop signal: save, then return. Collective.
+        """Return True on all ranks if any rank got a stop signal: then save, and return from main. Collective.
 
-        Ask after every step: on one rank that costs a microsecond, on several an all-reduce of one number, for which
-        a GPU has to finish the step. Never True at `num_steps`: nothing is left to stop. A sign of life for `status`.
+        Call after every step: on one rank that costs a microsecond; on several an all-reduce of one number, for which
+        a GPU has to finish the step. Never True at `num_steps`, where nothing is left to stop. The call is also a sign
+        of life for `status`.
         """
         step = self._reach(step)
         if step == self.num_steps:
@@ -223,10 +229,10 @@ class RunContext(RankProgress):
         return wish
 
     def evaluation_vote(self, step: int) -> Callable[[], bool]:
-        """For the inside of one evaluation: a collective call, True on all ranks if any rank got a stop signal.
+        """Return a collective function for one evaluation: True on all ranks if any rank got a stop signal.
 
-        On several GPUs a signal is heard one call later: to read this call's vote would wait for the batch. After the
-        last step the signal has to be some seconds old: the run is all but done, and may just make it.
+        On several GPUs a signal counts one call later, because reading the vote of this call would wait for the batch.
+        After the last step only a signal that is some seconds old counts: the run is almost done, and may still finish.
         """
         after_s = _LAST_EVALUATION_S if step == self.num_steps else 0.0
         ask = self._poll.series(after_s)
@@ -238,70 +244,81 @@ class RunContext(RankProgress):
         return vote
 
     def agree_to_stop(self, step: int) -> None:
-        """All ranks know that they stop at this step. For loops that vote in a reduction of their own."""
+        """Record that all ranks stop at this step. For loops that vote in a reduction of their own."""
         self.stop_step = self._reach(step)
 
     def stop_here(self, step: int, /, **objects: Any) -> None:
-        """The same, and the step is saved, unless it is sooner done again than saved. Collective. Raises as `save`."""
+        """Stop all ranks at this step; save it, unless repeating its steps is faster. Collective. Raises as `save`."""
         self.agree_to_stop(step)
         with self.spans.within(Kind.save_stall):
             self.saver.save_at_stop(step, objects)
 
     def should_save(self, step: int) -> bool:
-        """True when a checkpoint is due (`checkpoint.every`); the same on all ranks.
+        """Return True if a checkpoint is due (`checkpoint.every`); the same on all ranks.
 
-        Collective while a `save_in_background` was put off: True then as soon as the one before it is written.
+        While a `save_in_background` is put off the call is collective, and True as soon as the save before it is done.
         """
         return self.saver.is_due(step)
 
     def save(self, step: int, /, **objects: Any) -> None:
-        """Writes a checkpoint of this step, unless it stands already: the objects that `restore` got. Collective.
+        """Write a checkpoint of this step, unless there is one already. Collective.
 
-        Objects as in `restore`; values (numbers, texts, lists, dicts) as they are now. What is not each rank's own is
-        rank 0's. Each rank's random state goes with it. When it returns, the checkpoint is on the disk.
+        When the call returns, the checkpoint is on the disk. State that all ranks share is rank 0's; each rank's own
+        state and random state are saved too.
+
+        Args:
+            step: optimizer steps done.
+            objects: the objects of `restore`, by the same names; values (numbers, texts, lists, dicts) as they are now.
 
         Raises:
-            CheckpointError: on all ranks, if any rank could not write; older checkpoints are as they were.
-            LoopError: other names than `restore` got, or `restore` was not called.
+            CheckpointError: on all ranks, if any rank could not write; older checkpoints are unchanged.
+            LoopError: the names are not those of `restore`, or `restore` was not called.
         """
         with self.spans.within(Kind.save_stall):
             self._reporter.flush()
             self.saver.save(self._reach(step), objects)
 
     def save_in_background(self, step: int, /, **objects: Any) -> None:
-        """The same, and returns when the state is copied: it is written while training goes on. Collective.
+        """Save as `save` does, but return when the state is copied: it is written while training continues. Collective.
 
-        If the file system refuses, that is a warning, and the run goes on. If the one before is still being written,
-        this one is put off, until `should_save` says so. The run ends when all is written. Raises as `save`, else.
+        If the file system refuses, a warning is printed and the run continues. If the save before is still being
+        written, this one is put off until `should_save` returns True. The run ends only when everything is written.
+        Other errors as in `save`.
         """
         with self.spans.within(Kind.save_stall):
             self._reporter.flush()
             self.saver.save_in_background(self._reach(step), objects)
 
     def save_best(self, step: int, /, **objects: Any) -> float | None:
-        """After an evaluation was logged: the checkpoint of the best step (`checkpoint.keep_best`) stands. Collective.
+        """Save this step if its evaluation is the best so far (`checkpoint.keep_best`). Collective.
 
-        Returns the best value so far; None: none was logged. Raises as `save_in_background`.
+        Call after the evaluation was logged. Return the best value so far; None if none was logged. Raises as
+        `save_in_background`.
         """
         with self.spans.within(Kind.save_stall):
             self._reporter.flush()
             return self.saver.save_best(self._reach(step), objects)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Adds a line to metrics.jsonl, and to the tracker; rank 0 only, others return at once.
+        """Add a line to metrics.jsonl and to the tracker; on rank 0 only, other ranks return at once.
 
-        Values are numbers, also tensors and arrays that hold one. Raises LoopError for anything else.
+        Args:
+            step: optimizer steps done.
+            values: numbers, or tensors and arrays that hold one number.
+
+        Raises:
+            LoopError: a value is anything else.
         """
         step = self._reach(step)
         if not self.is_rank_zero:
             return
         numbers = read_numbers(values)
-        # What decides what is deleted must be on the disk before.
+        # Scores decide which checkpoints are deleted, so they must be on the disk before.
         self._reporter.log(step, numbers, sync=self.saver.take_score(step, numbers))
         self.heartbeat(step, force=True)
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
-        """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds (`force`: every one); rank 0 only."""
+        """Replace heartbeat.json, at most every `heartbeat_every_s` seconds unless `force`; rank 0 only."""
         self.beat()
         self._see(step)
         self.saves.add_step(step)
@@ -310,11 +327,11 @@ class RunContext(RankProgress):
             self._signs.tell(step, force=force)
 
     def remark(self, name: str, text: str | None) -> None:
-        """What `status` shows of this attempt besides its metrics, from the next heartbeat on; rank 0's counts.
+        """Set a remark that `status` shows of this attempt from the next heartbeat on; rank 0's remarks count.
 
         Args:
-            name: who says it; another text of the same name replaces this one.
-            text: a clause that names what is wrong; None: nothing is any more.
+            name: the author of the remark; another text with the same name replaces this one.
+            text: a clause that names what is wrong; None removes the remark.
         """
         if text is None:
             self._signs.remarks.pop(name, None)
@@ -322,9 +339,11 @@ class RunContext(RankProgress):
             self._signs.remarks[name] = text
 
     def finish(self, metrics: Mapping[str, Any], reason: str | None = None) -> None:
-        """All steps are done: these are the final metrics (rank 0's count). The run is COMPLETED once main returns.
+        """Record that all steps are done. The run is COMPLETED once main returns.
 
-        `reason`: why it ends before `num_steps`; `status` then has the cause early_stop.
+        Args:
+            metrics: the final metrics; rank 0's count.
+            reason: why the run ends before `num_steps`; `status` then has the cause early_stop.
         """
         self._reach(self.step)
         self.early_reason = reason
@@ -332,17 +351,17 @@ class RunContext(RankProgress):
 
     @property
     def cause(self) -> str:
-        """Of a run that has finished, as the journal has it (`cause_of_end`)."""
+        """Cause of the end of a finished run, as in the journal (`cause_of_end`)."""
         return cause_of_end(self._result or {}, self.early_reason)
 
     def conclude(self, name: str) -> Outcome:
-        """How the loop ended, agreed among the ranks; if it is done, result.json and DONE are written. Collective.
+        """Return how the loop ended, as all ranks agree; if it is done, write result.json and DONE. Collective.
 
-        For the worker, when `name` (its main) has returned.
+        For the worker, after `name` (its main) has returned.
 
         Raises:
-            CheckpointError: what was being written could not be saved.
-            LoopError: main neither finished nor stopped where all had agreed, or the ranks differ.
+            CheckpointError: the save that was being written failed.
+            LoopError: main neither finished nor stopped as all ranks had agreed, or the ranks differ.
         """
         with self.spans.within(Kind.save_stall):
             self.saver.finish()
@@ -365,11 +384,11 @@ class RunContext(RankProgress):
         return outcome
 
     def flush_metrics(self) -> None:
-        """Write the lines of metrics.jsonl that wait for others. Does nothing on ranks other than 0."""
+        """Write the buffered lines of metrics.jsonl. Does nothing on ranks other than 0."""
         self._reporter.flush()
 
     def close(self) -> None:
-        """Write what metrics.jsonl and the tracker hold back: the worker leaves without Python's clean-up."""
+        """Write everything that metrics.jsonl and the tracker buffer: the worker exits without Python's clean-up."""
         self._reporter.close()
 
     def _reach(self, step: int) -> int:

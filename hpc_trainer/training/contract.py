@@ -40,7 +40,7 @@ _NOT_KEPT = frozenset({"cluster", "paths"})
 class ResumeContract:
     """Facts of one start, and the allowed differences. The default has no facts: it compares and saves nothing.
 
-    After `check` has passed, `changes` are the differences from the checkpoint, in words.
+    After `check` has passed, `changes` describes the differences from the checkpoint, one line each.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class ResumeContract:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
     mesh: MeshShape | None = None
-    """None if all ranks are data-parallel, or if a user's own loop leaves it unknown."""
+    """Shape of the mesh; None if all ranks are data-parallel, or if a user's own loop leaves it unknown."""
 
     @classmethod
     def of(cls, config: TrainConfig, group: RankGroup) -> ResumeContract:
@@ -105,8 +105,8 @@ class ResumeContract:
     def is_same_world(self, checkpoint: CheckpointInfo, group: RankGroup) -> bool:
         """Return True if each rank's own state in the checkpoint belongs to the same place on the mesh. Not collective.
 
-        It does not for as many ranks on another mesh: tensor-parallel neighbours must draw the same random numbers, but
-        data-parallel ranks have different ones.
+        The same number of ranks on another mesh is not enough: tensor-parallel neighbours must draw the same random
+        numbers, but data-parallel ranks have different ones.
         """
         if self.mesh is None or checkpoint.world_size != group.world_size:
             return checkpoint.world_size == group.world_size
@@ -115,7 +115,7 @@ class ResumeContract:
         return (was.get("pipeline_parallel", 1), was.get("tensor_parallel", 1)) == (self.mesh.pp, self.mesh.tp)
 
     def stream(self, rank: int) -> int | str:
-        """Number that, with the seed, determines the random numbers of a rank (`MeshShape.stream`)."""
+        """Return the number that, with the seed, determines the random numbers of a rank (`MeshShape.stream`)."""
         return rank if self.mesh is None else self.mesh.stream(rank)
 
     def check(self, checkpoint: CheckpointInfo, group: RankGroup) -> None:
@@ -138,12 +138,12 @@ class ResumeContract:
                 f"{checkpoint.path.name} does not say what it was made with (saved by an older version): not compared."
             )
             return None
-        found = compare(was, self.facts, allow=self.allow, defaults=self.defaults)
-        for line in lines_of(found):
+        differences = compare(was, self.facts, allow=self.allow, defaults=self.defaults)
+        for line in lines_of(differences):
             print(line)
-        self.changes = [f"{each.effect.value}: {each}" for each in found if each.effect is not Effect.safe]
+        self.changes = [f"{item.effect.value}: {item}" for item in differences if item.effect is not Effect.safe]
         is_own = self.resume_from is None or Path(self.resume_from) not in (checkpoint.path, *checkpoint.path.parents)
-        return refusal(found, str(checkpoint.path), is_own=is_own)
+        return refusal(differences, str(checkpoint.path), is_own=is_own)
 
 
 def fingerprint(value: Any) -> Any:

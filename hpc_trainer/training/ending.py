@@ -1,4 +1,4 @@
-"""How a loop ended, as all ranks agree on it."""
+"""Agreement of all ranks on how a loop ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 
 
 class Outcome(enum.Enum):
-    """How a loop ended."""
+    """The two ways in which a loop ends without an error."""
 
     done = "done"
     stopped = "stopped"
@@ -18,9 +18,10 @@ class Outcome(enum.Enum):
 def agree_on_end(
     name: str, group: RankGroup, *, has_finished: bool, has_stopped: bool, step: int, num_steps: int
 ) -> Outcome:
-    """How `name`, a main that has returned at `step`, ended on all ranks. Collective.
+    """Return how `name`, a main that has returned at `step`, ended on all ranks. Collective.
 
-    Raises LoopError: it neither finished nor stopped where all had agreed, or the ranks differ.
+    Raises:
+        LoopError: it neither finished nor stopped as all ranks had agreed, or the ranks differ.
     """
     mine = "finished" if has_finished else "stopped" if has_stopped else "left early"
     ends = group.gather([mine, step])

@@ -1,4 +1,4 @@
-"""Steps whose gradient is not finite: skipped by all ranks together, counted, and the end of a run that diverged."""
+"""Guard against steps whose gradient is not finite: all ranks skip them together; too many in a row end the run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from hpc_trainer.errors import DivergedError
 
 
 class StepGuard:
-    """Sees the norm of each step's gradient, which is the same on all ranks, as the averaged gradients are.
+    """Counter of skipped steps, from the norm of each step's gradient.
 
-    Looking waits for no device: on a GPU the counters are tensors there, and are read when they are asked for.
+    The norm is the same on all ranks, because averaged gradients are. Checking it waits for no device: on a GPU the
+    counters are tensors on the device, which are read only when their values are needed.
 
     Args:
-        max_in_a_row: steps that may be skipped one after the other, ≥ 0; None: nobody looks.
+        max_in_a_row: steps that may be skipped one after the other, ≥ 0; None: steps are not checked.
     """
 
     skips_finite: ClassVar[bool] = False
-    """True of one that skips finite steps too; the loss scaler then does not decide alone."""
+    """True if the guard skips finite steps too; the loss scaler then does not decide alone."""
     offset: int = 0
-    """Batches that were passed over: step n takes the batch n + offset."""
+    """Batches that were left out: step n takes batch n + offset."""
 
     def __init__(self, max_in_a_row: int | None = None) -> None:
         self.max_in_a_row = max_in_a_row
@@ -32,13 +33,18 @@ class StepGuard:
 
     @property
     def is_on(self) -> bool:
-        """True if the norm of each gradient is wanted."""
+        """True if the guard needs the norm of each gradient."""
         return self.max_in_a_row is not None
 
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
-        """True if the step must change nothing; a bool, or on a GPU a tensor of one. False if nobody looks.
+        """Return True if the step must change nothing; False if the guard is off.
 
-        `grad_norm`: a scalar. `step`: those done before.
+        Args:
+            grad_norm: a scalar.
+            step: steps done before this one.
+
+        Returns:
+            A bool, or a bool tensor on the device if `grad_norm` is on a GPU.
         """
         del step
         if not self.is_on:
@@ -53,24 +59,28 @@ class StepGuard:
             return True
         bad = ~torch.isfinite(grad_norm)
         self._in_a_row = (self._in_a_row + 1) * bad.long()
-        # After a check it is a number, and as a tensor it would be copied to the device, for which the host waits.
+        # After a check `_worst` is an int. As a tensor it would be copied to the device: the host would wait.
         self._worst = self._in_a_row.clamp(min=self._worst)
         self._total = self._total + bad.long()
         return bad
 
     @property
     def total(self) -> int:
-        """Steps that were skipped so far; waits for the device."""
+        """Number of steps skipped so far; waits for the device."""
         return int(self._total)
 
     def figures(self) -> dict[str, float]:
-        """What is logged beside the loss, where it is not 0; waits for the device."""
+        """Return the metrics to log beside the loss, {} if no step was skipped; waits for the device."""
         return {"skipped_steps": self.total} if self.total else {}
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
-        """Raises DivergedError if too many steps were skipped in a row since the last check. Waits for the device.
+        """Raise an error if too many steps were skipped in a row since the last check. Waits for the device.
 
-        With a loss scale above 1 the scale may be to blame: it halves with each overflow until none is left.
+        With a loss scaler, only a scale of 1 or less ends the run: a larger one may be the reason, and halves with each
+        overflow until there is none.
+
+        Raises:
+            DivergedError: more than `max_in_a_row` steps in a row were skipped.
         """
         if self.max_in_a_row is None:
             return
@@ -89,9 +99,9 @@ class StepGuard:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters, as numbers."""
+        """Return the counters as ints; waits for the device."""
         return {"in_a_row": int(self._in_a_row), "worst": int(self._worst), "total": self.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undoes `state_dict`."""
+        """Set the counters to those of `state_dict`."""
         self._in_a_row, self._worst, self._total = state["in_a_row"], state["worst"], state["total"]

@@ -1,4 +1,4 @@
-"""Whose hooks are called: the abilities of the features that are on, found by the names of their folders."""
+"""Abilities of the features that are on, found by the names of the features' folders."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpc_trainer.training.ability import Ability
 
 
 def abilities(config: TrainConfig) -> list[Ability]:
-    """Those of the features that are on, or part of each run; after others where a feature says so."""
-    found = {each.name: each for each in features() if each.is_in_each_run or each.is_on(config)}
-    earlier = {name: set(each.after) & found.keys() for name, each in sorted(found.items())}
-    for name, each in found.items():
-        for later in found.keys() & set(each.before):
+    """Build the abilities of features that are on or part of each run, in the order of `after` and `before`."""
+    active = {feature.name: feature for feature in features() if feature.is_in_each_run or feature.is_on(config)}
+    earlier = {name: set(feature.after) & active.keys() for name, feature in sorted(active.items())}
+    for name, feature in active.items():
+        for later in active.keys() & set(feature.before):
             earlier[later].add(name)
     order = graphlib.TopologicalSorter(earlier)
-    return [_load(found[name])(config) for name in order.static_order()]
+    return [_load(active[name])(config) for name in order.static_order()]
 
 
 def _load(feature: Feature) -> type[Ability]:
@@ -30,5 +30,5 @@ def _load(feature: Feature) -> type[Ability]:
 
 
 def overridden(given: Sequence[Ability], hook: str) -> list[Any]:
-    """The bound methods of those that have this hook: one that does nothing is not called in each step."""
-    return [getattr(each, hook) for each in given if getattr(type(each), hook) is not getattr(Ability, hook)]
+    """Return the bound methods of the abilities that override `hook`: a hook that does nothing is not called."""
+    return [getattr(ability, hook) for ability in given if getattr(type(ability), hook) is not getattr(Ability, hook)]

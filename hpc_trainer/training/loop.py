@@ -25,9 +25,9 @@ from hpc_trainer.training.telemetry.speed import Speed
 
 
 def train(config: TrainConfig, run: RunContext) -> None:
-    """Trains until `train.num_steps`, or until any rank was asked to stop. Collective. The `main` of most runs.
+    """Train until `train.num_steps`, or until any rank was asked to stop. Collective. The `main` of most runs.
 
-    However it ends, everything is saved: started again it goes on with the same bits.
+    Either way everything is saved: a run that is started again continues with the same bits.
     """
     with open_training(config, run) as training:
         _train(config, run, training)
@@ -37,8 +37,8 @@ def _train(config: TrainConfig, run: RunContext, training: Training) -> None:
     state = training.state
     state.resume(run.restore(**state.objects()))
     with run.spans.within(Kind.restore):
-        for each in training.abilities:
-            each.restored()
+        for ability in training.abilities:
+            ability.restored()
     while True:
         with run.spans.within(Kind.start_up):
             batches = open_batches(config, training)
@@ -56,7 +56,7 @@ def _train(config: TrainConfig, run: RunContext, training: Training) -> None:
 
 
 def open_batches(config: TrainConfig, training: Training) -> BatchIterator:
-    """The batches from the state's step on, past those that are left out."""
+    """Open the batches from the state's step on, without those that the guard left out."""
     offset = training.state.guard.offset
     layout: dict[str, Any] = {
         "rank": training.mesh.data_rank,
@@ -85,7 +85,7 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
     for check in checks:
         check(state.step)
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
-    # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
+    # The last attempt may have been stopped between save and evaluation, or between evaluation and end.
     if is_evaluation_due and not _goes_on(run, training, run.last_evaluation() or _evaluate(config, run, training)):
         return
     _mark_best(run, state)
@@ -107,7 +107,7 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
             values = _step_metrics(run, result, lr) | speed.figures(state.step) | state.guard.figures()
             for logged in to_log:
                 logged(state.step, values)
-            speed.restart(state.step)  # what they take is no part of a step
+            speed.restart(state.step)  # the time of these hooks is no part of a step
             run.log(state.step, values)
             state.guard.check(state.step, state.scaler)
         else:
@@ -132,7 +132,7 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
 
 
 def _goes_on(run: RunContext, training: Training, metrics: dict[str, float] | None) -> bool:
-    """False if the evaluation was stopped, or if it was the one that ends the run. Collective."""
+    """Return False if the evaluation was stopped, or if a feature ends the run after it. Collective."""
     state = training.state
     if metrics is None:
         return False
@@ -145,7 +145,7 @@ def _goes_on(run: RunContext, training: Training, metrics: dict[str, float] | No
 
 
 def _mark_best(run: RunContext, state: TrainState) -> None:
-    """The best metric goes into the state, and the checkpoint of its step is kept. Collective."""
+    """Put the best metric into the state, and keep the checkpoint of its step. Collective."""
     if run.keep_best is not None:
         state.best_metric = run.save_best(state.step, **state.objects())
 
@@ -155,11 +155,11 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
 
 
 def _evaluate(config: TrainConfig, run: RunContext, training: Training) -> dict[str, float] | None:
-    """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
+    """Evaluate and log; return None if all ranks agreed to stop meanwhile, after everything is saved."""
     step = training.state.step
     with run.spans.within(Kind.evaluation, step), contextlib.ExitStack() as around:
-        for each in training.abilities:
-            around.enter_context(each.evaluating())
+        for ability in training.abilities:
+            around.enter_context(ability.evaluating())
         around.enter_context(buffers_shared(training.state.model, training.mesh.data_groups()))
         metrics = _figures(config, run, training)
     if metrics is None:
@@ -170,10 +170,10 @@ def _evaluate(config: TrainConfig, run: RunContext, training: Training) -> dict[
 
 
 def _figures(config: TrainConfig, run: RunContext, training: Training) -> dict[str, float] | None:
-    """Of the run's own held-out samples, and of those beside them; None if stopped."""
+    """Return the metrics of the run's own held-out samples and of the further sets; None if stopped."""
     step, metrics = training.state.step, dict[str, float]()
     for name, samples in {"": training.eval_set, **training.eval_beside}.items():
-        found = evaluate(
+        values = evaluate(
             training.stepper.for_evaluation(training.state.model),
             samples,
             task=training.task,
@@ -186,19 +186,19 @@ def _figures(config: TrainConfig, run: RunContext, training: Training) -> dict[s
             step=step,
             mesh=training.mesh,
         )
-        if found is None:
+        if values is None:
             return None
-        metrics |= {_of_set(name, metric): value for metric, value in found.items()}
+        metrics |= {_of_set(name, metric): value for metric, value in values.items()}
     return metrics
 
 
 def _of_set(name: str, metric: str) -> str:
-    """`eval_loss` of the set `old` is `eval_old_loss`; those of the run's own, without a name, stay."""
+    """Return a metric's name in a set: `eval_loss` of the set `old` is `eval_old_loss`; unchanged without a set."""
     return f"eval_{name}_{metric.removeprefix('eval_')}" if name else metric
 
 
 def _step_metrics(run: RunContext, result: StepResult, lr: float) -> dict[str, float]:
-    """Collective: the loss is the mean over all ranks. The one place in the loop that waits for the device."""
+    """Return loss (mean over all ranks), learning rate and gradient norm. Collective; waits for the device."""
     metrics = {"loss": result.mean_loss(run.group), "lr": lr}
     if result.grad_norm is not None:
         metrics["grad_norm"] = result.grad_norm.item()

@@ -1,4 +1,4 @@
-"""How far a rank is: the optimizer steps of its attempt, and where the time went."""
+"""Progress of a rank: the optimizer steps of its attempt, and where the time went."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _KEPT_STEPS = 256
 
 @dataclass(slots=True, kw_only=True)
 class RankProgress(RankView):
-    """What of a RunContext counts steps and seconds. `step` is the last that was heard of."""
+    """Part of a RunContext that counts steps and seconds. `step` is the last step that a method was given."""
 
     spans: Spans = field(default_factory=Spans)
-    """Where this rank's time goes: `with run.spans.within(Kind.evaluation):`."""
+    """Record of this rank's time by kind: `with run.spans.within(Kind.evaluation):`."""
     step_ends: deque[tuple[float, int]] = field(default_factory=partial(deque, maxlen=_KEPT_STEPS))
-    """When the newest steps ended on this rank, seconds since the epoch, and which; first, where it began."""
+    """End of each of the newest steps on this rank (seconds since the epoch) and its number; first, the start."""
     step: int = 0
     first_step: int = 0
-    """Where steps begin, after a start or a `rewind`."""
+    """Step at which steps begin, after a start or a `rewind`."""
     _done_before: int = 0
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps of this attempt, also those that `rewind` went back behind."""
+        """Optimizer steps of this attempt, including those that a `rewind` undid."""
         return self._done_before + self.step - self.first_step
 
     def spent(self, step: int) -> dict[str, Any]:
-        """What this rank spent so far, as files have it (`Spans.spent`); it is at this step now."""
+        """Return the time that this rank spent until `step`, in the form of `Spans.spent`."""
         return self.spans.spent(self._done_before + step - self.first_step)
 
     def _count_from(self, step: int) -> None:
@@ -44,7 +44,11 @@ class RankProgress(RankView):
         self._see(step)
 
     def _count(self, step: int) -> int:
-        """The step, as an int. Raises LoopError: it is less than one before."""
+        """Record `step` and return it as an int.
+
+        Raises:
+            LoopError: it is less than an earlier step.
+        """
         step = operator.index(step)
         if step < self.step:
             raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")

@@ -1,4 +1,4 @@
-"""Who a rank is, and where its run lies."""
+"""Rank of a process, and the folders of its run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE
 
 @dataclass(slots=True, kw_only=True)
 class RankView:
-    """What of a RunContext does not change while it trains."""
+    """Part of a RunContext that does not change during training."""
 
     paths: RunPaths
     env: RankEnv
@@ -24,17 +24,17 @@ class RankView:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's tensors live."""
+        """Device of this rank's tensors."""
         return self.group.device
 
     @property
     def rank(self) -> int:
-        """0 to world_size - 1."""
+        """Number of this rank, 0 to world_size - 1."""
         return self.group.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks of this run, ≥ 1."""
+        """Number of ranks of this run, ≥ 1."""
         return self.group.world_size
 
     @property

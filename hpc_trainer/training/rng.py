@@ -1,4 +1,4 @@
-"""Random number generators: seeding them apart for each rank, and saving and restoring all of them."""
+"""Random number generators: seed them differently for each rank, and save and restore all of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PYTHON_STATE_VERSION = 3  # of random.getstate(), since Python 2.3
 
 
 def seed_everything(seed: int, rank: int | str | None = None) -> None:
-    """Seeds Python, numpy and torch (CPU, all CUDA devices) from (seed, rank). Not collective.
+    """Seed Python, numpy and torch (CPU, all CUDA devices) from (seed, rank). Not collective.
 
-    Without `rank` the seed is the same on all ranks: for building the model. With it every rank gets a stream
-    of its own, for dropout and the like; call that after the model is built. Ranks that share layers (tensor parallel)
-    hold the same activations and give the same `rank` (`config.mesh.MeshShape.stream`).
+    Without `rank` the seed is the same on all ranks, for building the model. With `rank` every rank gets its own
+    stream, for dropout and the like; seed like this after the model is built. Ranks that share layers (tensor parallel)
+    hold the same activations and pass the same `rank` (`config.mesh.MeshShape.stream`).
 
     The seed of each generator is a part of SHA-256 over the text "hpc_trainer <seed> <rank> <generator>", so
     neighbouring seeds and ranks have nothing in common, and (seed 0, rank 1) is not (seed 1, rank 0). torch's
@@ -29,24 +29,25 @@ def seed_everything(seed: int, rank: int | str | None = None) -> None:
     """
     number = _seed_python(seed, rank)
     torch.manual_seed(number)
-    for kind in kinds_in_use():  # torch does so by itself, but for XLA
+    for kind in kinds_in_use():  # torch.manual_seed does this, except for XLA
         kind.seed(number)
 
 
 def seed_step(seed: int, rank: int, step: int) -> None:
-    """Seeds the same generators from (seed, logical rank, step): 40 µs, and nothing to save. Not collective.
+    """Seed the generators of `seed_everything` from (seed, logical rank, step). Not collective.
 
-    Two of a million steps may share a stream of torch's CPU generator, as in `seed_everything`; they see other samples.
+    This takes 40 µs, and leaves no state to save. Two of a million steps may share a stream of torch's CPU generator,
+    as in `seed_everything`; they see different samples.
     """
     number = _seed_python(seed, f"{rank} {step}")
-    torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.2 ms where there is no CUDA
+    torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.2 ms without CUDA
     for kind in kinds_in_use():
         kind.seed(number)
 
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Whatever is drawn or seeded inside, the generators go on afterwards as if it had not been."""
+    """Restore the generators' state at the end of the context: what is drawn or seeded in it leaves no trace."""
     before = rng_state()
     try:
         yield
@@ -55,18 +56,18 @@ def random_state_kept() -> Iterator[None]:
 
 
 def rng_for_world(saved: dict[str, Any] | None, *, seed: int, rank: int | str, step: int) -> dict[str, Any]:
-    """The random state with which a rank goes on from a checkpoint.
+    """Return the random state with which a rank continues from a checkpoint.
 
-    What this rank saved, if as many ranks saved as are there now, on the same mesh. Else nobody's stream is the right
-    one: every rank begins a new one, from (seed, rank, step), so two restarts at one step are alike, and no two ranks
-    share a stream that do not read the same samples. Dropout then differs from the undisturbed run. The generators of
-    this process then have the state that is returned.
+    This is the state that this rank saved, if as many ranks saved as there are now, on the same mesh. Else no saved
+    stream fits: every rank begins a new one from (seed, rank, step). So two restarts at one step are alike, and ranks
+    that read different samples have different streams. Dropout then differs from the undisturbed run, and the
+    generators of this process are set to the state that is returned.
 
     Args:
-        saved: what `rng_state` was at the save; None if another number of ranks saved, or on another mesh.
+        saved: result of `rng_state` at the save; None if another number of ranks saved, or on another mesh.
         seed: `config.seed`.
-        rank: 0 to world_size - 1; with tensor or pipeline parallel `MeshShape.stream`.
-        step: of the checkpoint.
+        rank: 0 to world_size - 1; with tensor or pipeline parallelism `MeshShape.stream`.
+        step: the step of the checkpoint.
     """
     if saved is not None:
         return saved
@@ -75,10 +76,10 @@ def rng_for_world(saved: dict[str, Any] | None, *, seed: int, rank: int | str, s
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of Python's, numpy's, torch's CPU generator and that of the current device, as `pack` takes it.
+    """Return the state of the generators of Python, numpy, torch's CPU and the current device, as `pack` takes it.
 
-    "cuda" is None in a process that has not used CUDA; other kinds of devices are there if they are in use. Generators
-    that somebody made for himself are not here.
+    "cuda" is None in a process that has not used CUDA; other kinds of devices have a key if they are in use. Generators
+    that the user created are not included.
     """
     version, words, gauss = random.getstate()
     assert version == _PYTHON_STATE_VERSION
@@ -92,9 +93,10 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores what `rng_state` returned. The state of a device is passed over on a machine that has none of its kind.
+    """Restore the state that `rng_state` returned. The state of a device is ignored if this machine has none such.
 
-    Raises KeyError: a part is missing.
+    Raises:
+        KeyError: a part is missing.
     """
     python = state["python"]
     random.setstate((_PYTHON_STATE_VERSION, tuple(python["words"].tolist()), python["gauss"]))
@@ -108,21 +110,21 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def _seed_python(seed: int, place: int | str | None) -> int:
-    """Seeds Python and numpy, and returns what to seed torch with."""
+    """Seed Python and numpy, and return the seed for torch."""
     random.seed(_mix(seed, place, "python"))
     words = _mix(seed, place, "numpy").to_bytes(32, "little")
-    np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # the global one is meant
+    np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # seeds numpy's global generator on purpose
     return _mix(seed, place, "torch") % 2**63
 
 
 def _mix(seed: int, rank: int | str | None, generator: str) -> int:
-    """256 bits."""
+    """Return the seed of a generator, an int of 256 bits."""
     place = "all" if rank is None else str(rank)
     return int.from_bytes(hashlib.sha256(f"hpc_trainer {seed} {place} {generator}".encode()).digest(), "little")
 
 
 def arrays_to_tensors(value: Any) -> Any:
-    """A numpy generator's state with tensors for arrays, as `pack` takes it."""
+    """Convert a numpy generator's state: tensors replace arrays, as `pack` takes them."""
     if isinstance(value, dict):
         return {key: arrays_to_tensors(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -131,7 +133,7 @@ def arrays_to_tensors(value: Any) -> Any:
 
 
 def tensors_to_arrays(value: Any) -> Any:
-    """Undoes `arrays_to_tensors`."""
+    """Undo `arrays_to_tensors`."""
     if isinstance(value, dict):
         return {key: tensors_to_arrays(item) for key, item in value.items()}
     return value.numpy() if isinstance(value, torch.Tensor) else value

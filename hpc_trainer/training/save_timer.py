@@ -1,4 +1,4 @@
-"""When a run saves, and when it stops before its time limit: by its own measure of steps and saves."""
+"""Times at which a run saves and stops before its time limit, from its own measurements of steps and saves."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 from hpc_trainer.runtime.pace import Pace, mean_time_between_interruptions, must_stop, steps_between_saves
 from hpc_trainer.state.journal import Attempt
 
-if TYPE_CHECKING:  # it brings torch, which a run of a person's own program does without (worker/program.py)
+if TYPE_CHECKING:  # it imports torch, which a run of a user's own program does not need (worker/program.py)
     from hpc_trainer.runtime.rank_group import RankGroup
 
 DEADLINE = "deadline"
-"""What the journal has as the signal of a stop that nobody asked for: the time limit is near."""
+"""Signal in the journal for a stop that nobody requested: the time limit is near."""
 
 
 class SaveTimer:
-    """The interval between saves, and the end of the job.
+    """Interval between saves, and the end of the job.
 
     Args:
-        every_steps: steps between saves, ≥ 1; with `is_auto` those until the first.
-        is_auto: after the first save, the interval that loses the least time (Daly 2006).
-        end_time: seconds since the epoch at which Slurm ends the job; None: nobody knows.
-        attempts: of this run so far: how often it was interrupted.
+        every_steps: steps between saves, ≥ 1; with `is_auto` the steps until the first save.
+        is_auto: after the first save, use the interval that loses the least time (Daly 2006).
+        end_time: seconds since the epoch at which Slurm ends the job; None if this is unknown.
+        attempts: the attempts of this run so far, which tell how often it was interrupted.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class SaveTimer:
         self._between_s = _between_s(attempts)
         self._last_save = 0
         self.num_failed = 0
-        """Saves that the file system refused in this attempt."""
+        """Number of saves of this attempt that the file system refused."""
         self._seen: tuple[int, float] | None = None
 
     def start(self, step: int) -> None:
-        """Training goes on from this step."""
+        """Count from this step, at which training begins or continues."""
         self._last_save, self._seen = step, (step, time.perf_counter())
 
     def add_step(self, step: int) -> None:
-        """Says that this step is done; costs 0.3 µs. An evaluation between two steps counts as the later one's."""
+        """Record that this step is done, in 0.3 µs. An evaluation between two steps counts as time of the later one."""
         now = time.perf_counter()
         if self._seen is not None and step > self._seen[0]:
             self.pace.add_step((now - self._seen[1]) / (step - self._seen[0]))
@@ -52,41 +52,44 @@ class SaveTimer:
             self._seen = step, now
 
     def is_due(self, step: int) -> bool:
-        """True if a checkpoint of this step is wanted; the same on all ranks."""
+        """Return True if a checkpoint of this step is due; the same on all ranks."""
         if self._is_auto:
             return step >= self._last_save + self.every_steps
         return step % self.every_steps == 0
 
     def begin(self, step: int) -> None:
-        """A save of this step begins; the interval to the next counts from here, also if it fails."""
+        """Record the begin of a save: the interval to the next one counts from this step, also if the save fails."""
         self._last_save = step
 
     def add_stall(self, seconds: float, group: RankGroup) -> None:
-        """Training stood still so long for a save. Collective: rank 0's measure decides for all."""
+        """Record how long training stood still for a save. Collective: rank 0's measurement decides for all."""
         self.pace.add_stall(seconds)
         if self._seen is not None:
-            self._seen = self._seen[0], time.perf_counter()  # a save is no part of a step
+            self._seen = self._seen[0], time.perf_counter()  # the time of a save is no part of a step
         if self._is_auto:
             self.every_steps = group.broadcast(steps_between_saves(self.pace, self._between_s, self.every_steps))
 
     def add_save(self, step: int, seconds: float, group: RankGroup) -> None:
-        """A checkpoint of this step took so long, and training waited for it. Collective."""
+        """Record the seconds that a checkpoint of this step took while training waited. Collective."""
         self.begin(step)
         self.pace.add_save(seconds)
         self.add_stall(seconds, group)
 
     @property
     def must_stop(self) -> bool:
-        """True when a later stop could not save before the time limit."""
+        """True if a later stop could not save before the time limit."""
         return must_stop(self.pace, self._end_time)
 
     def figures(self) -> dict[str, float]:
-        """For the heartbeat: `step_s` and `save_s`, 99th percentiles in seconds; `failed_saves`, if there were any."""
-        found = {"step_s": self.pace.step_s, "save_s": self.pace.save_s, "failed_saves": self.num_failed or None}
-        return {key: round(value, 6) for key, value in found.items() if value is not None}
+        """Return the heartbeat's `step_s` and `save_s` (99th percentiles, seconds) and `failed_saves`, if any."""
+        values = {"step_s": self.pace.step_s, "save_s": self.pace.save_s, "failed_saves": self.num_failed or None}
+        return {key: round(value, 6) for key, value in values.items() if value is not None}
 
 
 def _between_s(attempts: Sequence[Attempt]) -> float:
-    """From the starts and ends in the journal; an attempt that was killed told no end, and counts no time."""
+    """Return the mean seconds between interruptions, from the starts and ends of attempts in the journal.
+
+    An attempt that was killed has no end in the journal; its time does not count.
+    """
     worked = sum(max(0.0, each.end_time - each.start_time) for each in attempts if each.end_time is not None)
     return mean_time_between_interruptions(max(0, len(attempts) - 1), worked)

@@ -1,4 +1,4 @@
-"""When and how a run saves: at once or while training goes on, one save at a time, and what a failed one means."""
+"""Saves of a run: at once or while training continues, one save at a time; what happens if a save fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Objects = Mapping[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Saver:
-    """The saves of one attempt. What is not said to be otherwise is collective.
+    """Saves of one attempt. Methods are collective unless their docstring says otherwise.
 
     `saved_step`, `running_step` (being written) and `is_wanted` are the same on all ranks: they change in collectives.
     """
@@ -35,38 +35,38 @@ class Saver:
     give_way: Callable[[], None]
     meta: Mapping[str, Any]
     names: frozenset[str] | None = None
-    """Of the objects that were restored."""
+    """Names of the objects that were restored."""
     is_asynchronous: bool = True
     keep_best: str | None = None
-    """The metric whose best value keeps a checkpoint."""
+    """Metric whose best value keeps a checkpoint."""
     on_save: Callable[[int, Objects], None] = lambda step, objects: None
-    """Called with what is about to be saved."""
+    """Called with the step and the objects that are about to be saved."""
     saved_step: int | None = None
     running_step: int | None = None
     may_put_off: bool = True
-    """A regular save waits for the one before it, rather than take a later step."""
+    """If True, a regular save that is due while another is being written takes a later step; else it waits."""
     is_wanted: bool = False
-    """A save was due while another was being written: it comes when that one is done."""
+    """True if a save was due while another one was being written: it follows when that one is done."""
     stop_is_covered: bool = False
-    """A stop needs no save of its own: what an earlier one left out is sooner done again, or nothing is ever saved."""
+    """True if a stop needs no save: repeating the steps since the last save is faster, or nothing is ever saved."""
     _is_told: bool = False
     _stall_s: float = 0.0
 
     @property
     def standing_step(self) -> int | None:
-        """The newest step that is saved, by what rank 0 knows alone; other ranks may hear of it later. Not collective.
+        """Newest step that rank 0 alone knows to be saved; other ranks may learn of it later. Not collective.
 
-        For those that cannot ask the others any more.
+        For callers that can no longer ask the other ranks.
         """
         is_written = self.running_step is not None and self.store.writer.seconds is not None
         return self.running_step if is_written and self.group.is_rank_zero else self.saved_step
 
     def is_due(self, step: int) -> bool:
-        """True if a checkpoint of this step is wanted; the same on all ranks. Collective only while `is_wanted`."""
+        """Return True if a checkpoint of this step is due; the same on all ranks. Collective only while `is_wanted`."""
         return self.timer.is_due(step) or (self.is_wanted and not self._is_running())
 
     def save(self, step: int, objects: Objects) -> None:
-        """The checkpoint of this step stands when this returns. Raises CheckpointError, LoopError."""
+        """Save this step, and return when its checkpoint is complete. Raises CheckpointError, LoopError."""
         self._check_names(objects)
         if self.running_step is not None:
             self._wait()
@@ -81,12 +81,13 @@ class Saver:
             print(f"step {step}: checkpoint saved in {seconds:.2f} s")
 
     def save_in_background(self, step: int, objects: Objects, *, may_wait: bool = False) -> None:
-        """A regular save: a file system that refuses is a warning, not the end; the next one tries again.
+        """Begin a regular save. If the file system refuses, print a warning; the next save tries again.
 
-        While another save is being written nothing is saved: the next step after it is. With `may_wait` this step is,
-        and where the step itself counts (`checkpoint.keep_every_steps`).
+        If another save is still being written, this step is not saved, but the first step after that save. With
+        `may_wait`, or if `checkpoint.keep_every_steps` keeps this step, the call waits and saves this step.
 
-        Raises CheckpointError: what was given cannot be saved, or what stands there is not trusted.
+        Raises:
+            CheckpointError: an object cannot be saved, or the existing checkpoint of this step is not trusted.
         """
         self._check_names(objects)
         if step in (self.saved_step, self.running_step):
@@ -114,13 +115,14 @@ class Saver:
             self._warn(step, error)
 
     def save_at_stop(self, step: int, objects: Objects) -> None:
-        """Waits for the save that is being written, and saves this step unless it costs less to do it again.
+        """Wait for the save that is being written; save this step too, unless repeating its steps is faster.
 
-        Raises CheckpointError, as `save`: a stop must not believe in a checkpoint that does not stand.
+        Raises:
+            CheckpointError: as in `save`; a stop must not count on a checkpoint that does not exist.
         """
         running = self.running_step
         if running is not None and (ended := self._wait()).error is None:
-            # Rank 0's clock decides: another save takes about as long as the one that was waited for.
+            # Rank 0's clock decides: another save takes about as long as the save that just ended.
             again_s = (step - running) * (self.timer.pace.typical_step_s or float("inf"))
             if self.group.broadcast(again_s <= ended.seconds):
                 if self.group.is_rank_zero:
@@ -130,9 +132,9 @@ class Saver:
         self.save(step, objects)
 
     def save_best(self, step: int, objects: Objects) -> float | None:
-        """After an evaluation was logged: if this step's is the best so far, it is saved, unless it is already.
+        """Save this step in the background if its evaluation is the best so far; never put the save off.
 
-        In the background, and never put off. Returns the best value so far, None without any.
+        Call after the evaluation was logged. Return the best value so far; None if there is none.
         """
         scores = self.store.writer.scores
         mine = self.store.writer.retention.best(scores)
@@ -142,14 +144,18 @@ class Saver:
         return None if value is None else float(value)
 
     def take_score(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Takes the score of a step, if it is among what was logged; True if it is. Rank 0; not collective."""
+        """Record a step's score and return True, if `metrics` has the metric `keep_best`. Rank 0; not collective."""
         if self.keep_best is None or self.keep_best not in metrics:
             return False
         self.store.writer.scores[step] = float(metrics[self.keep_best])
         return True
 
     def finish(self) -> None:
-        """Waits for what is being written. Raises CheckpointError: it was not saved, and nothing later is."""
+        """Wait for the save that is being written.
+
+        Raises:
+            CheckpointError: the save failed, and no later step is saved.
+        """
         if self.running_step is not None:
             error = self._wait().error
             if error is not None:
@@ -158,20 +164,23 @@ class Saver:
             print(f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; none is kept for it.")
 
     def keep_regular(self, every_steps: int) -> None:
-        """From now on the newest checkpoint of a step that `every_steps` divides is kept, and none is put off."""
+        """Keep the newest checkpoint of a step that `every_steps` divides at all times, and put no save off."""
         writer = self.store.writer
         writer.retention = dataclasses.replace(writer.retention, newest_of_every_steps=every_steps)
         self.may_put_off = False
 
     def find_before(self, before: int, every_steps: int) -> CheckpointInfo:
-        """The newest valid checkpoint of a step less than `before` that `every_steps` divides; else the oldest.
+        """Return the newest valid checkpoint whose step is less than `before` and a multiple of `every_steps`.
 
-        Raises CheckpointError: there is none.
+        If there is none, return the oldest checkpoint before that step.
+
+        Raises:
+            CheckpointError: no checkpoint before that step can be read.
         """
-        found = [step for step, _ in folders.committed(self.store.folder)] if self.group.is_rank_zero else []
-        found = [step for step in self.group.broadcast(found) if step < before]
-        regular = [step for step in found if step % every_steps == 0]
-        for step in [*regular, *found[-1:]]:  # the newest first
+        steps = [step for step, _ in folders.committed(self.store.folder)] if self.group.is_rank_zero else []
+        steps = [step for step in self.group.broadcast(steps) if step < before]
+        regular = [step for step in steps if step % every_steps == 0]
+        for step in [*regular, *steps[-1:]]:  # the newest first
             info = self.store.newest_valid(step)
             if info is not None:
                 return info
@@ -181,17 +190,17 @@ class Saver:
         )
 
     def forget_after(self, step: int) -> None:
-        """Training goes on from this step, whose checkpoint stands; later ones are put away. Collective."""
+        """Remove the checkpoints after this step, which has one itself; training continues from it. Collective."""
         self.store.forget_after(step)
         self.saved_step, self.is_wanted = step, False
 
     def wait(self) -> None:
-        """Until nothing is being written any more; a save that failed is a warning. Collective."""
+        """Wait until no save is being written; a failed save prints a warning. Collective."""
         if self.running_step is not None:
             self._wait()
 
     def tell_when_done(self) -> None:
-        """Rank 0 tells that a save is done, and takes its measure, before anybody asks. Not collective."""
+        """Print on rank 0 that a save is done, and record its time, as soon as it is complete. Not collective."""
         if self.running_step is not None and not self._is_told:
             self._tell(self.store.writer.seconds)
 
@@ -223,7 +232,7 @@ class Saver:
             )
 
     def _is_running(self) -> bool:
-        """True while a save is being written, by rank 0's knowledge. Collective, unless all know that none is."""
+        """Return True while a save is being written, as rank 0 knows. Collective, unless all ranks know of none."""
         if self.running_step is None:
             return False
         ended = self.store.writer.result()
@@ -241,7 +250,7 @@ class Saver:
             self._tell(ended.seconds)
             self.saved_step = ended.step
         else:
-            self.give_way()  # a later attempt may be why
+            self.give_way()  # the reason may be a later attempt
             self._warn(ended.step, ended.error)
         self.running_step = None
 

@@ -1,4 +1,4 @@
-"""What training with the shared loop changes: all that a resumed run needs to go on with the same bits."""
+"""State that the shared loop changes: everything that a resumed run needs to continue with the same bits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hpc_trainer.training.guard import StepGuard
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """The learning rate and the order of samples are functions of `step`; the random state is the RunContext's.
+    """State of a training run, apart from the random state, which the RunContext holds.
 
+    The learning rate and the order of samples are functions of `step`.
     `model` is the bare module, without DDP around it. `guard` counts skipped steps. `step` counts optimizer steps done,
     `samples_seen` the samples of all ranks in them.
     """
@@ -28,12 +29,12 @@ class TrainState:
     best_metric: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)
     settings: list[dict[str, Any]] = field(default_factory=list)
-    """Of each group of the optimizer, what the configuration says now (`chosen_settings`)."""
+    """Settings of each group of the optimizer in the present configuration (`chosen_settings`)."""
     more: dict[str, Any] = field(default_factory=dict)
     """State of features, by name."""
 
     def objects(self) -> dict[str, Any]:
-        """What `RunContext.restore` and `RunContext.save` are given."""
+        """Return the objects for `RunContext.restore` and `RunContext.save`."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -45,7 +46,10 @@ class TrainState:
         }
 
     def resume(self, restored: Restored) -> None:
-        """Takes over the numbers; the objects were filled in place, the optimizer's settings as they were then."""
+        """Take over the restored numbers, and set the optimizer's settings to those of the present configuration.
+
+        The objects were filled in place; that left the optimizer with the settings of the save.
+        """
         for group, values in zip(self.optimizer.param_groups, self.settings, strict=False):
             group.update(values)
         self.step, self.samples_seen, self.best_metric = (

@@ -30,10 +30,10 @@ from hpc_trainer.training.state import TrainState
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:
-    """Tensors stay on the device: reading them would wait for it.
+    """Result of one step. Tensors stay on the device: reading them would wait for it.
 
     `loss`: mean over this rank's samples (all ranks', if `is_shared`), nats, a scalar. `grad_norm`: L2 norm over all
-    weights before clipping, a scalar; None if nobody asks for it. `should_stop`: all ranks agree.
+    weights before clipping, a scalar; None if nothing needs it. `should_stop`: all ranks agree.
     """
 
     loss: torch.Tensor
@@ -42,7 +42,7 @@ class StepResult:
     is_shared: bool = False
 
     def mean_loss(self, group: RankGroup) -> float:
-        """The mean over all ranks; waits for the device. Collective."""
+        """Return the mean loss over all ranks; waits for the device. Collective."""
         if self.is_shared:
             return self.loss.item()
         return group.sum(self.loss.clone()).item() / group.world_size
@@ -50,7 +50,7 @@ class StepResult:
 
 @dataclass(slots=True, kw_only=True)
 class Stepper:
-    """What one step needs besides the state and the data."""
+    """Everything that one step needs besides the state and the data."""
 
     module: nn.Module
     vote: StopVote
@@ -59,18 +59,18 @@ class Stepper:
     grad_accum_steps: int
     max_grad_norm: float | None
     prepare: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
-    """What is done to inputs, where batches are (inputs, targets)."""
+    """Functions that change the inputs, if batches are (inputs, targets)."""
     before_clip: Sequence[Callable[[], None]] = ()
     after_update: Sequence[Callable[[], None]] = ()
     target_groups: Groups | None = None
-    """Who counts the targets of a step together (`target_shares`); None: nobody need."""
+    """Groups of ranks that count the targets of a step together (`target_shares`); None if no count is needed."""
     num_targets: Callable[[Batch], int] = CrossEntropy().num_targets
-    """How many of a batch count; on the host."""
+    """Number of targets of a batch that count; runs on the host."""
     step_unless: Callable[[torch.optim.Optimizer, torch.Tensor], None] = skip.step_unless
-    """The optimizer's step, which changes nothing where the tensor, a bool scalar on the device, is true."""
+    """Step of the optimizer that changes nothing if the tensor, a bool scalar on the device, is true."""
     shares_loss: ClassVar[bool] = False
-    # Found once: going through a model's modules takes longer than clipping a small one, 12 µs of a step, and autocast
-    # looks through what the device can do, 25 µs.
+    # Determined once: a walk through a model's modules takes longer than clipping a small one, 12 µs of a step, and
+    # autocast checks the abilities of the device, 25 µs.
     _weights: list[nn.Parameter] = field(init=False)
     _are_alike: bool = field(init=False)
     _is_fully_sharded: bool = field(init=False)
@@ -84,20 +84,20 @@ class Stepper:
 
     @property
     def needs_data(self) -> bool:
-        """False on a rank that is handed no samples: a stage in the middle of a pipeline."""
+        """False on a rank that needs no samples: a stage in the middle of a pipeline."""
         return True
 
     @property
     def num_shares(self) -> int | None:
-        """Shares of each batch, where that is no matter of ranks: on any number of them the same bits."""
+        """Shares of each batch if they do not depend on the ranks, so that any number of ranks gives the same bits."""
         return None
 
     def for_evaluation(self, model: nn.Module) -> nn.Module:
-        """What evaluations ask: `model`, the trained one, or what stands for it (`training/evaluate.py`)."""
+        """Return the module for evaluations: `model`, the trained one, or its replacement (`training/evaluate.py`)."""
         return for_evaluation(self.module, model)
 
     def step(self, state: TrainState, batches: Iterator[Batch], *, lr: float, wish_to_stop: bool) -> StepResult:
-        """Takes `grad_accum_steps` micro-batches and updates the weights once. Collective."""
+        """Take `grad_accum_steps` micro-batches and update the weights once. Collective."""
         set_learning_rate(state.optimizer, lr)
         total = self._backward(state, batches, wish_to_stop)
         should_stop = self.vote.count()
@@ -113,7 +113,7 @@ class Stepper:
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop, is_shared=self.shares_loss)
 
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
-        """Leaves each weight's gradient, the mean over all ranks; returns the loss, detached. Collective."""
+        """Compute each weight's gradient, the mean over all ranks; return the detached loss. Collective."""
         if self._is_fully_sharded:
             self._share_buffers()
         flag = self.vote.cast(wish_to_stop)
@@ -124,24 +124,24 @@ class Stepper:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:
-        """Clips, and returns the norm before; None if nobody asks for it."""
+        """Clip the gradients and return their norm before that; None if nothing needs the norm."""
         if self.max_grad_norm is None and not state.guard.is_on:
             return None
         state.scaler.unscale_(state.optimizer)
-        # The vote is among the weights, and has no gradient any more.
+        # The vote is among the weights, but its gradient was dropped already.
         if self._are_alike:
             return clip_alike(self._weights, self.max_grad_norm)
         if self.max_grad_norm is None:
             norm = nn.utils.get_total_norm([weight.grad for weight in self._weights if weight.grad is not None])
         else:
             norm = nn.utils.clip_grad_norm_(self._weights, self.max_grad_norm)
-        # Of FSDP a DTensor's: the same on all ranks.
+        # With FSDP the norm is a DTensor, the same on all ranks.
         return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
 
     def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> None:
-        """The optimizer's step, unless it is bad."""
+        """Step the optimizer, unless the gradient is bad."""
         if state.scaler.is_enabled():
-            if state.guard.skips_finite:  # it saw the unscaled gradients: what overflowed is bad too
+            if state.guard.skips_finite:  # the guard saw the unscaled gradients: overflows are bad to it too
                 self._step(state.optimizer, is_bad)
             else:
                 state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
@@ -161,9 +161,9 @@ class Stepper:
     def _micro_batch(
         self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None, share: torch.Tensor | None
     ) -> torch.Tensor:
-        """Forward and backward of the next micro-batch; its share of the mean loss."""
-        # On a GPU it is there already (`device_batches`); to others a copy that is not waited for may read memory
-        # that the loader has given away by then.
+        """Run forward and backward of the next micro-batch; return its share of the mean loss, detached."""
+        # On a GPU the batch is there already (`device_batches`). For other devices, a copy without waiting could read
+        # memory that the loader has reused by then.
         batch = map_tensors(next(batches), self._bring)
         for prepare in self.prepare:
             batch = prepare(batch[0]), batch[1]

@@ -1,4 +1,4 @@
-"""What was saved against what is here: the same keys, shapes and number formats, or an error by name."""
+"""Comparison of a saved state with the present one: keys, shapes and number formats must be the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ RESUME = "The configuration or the code has changed; resume with that which save
 
 
 def check_keys(where: str, saved: Mapping[Any, Any], here: set[Any]) -> None:
-    """Raises CheckpointError unless the keys are the same."""
+    """Check that the keys of both are the same.
+
+    Raises:
+        CheckpointError: the keys differ; the message names the first ones.
+    """
     unread, unfilled = (sorted(map(str, keys)) for keys in (set(saved) - here, here - set(saved)))
     if unread or unfilled:
         raise CheckpointError(
@@ -25,14 +29,22 @@ def check_keys(where: str, saved: Mapping[Any, Any], here: set[Any]) -> None:
 
 
 def check_forms(where: str, saved: Mapping[Any, Any], here: Mapping[Any, Any]) -> None:
-    """Same keys, and tensors of the same shape and number format; else CheckpointError."""
+    """Check that both have the same keys, and values of the same form (`check_form`).
+
+    Raises:
+        CheckpointError: they differ.
+    """
     check_keys(where, saved, set(here))
     for key, value in here.items():
         check_form(where, key, saved[key], value)
 
 
 def check_form(where: str, key: Any, saved: Any, here: Any) -> None:
-    """Tensors of the same shape and number format, values of the same type; else CheckpointError."""
+    """Check that both are tensors of the same shape and number format, or values of the same type.
+
+    Raises:
+        CheckpointError: they differ.
+    """
     if form(saved) != form(here):
         raise CheckpointError(
             f"{where}: {key} is saved as {form(saved)} and is {form(here)} here; they must be alike. {RESUME}"
@@ -40,14 +52,14 @@ def check_form(where: str, key: Any, saved: Any, here: Any) -> None:
 
 
 def form(value: Any) -> str:
-    """`float32 [3, 4]` of any tensor, sharded ones as a whole; the name of the type of anything else."""
+    """Return format and shape of a tensor, `float32 [3, 4]` (a sharded one's whole shape), or the type's name."""
     if isinstance(value, (torch.Tensor, SavedTensor, Shard)):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return type(value).__name__
 
 
 def outline(tree: Any, path: str = "") -> dict[str, str]:
-    """Path -> form of each leaf; numbers and texts are all alike."""
+    """Return path -> form of each leaf; all numbers and texts have the form `value`."""
     if isinstance(tree, (torch.Tensor, SavedTensor)):
         return {path: form(tree)}
     if isinstance(tree, Mapping):

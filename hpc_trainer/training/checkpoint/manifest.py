@@ -1,4 +1,4 @@
-"""manifest.json: what a checkpoint is made of. Written last: a folder without it is no checkpoint."""
+"""manifest.json, the list of a checkpoint's contents. It is written last: a folder without it is no checkpoint."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, pack, pack_sharde
 
 NAME = "manifest.json"
 STATE_FILE = "state.safetensors"
-FORMAT = 2  # 1 had no shards, and optimizer state by number of the weight instead of by its name
+FORMAT = 2  # format 1 had no shards, and optimizer state by the index of the weight instead of by its name
 _MOST = 2**62  # elements along a dimension
 
 
 def rank_file(rank: int) -> str:
-    """`rank-000.safetensors`: what differs between ranks."""
+    """Return the name of a rank's file, `rank-000.safetensors`, for state that differs between ranks."""
     return f"rank-{rank:03d}.safetensors"
 
 
 def shard_file(rank: int) -> str:
-    """`shard-000.safetensors`: a rank's pieces of the tensors that ranks hold together; only where it has any."""
+    """Return the name of a rank's file of pieces of sharded tensors, `shard-000.safetensors`; only if it has any."""
     return f"shard-{rank:03d}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One checkpoint: `files` are the state file, one for each rank, shard files; the structures are `pack`'s.
+    """Contents of one checkpoint. `files`: the state file, one file per rank, shard files. The structures are `pack`'s.
 
     `sharded`: name -> {"shape": [..], "dtype": "F32", "pieces": [[rank, [offset, ..], [length, ..]], ..]}, the pieces
     in the ranks' shard files, under the same name.
@@ -49,9 +49,10 @@ class Manifest:
     sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """One JSON object whose last key is the CRC-32 of all bytes before it.
+        """Return one JSON object, whose last key is the CRC-32 of all bytes before it.
 
-        Raises CheckpointError: `meta` is not JSON.
+        Raises:
+            CheckpointError: `meta` is not JSON.
         """
         try:
             text = json.dumps({"format": FORMAT, **asdict(self)}, allow_nan=False, separators=(",", ":"))
@@ -62,10 +63,10 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Reads what `to_bytes` wrote; every byte is covered, so any change is found.
+        """Read the bytes of `to_bytes`; the checksum covers every byte, so any change is detected.
 
         Raises:
-            CorruptCheckpointError: the checksum does not fit, or the parts contradict each other.
+            CorruptCheckpointError: the checksum does not match, or the parts contradict each other.
             CheckpointError: another version of this program wrote another format.
         """
         body = data[: -len(_tail(b""))]
@@ -73,10 +74,10 @@ class Manifest:
             raise CorruptCheckpointError(f"{NAME} does not fit its own checksum: it is torn or its bytes changed.")
         values = json.loads(data)
         del values["checksum"]
-        found = values.pop("format")
-        if found != FORMAT:
+        version = values.pop("format")
+        if version != FORMAT:
             raise CheckpointError(
-                f"{NAME} has format {found!r}; we read {FORMAT}. Go on with the version that wrote it."
+                f"{NAME} has format {version!r}; we read {FORMAT}. Go on with the version that wrote it."
             )
         files = [FileRecord(**record) for record in values.pop("files")]
         manifest = cls(files=files, **values)
@@ -84,7 +85,7 @@ class Manifest:
         return manifest
 
     def boxes(self, name: str) -> list[tuple[Box, str]]:
-        """Where each piece of a sharded tensor lies in the whole, and its file."""
+        """Return the box in the whole tensor, and the file, of each piece of a sharded tensor."""
         return [(_box(piece), shard_file(piece[0])) for piece in self.sharded[name]["pieces"]]
 
     def _check(self) -> None:
@@ -105,7 +106,10 @@ class Manifest:
 
 
 def find_sharded_fault(entry: Mapping[str, Any]) -> str | None:
-    """Why an entry of `sharded` is no tensor in pieces, in words; None if it is one. Raises KeyError and the like."""
+    """Return why an entry of `sharded` does not describe a tensor in pieces; None if it does.
+
+    A malformed entry may also raise KeyError, TypeError, ValueError, IndexError or AttributeError.
+    """
     if set(entry) != {"shape", "dtype", "pieces"} or entry["dtype"] not in DTYPE_NAMES.values():
         return f"it has the keys {sorted(entry)} and the number format {entry.get('dtype')}"
     numbers = [*entry["shape"], *(number for _, offsets, lengths in entry["pieces"] for number in (*offsets, *lengths))]
@@ -125,9 +129,10 @@ def _tail(body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """`files`: name -> tensors that this rank writes, those in use, not copies. `structure`: rank 0's, else None.
+    """Parts of a state that one rank writes.
 
-    `told`: JSON, for rank 0: the structure of the rank's own state, and the pieces that it writes.
+    `files`: name -> tensors that this rank writes, those in use, not copies. `structure`: rank 0's; None on other
+    ranks. `told`: JSON, for rank 0: the structure of the rank's own state, and the pieces that the rank writes.
     """
 
     files: dict[str, dict[str, torch.Tensor]]
@@ -136,9 +141,12 @@ class RankParts:
 
 
 def parts_of_rank(replicated: Mapping[str, Any], per_rank: Mapping[str, Any], rank: int) -> RankParts:
-    """Cuts a state into what each rank writes: rank 0 writes what is whole; each rank its piece of what is sharded.
+    """Return the part of a state that this rank writes. Not collective.
 
-    Not collective. Raises CheckpointError: something in the trees cannot be saved.
+    Rank 0 writes whole tensors; each rank writes its piece of sharded tensors.
+
+    Raises:
+        CheckpointError: something in the trees cannot be saved.
     """
     whole, shards, structure = pack_sharded(replicated)
     own, own_structure = pack(per_rank)
@@ -158,13 +166,14 @@ def parts_of_rank(replicated: Mapping[str, Any], per_rank: Mapping[str, Any], ra
 
 
 def merge_pieces(told: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The manifest's `sharded`, from what the ranks told, in their order.
+    """Return the manifest's `sharded` from the `told` of all ranks, in the order of ranks.
 
-    Raises CheckpointError: the pieces are not the whole of every tensor, each part once; by name.
+    Raises:
+        CheckpointError: the pieces of a tensor, which the message names, do not make the whole, each part once.
     """
     sharded: dict[str, dict[str, Any]] = {name: {**form, "pieces": []} for name, form in told[0]["forms"].items()}
-    for rank, each in enumerate(told):
-        for name, (offsets, lengths) in each["pieces"].items():
+    for rank, part in enumerate(told):
+        for name, (offsets, lengths) in part["pieces"].items():
             if name not in sharded:
                 raise CheckpointError(
                     f"rank {rank} holds a part of {name}, and rank 0 knows no such sharded tensor; all ranks must save "

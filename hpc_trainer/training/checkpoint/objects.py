@@ -1,4 +1,4 @@
-"""What `RunContext.save` takes: its state as trees for `pack`, and the way back, with nothing left over.
+"""Conversion of the objects of `RunContext.save` to trees for `pack`, and back, with nothing left over.
 
     object                                      saved                       put back
     has state_dict and load_state_dict          its state_dict              load_state_dict
@@ -8,16 +8,17 @@
     torch.Tensor, numpy.ndarray                 its values                  filled in place
     anything else that `pack` takes             as it is                    returned
 
-An object with `differs_by_rank = True`, or one that `differ_by_rank` was told of, has a state of its own on each rank
-(weights of ranks that step alone, errors of PowerSGD): all of it is saved by rank, and comes back on as many ranks
-only. Of a module rank 0's is shared too.
+An object with `differs_by_rank = True`, or one passed to `differ_by_rank`, has its own state on each rank (weights of
+ranks that step alone, errors of PowerSGD): all of it is saved by rank, and can only be loaded on as many ranks. For a
+module, rank 0's state is also saved as shared.
 
-Not by rank: the same on all ranks, so rank 0's is written; of sharded tensors (DTensors) each rank its part. Buffers
-differ between ranks: batch norm's statistics see one rank's samples. On another number of ranks rank 0's count, as they
-do for DDP, which hands them out at each forward pass, and for evaluations (`fully_sharded.buffers_shared`).
+State that is not saved by rank is the same on all ranks, so rank 0 writes it; of sharded tensors (DTensors) each rank
+writes its part. Buffers differ between ranks: batch norm's statistics see one rank's samples. On another number of
+ranks those of rank 0 are used, as in DDP, which sends them at each forward pass, and in evaluations
+(`fully_sharded.buffers_shared`).
 
-Loading reads what is needed here: a whole tensor, or this rank's part of it. How it was cut when it was saved, by one
-rank, by DDP, ZeRO-1 or FSDP on any number of ranks, makes no difference.
+Loading reads only what this rank needs: a whole tensor, or this rank's part of it. It makes no difference how the
+tensor was cut when it was saved: by one rank, by DDP, ZeRO-1 or FSDP, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
 
 
 def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what ranks share, what is this rank's own), by name. Collective if a ZeroRedundancyOptimizer or the optimizer of
-    a pipeline stage is among them.
+    """Return the trees (state that ranks share, state of this rank alone) of the objects, by name.
 
-    The tensors are those in use, not copies: write them before the next step.
+    Collective if one of them is a ZeroRedundancyOptimizer or the optimizer of a pipeline stage. The tensors are those
+    in use, not copies: write them before the next step.
     """
     shared: dict[str, Any] = {}
     own: dict[str, Any] = {}
@@ -71,16 +72,16 @@ def from_trees(
     *,
     is_same_world: bool = True,
 ) -> dict[str, Any]:
-    """Undoes `to_trees`: fills what can be filled in place, and returns everything by name. Not collective.
+    """Undo `to_trees`: fill objects in place where possible, and return all of them by name. Not collective.
 
-    The trees are used up: their tensors, on the disk still or in memory, may become an optimizer's own.
+    Do not use the trees afterwards: an optimizer may take over their tensors, which are in memory or still on the disk.
 
     Args:
-        own: this rank's part; None where fewer ranks saved: generators then stay as they are.
-        is_same_world: as many ranks as saved; else buffers are rank 0's.
+        own: the tree of this rank alone; None if fewer ranks saved: generators then stay as they are.
+        is_same_world: True if as many ranks saved as there are now; else buffers are rank 0's.
 
     Raises:
-        CheckpointError: the first difference, by name. Objects may then be half loaded: build them anew.
+        CheckpointError: a difference; the message names the first one. Objects may then be half loaded: rebuild them.
         OSError: a file cannot be read.
     """
     by_rank = sorted(name for name, value in objects.items() if _differs(value))
@@ -94,26 +95,26 @@ def from_trees(
         has_own = {name for name, value in objects.items() if _is_own(value) or _has_buffers(value)}
         check_keys("checkpoint, this rank's part", own, has_own)
     names, own = weight_names(objects), own or {}
-    found = {}
+    loaded = {}
     for name, value in objects.items():
         if _is_generator(value):
             if name in own:
                 _set_generator(value, whole_tree(own[name]))
-            found[name] = value
+            loaded[name] = value
         elif _is_own(value):
-            found[name] = _load_one(name, value, own[name], None, names)
+            loaded[name] = _load_one(name, value, own[name], None, names)
         else:
             buffers = own.get(name, {}) if is_same_world else None
-            found[name] = _load_one(name, value, shared[name], buffers, names)
-    return found
+            loaded[name] = _load_one(name, value, shared[name], buffers, names)
+    return loaded
 
 
 def load_objects(
     objects: Mapping[str, Any], shared: Any, own: Any, *, is_same_world: bool
 ) -> tuple[int, dict[str, Any], Any]:
-    """(step, every object by its name, this rank's random state) of what `RunContext.save` saved. Not collective.
+    """Load a checkpoint of `RunContext.save`; return (step, objects by name, this rank's random state). Not collective.
 
-    Arguments as of `from_trees`. The random state is None where it was not the same world. Raises as `from_trees` does.
+    Args and errors are those of `from_trees`. The random state is None if `is_same_world` is False.
     """
     check_keys("checkpoint", shared, {"step", "objects"})
     if own is not None:
@@ -149,8 +150,8 @@ _DIFFERING: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def differ_by_rank(*objects: Any) -> None:
-    """From now on each rank has a state of its own of these, as of those with `differs_by_rank = True`."""
-    _DIFFERING.update({id(each): each for each in objects})
+    """Save and load these objects by rank from now on, like those with `differs_by_rank = True`."""
+    _DIFFERING.update({id(value): value for value in objects})
 
 
 def _differs(value: Any) -> bool:
@@ -158,7 +159,7 @@ def _differs(value: Any) -> bool:
 
 
 def _is_own(value: Any) -> bool:
-    """True of what is saved by rank alone."""
+    """Return True if `value` is saved only by rank."""
     return _is_generator(value) or (_differs(value) and _is_stateful(value) and not isinstance(value, nn.Module))
 
 
@@ -191,7 +192,7 @@ def _array_to_tensor(name: str, value: Any) -> Any:
 
 
 def _load_module(name: str, model: nn.Module, saved: Mapping[str, Any], buffers: Mapping[str, Any] | None) -> None:
-    """Tensor by tensor into the memory that the model has: at no time are there two models."""
+    """Load a module tensor by tensor into its existing memory: there are never two models in memory."""
     here = model.state_dict()
     check_forms(name, saved, module_state(model))
     if buffers is not None:
@@ -201,13 +202,13 @@ def _load_module(name: str, model: nn.Module, saved: Mapping[str, Any], buffers:
             fill(value, (buffers or {}).get(key, saved[key]))
         else:
             here[key] = whole_tree(saved[key])
-    model.load_state_dict(here)  # onto itself; a model with hooks of its own hears of it
+    model.load_state_dict(here)  # the model's own tensors, so that its load hooks run
 
 
 def _buffers(value: Any) -> dict[str, torch.Tensor]:
-    """Buffers that a model's state holds; non-persistent ones are made anew by the model. {} of anything else.
+    """Return the buffers in a model's state, and its weights too if they differ by rank; {} for other objects.
 
-    Its weights too, if they differ by rank.
+    Non-persistent buffers are left out: the model creates them anew.
     """
     if not isinstance(value, nn.Module):
         return {}
@@ -219,13 +220,13 @@ def _buffers(value: Any) -> dict[str, torch.Tensor]:
 
 
 def _has_buffers(value: Any) -> bool:
-    """The same on all ranks: of a model's parts one may have none."""
+    """Return True if `value` is a model with buffers; the same on all ranks, even if this rank's part has none."""
     whole = find_whole(value)
     return isinstance(value, nn.Module) and ((whole is not None and whole[1].has_buffers) or bool(_buffers(value)))
 
 
 def _load_stateful(name: str, value: Any, saved: Any) -> None:
-    """Strict whatever the class is: what it says afterwards must have the keys and shapes of what was saved."""
+    """Load strictly, whatever the class does: its state afterwards must have the keys and forms of the saved state."""
     wanted, here = outline(saved), value.state_dict()
     if wanted == outline(here) == {}:  # a disabled GradScaler: nothing to load
         return

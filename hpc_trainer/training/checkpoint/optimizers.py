@@ -1,4 +1,4 @@
-"""Optimizer state by the names of weights, so that it fits however ranks share the weights or the state itself.
+"""Optimizer state by names of weights, so that it can be loaded however ranks share the weights or the state.
 
     ranks share by           weights         moments are saved                    and loaded
     DDP, or one rank         whole           whole, by rank 0                     whole
@@ -6,8 +6,8 @@
     FSDP2, tensor parallel   as DTensors     in pieces, as the weight             in the pieces of the weight here
     pipeline stages          some of them    each by a rank of its stage          by the ranks of its stage
 
-A weight's name is that of the module and its parameter, `model.0.weight`; `<group>.<index>` of a weight that belongs to
-no module that is saved with it.
+A weight's name consists of the names of module and parameter, `model.0.weight`; it is `<group>.<index>` if no module
+that is saved with the optimizer holds the weight.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack, unp
 
 
 class Names(dict[int, str]):
-    """Name of each weight by its id.
+    """Names of weights by their id.
 
-    Where ranks hold parts of a model (`model_parts`) `of_all` are the trained weights of all, in their order, and
-    `owned` those that this rank's part writes; else both are empty.
+    `of_all` and `owned` are empty unless ranks hold parts of a model (`model_parts`). `of_all`: names of the trained
+    weights of all parts, in the model's order. `owned`: those that this rank's part writes.
     """
 
     whole: WholeModel | None = None
@@ -46,33 +46,33 @@ _IN_HOST: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 def keep_in_host(optimizer: torch.optim.Optimizer) -> None:
-    """From now on moments that are loaded go into host memory, and never lie on the weights' device all together."""
+    """Load this optimizer's moments into host memory from now on, so that they are never all on the weights' device."""
     _IN_HOST.add(optimizer)
 
 
 def weight_names(objects: Mapping[str, Any]) -> Names:
-    """Of the modules among `objects`; of tied weights the first name."""
-    found = Names()
+    """Return the names of the weights of all modules in `objects`; tied weights have their first name."""
+    names = Names()
     for name, value in objects.items():
         if isinstance(value, nn.Module):
-            # After a forward pass without a backward one FSDP still shows whole weights; to tell its state it puts the
-            # optimizer's back in their place.
+            # After a forward pass without a backward pass FSDP still shows whole weights; `state_dict` makes it put the
+            # optimizer's weights back.
             value.state_dict()
             for key, weight in value.named_parameters():
-                found.setdefault(id(weight), f"{name}.{key}")
+                names.setdefault(id(weight), f"{name}.{key}")
             part = find_whole(value)
             if part is not None:
-                prefix, found.whole = part
-                whole = found.whole
-                found.of_all += tuple(f"{name}.{prefix}{each}" for each in whole.trained)
-                found.owned |= {f"{name}.{prefix}{each}" for each in whole.owned}
-    return found
+                prefix, names.whole = part
+                whole = names.whole
+                names.of_all += tuple(f"{name}.{prefix}{each}" for each in whole.trained)
+                names.owned |= {f"{name}.{prefix}{each}" for each in whole.owned}
+    return names
 
 
 def optimizer_tree(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """Its state_dict, with names of weights for their numbers.
+    """Return the optimizer's state_dict with names of weights instead of their indices.
 
-    Collective with ZeRO and where ranks hold parts of a model: ranks tell what they hold.
+    Collective with ZeRO, or if ranks hold parts of a model: ranks send each other what they hold.
     """
     groups_here = _named_groups(optimizer, names)
     named = [name for group in groups_here for name in group]
@@ -89,13 +89,13 @@ def optimizer_tree(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, 
 
 
 def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: Names) -> None:
-    """Undoes `optimizer_tree`, into any kind of optimizer of the table above. Not collective.
+    """Load the state of `optimizer_tree` into any kind of optimizer in the table above. Not collective.
 
-    Strict where torch is not: a fresh state_dict is empty, unknown keys pass, and floats are cast. So what the
-    optimizer says afterwards is compared with what was saved.
+    This is stricter than torch: a fresh state_dict is empty, unknown keys pass, and floats are cast. So the state of
+    the optimizer afterwards is compared with the saved state.
 
     Raises:
-        CheckpointError: the first difference, by name.
+        CheckpointError: they differ; the message names the first difference.
     """
     here = _named_groups(optimizer, names)
     if names.whole is not None and {each for group in here for each in group} <= set(names.of_all):
@@ -116,7 +116,7 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
     in_host = torch.device("cpu") if local in _IN_HOST else None
     state = {number[each]: _place(values, by_name[each], in_host) for each, values in wanted.items()}
     kept: dict[int, dict[str, Any]] = {}
-    # torch would bring all of it to the weights at once, and round moments to the format of their weight.
+    # torch would copy all state to the weights' device at once, and round moments to the format of their weight.
     if in_host is not None or any(_is_wider(values, by_name[each]) for each, values in wanted.items()):
         kept = {index: _only(values, has_moments=True) for index, values in state.items()}
         state = {index: _only(values, has_moments=False) for index, values in state.items()}
@@ -124,7 +124,7 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
     for each in wanted if kept else ():
         local.state[by_name[each]].update(kept[number[each]])
 
-    if local is not optimizer:  # it hands its groups down at each step
+    if local is not optimizer:  # ZeRO passes its groups to the local optimizer at each step
         for group, own in zip(optimizer.param_groups, local.param_groups, strict=True):
             group.update({key: value for key, value in own.items() if key != "params"})
     loaded = local.state_dict()["state"]
@@ -134,7 +134,7 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
 
 
 def _is_zero(optimizer: torch.optim.Optimizer) -> Any:
-    """A ZeroRedundancyOptimizer. Nobody has one who has not imported it."""
+    """Return True for a ZeroRedundancyOptimizer, without importing its module: who has one has imported it."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
 
@@ -147,14 +147,14 @@ def _named_groups(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) ->
 
 
 def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any]:
-    """State of all weights: what this rank has, and the form of what others have. Collective.
+    """Return the state of all weights: this rank's own, and the forms of other ranks' state. Collective.
 
-    torch's own way, consolidate_state_dict, pickles, and gathers everything in one rank's memory.
+    torch's own consolidate_state_dict pickles, and gathers everything in the memory of one rank.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     name_of = dict(zip(map(id, weights), named, strict=True))
     here = [name_of[id(weight)] for group in optimizer.optim.param_groups for weight in group["params"]]
-    # Not by its attribute `state`: that may still be on its way to host memory (optim.offload).
+    # Not from the attribute `state`: it may still be on its way to host memory (optim.offload).
     mine = {here[number]: values for number, values in optimizer.optim.state_dict()["state"].items()}
     tensors, structure = pack(mine)
     forms = {each: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for each, tensor in tensors.items()}
@@ -162,21 +162,28 @@ def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any
         rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size(), device=weights[0].device
     )
     state: dict[str, Any] = {}
-    for rank, told in enumerate(group.gather({"structure": structure, "forms": forms})):
+    for rank, report in enumerate(group.gather({"structure": structure, "forms": forms})):
         parts = {
             each: Shard(tuple(shape), DTYPES[dtype], Box.whole(shape), tensors[each] if rank == group.rank else None)
-            for each, (dtype, shape) in told["forms"].items()
+            for each, (dtype, shape) in report["forms"].items()
         }
-        state |= unpack(parts, told["structure"])
+        state |= unpack(parts, report["structure"])
     return {each: state[each] for each in named if each in state}
 
 
 def _of_part(
     name: str, saved: Mapping[str, Any], here: Sequence[Sequence[str]], names: Sequence[str]
 ) -> dict[str, Any]:
-    """What a part needs of a saved optimizer: of the weights that are `here`, by group, of all `names`.
+    """Return the part of a saved optimizer that belongs to the weights in `here`, by group.
 
-    Raises CheckpointError: weights are saved that no part has.
+    Args:
+        name: name of the optimizer, for the message.
+        saved: tree of `optimizer_tree`.
+        here: names of the weights of each group on this rank.
+        names: names of the weights of all parts.
+
+    Raises:
+        CheckpointError: a weight was saved that no part has.
     """
     unknown = sorted({each for group in saved["param_groups"] for each in group["params"]}.difference(names))
     if unknown:
@@ -192,13 +199,13 @@ def _of_part(
 
 
 def _is_wider(values: Mapping[str, Any], weight: torch.Tensor) -> bool:
-    """True if moments are fp32 and their weight has 16 bits."""
+    """Return True if a moment is fp32 and its weight has 16 bits."""
     tensors = (value for value in values.values() if isinstance(value, (torch.Tensor, SavedTensor)) and value.ndim)
-    return weight.itemsize == 2 and any(each.dtype is torch.float32 for each in tensors)
+    return weight.itemsize == 2 and any(tensor.dtype is torch.float32 for tensor in tensors)
 
 
 def _only(values: Mapping[str, Any], *, has_moments: bool) -> dict[str, Any]:
-    """Of a weight's state what has dimensions, or what has none."""
+    """Return the tensors with dimensions in a weight's state, the moments; or, if `has_moments` is False, the rest."""
     return {
         key: value
         for key, value in values.items()
@@ -207,13 +214,13 @@ def _only(values: Mapping[str, Any], *, has_moments: bool) -> dict[str, Any]:
 
 
 def _place(values: Any, weight: torch.Tensor, device: torch.device | None = None) -> Any:
-    """State of a weight in memory: where the weight is, or on `device`, in its pieces; single numbers on the CPU."""
+    """Load a weight's state, sharded like the weight, to its device or to `device`; single numbers to the CPU."""
     if isinstance(values, Mapping):
         return {key: _place(value, weight, device) for key, value in values.items()}
     if not isinstance(values, (torch.Tensor, SavedTensor)) or not values.ndim:
         return whole_tree(values)
     if is_sharded(weight) or tuple(values.shape) == tuple(weight.shape):
-        # In the weight's order of memory (channels_last): fused kernels go through both side by side.
+        # In the weight's memory layout (channels_last): fused kernels read both side by side.
         new = torch.empty_like(weight.detach(), dtype=values.dtype, device=device)
     else:
         new = torch.empty(values.shape, dtype=values.dtype, device=device or weight.device)
@@ -234,7 +241,7 @@ def _check_groups(
 
 
 def _check_shapes(name: str, weights: Mapping[str, torch.Tensor], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Strict where torch is not: it takes moments of any shape and fails in the next step."""
+    """Check the shapes of saved moments: torch accepts any shape and fails in the next step."""
     for each, values in saved.items():
         if each not in weights:
             raise CheckpointError(f"{name} state is saved for weight {each}, which is not here. {RESUME}")

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the last ones, every n-th, the best by a metric, and those that a person has pinned."""
+"""Rules for keeping checkpoints: the last ones, every n-th, the best by a metric, and those that a user pinned."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hpc_trainer.runs import checkpoint_folders as folders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What stays; a checkpoint that any rule names does.
+    """Rules for keeping checkpoints; a checkpoint stays if any rule names it.
 
-    `keep_last`: newest valid ones, ≥ 1. `keep_every_steps`: all of steps that it divides, 0: none. `best_is_max`:
-    the best is the one with the largest score, else the smallest. `newest_of_every_steps`: the newest of steps that it
-    divides, or without any the oldest of all, 0: none; what a rollback goes back to.
+    `keep_last`: number of newest valid checkpoints to keep, ≥ 1. `keep_every_steps`: keep all steps that it divides;
+    0: none. `best_is_max`: the largest score is the best, else the smallest. `newest_of_every_steps`: keep the newest
+    step that it divides, or the oldest checkpoint if there is none, for a rollback; 0: none.
     """
 
     keep_last: int = 2
@@ -33,7 +33,7 @@ class Retention:
                 )
 
     def best(self, scores: Mapping[int, float]) -> int | None:
-        """The step with the best score, the newest of equals; None if no score is a number."""
+        """Return the step with the best score, the newest of equal ones; None if no score is a number."""
         sign = 1 if self.best_is_max else -1
         ranked = [(sign * score, step) for step, score in scores.items() if not math.isnan(score)]
         return max(ranked)[1] if ranked else None
@@ -41,25 +41,25 @@ class Retention:
     def apply(
         self, folder: Path, *, saved: Path, scores: Mapping[int, float], is_valid: Callable[[Path], bool]
     ) -> list[Path]:
-        """Deletes what no rule names; returns what it deleted.
+        """Delete the checkpoints that no rule names, and return them.
 
-        Looks from the newest to the oldest and deletes nothing before it has seen `keep_last` valid ones: whoever
-        kills it, the newest valid one stands. A deletion is one rename, so a kill leaves a name or takes it.
+        Goes from the newest to the oldest and deletes nothing before it has seen `keep_last` valid ones: the newest
+        valid checkpoint survives a kill at any time. A deletion is one rename: after a kill the name is there or gone.
 
         Args:
             folder: the checkpoints of one run.
-            saved: stays whatever its step: it may follow newer ones that nobody can read now.
-            scores: of steps, as far as they were evaluated.
-            is_valid: reads a checkpoint through, unless that was done before; puts a damaged one away.
+            saved: a checkpoint to keep whatever its step is: newer ones may be unreadable now.
+            scores: scores of the steps that were evaluated.
+            is_valid: reads all of a checkpoint, unless that was done before; quarantines a damaged one.
 
         Raises:
-            OSError: a rename failed; nothing is half deleted under its name.
+            OSError: a rename failed; no checkpoint is half deleted under its name.
         """
-        found = folders.committed(folder)
-        best = self.best({step: scores[step] for step, _ in found if step in scores})
-        regular = self._newest_regular([step for step, _ in found])
+        checkpoints = folders.committed(folder)
+        best = self.best({step: scores[step] for step, _ in checkpoints if step in scores})
+        regular = self._newest_regular([step for step, _ in checkpoints])
         num_valid, deleted = 0, []
-        for step, path in found:
+        for step, path in checkpoints:
             if num_valid < self.keep_last:
                 num_valid += is_valid(path)
             elif not (path == saved or step in (best, regular) or self.is_nth(step) or folders.is_pinned(path)):
@@ -74,5 +74,5 @@ class Retention:
         return next((step for step in steps if step % self.newest_of_every_steps == 0), steps[-1])
 
     def is_nth(self, step: int) -> bool:
-        """True of a step whose checkpoint `keep_every_steps` keeps for good."""
+        """Return True if `keep_every_steps` keeps the checkpoint of this step for good."""
         return self.keep_every_steps > 0 and step % self.keep_every_steps == 0

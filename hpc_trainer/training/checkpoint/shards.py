@@ -1,4 +1,4 @@
-"""Parts of a tensor, as boxes of offsets and lengths, a number of each for a dimension; and which part a rank has."""
+"""Parts of a tensor as boxes, with an offset and a length in each dimension; and the part that a rank has."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import torch
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.tensors import local_tensor
 
-# Cells of the grid that pieces of one tensor make: their number for FSDP or a mesh, its square at the very worst.
+# Cells of the grid that the pieces of one tensor make: with FSDP or a mesh as many as pieces, at worst their square.
 _MAX_CELLS = 10_000_000
 
 
 class Box(NamedTuple):
-    """`offsets` and `lengths`, in elements, ≥ 0. () and () is the one element of a tensor without dimensions."""
+    """Box of elements: `offsets` and `lengths`, ≥ 0. () and () is the one element of a tensor without dimensions."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
-        """All of a tensor of `shape`."""
+        """Return the box of a whole tensor of `shape`."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
     def numel(self) -> int:
-        """Elements, ≥ 0."""
+        """Number of elements, ≥ 0."""
         return math.prod(self.lengths)
 
     def overlap(self, other: Box) -> Box | None:
-        """What two boxes of one tensor share; None if nothing."""
+        """Return the box that two boxes of one tensor share; None if they share nothing."""
         starts = tuple(map(max, self.offsets, other.offsets))
         ends = [
             min(a + length, b + size)
@@ -44,19 +44,20 @@ class Box(NamedTuple):
         return Box(starts, lengths) if all(length > 0 for length in lengths) else None
 
     def inside(self, outer: Box) -> Box:
-        """The same box, counted from the first element of `outer`."""
+        """Return the same box with offsets from the first element of `outer`."""
         return Box(tuple(a - b for a, b in zip(self.offsets, outer.offsets, strict=True)), self.lengths)
 
 
 def runs(source: Box, goal: Box, shared: Box) -> Iterator[tuple[int, int, int]]:
-    """How to copy `shared` from one row-major array to another: (first element there, first element here, elements).
+    """Yield the runs to copy to get `shared` from one row-major array to another, as few as possible, in order.
 
     Args:
-        source: the part of the tensor that the one array holds.
-        goal: the part that the other holds.
-        shared: lies in both.
+        source: the part of the tensor that the source array holds.
+        goal: the part that the destination array holds.
+        shared: a box inside both.
 
-    Yields as few runs as there can be, by rising first element.
+    Yields:
+        (first element in the source, first element in the destination, number of elements).
     """
     there, here, lengths = shared.inside(source).offsets, shared.inside(goal).offsets, shared.lengths
     inner, count = len(lengths), 1
@@ -74,7 +75,7 @@ def runs(source: Box, goal: Box, shared: Box) -> Iterator[tuple[int, int, int]]:
 
 
 def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """Why `boxes` are not a tensor of `shape` cut into pieces, in words; None if they are: inside, apart, complete."""
+    """Return why `boxes` are not the pieces of a tensor of `shape`; None if they are inside, disjoint and complete."""
     whole = Box.whole(shape)
     for box in boxes:
         if len(box.offsets) != len(whole.lengths) or len(box.lengths) != len(whole.lengths):
@@ -91,7 +92,10 @@ def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
 
 
 def _find_overlap(boxes: Sequence[Box], num_dims: int) -> str | None:
-    """Marks cells of the coarsest grid on which all edges lie: pairs of pieces would be too many on many ranks."""
+    """Return which piece overlaps with another; None if no piece does.
+
+    Marks the cells of the coarsest grid with all edges of pieces: on many ranks there are too many pairs to compare.
+    """
     cuts = [
         np.unique([edge for box in boxes for edge in (box.offsets[dim], box.offsets[dim] + box.lengths[dim])])
         for dim in range(num_dims)
@@ -118,9 +122,9 @@ def _dot(left: Sequence[int], right: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """One rank's part: `shape` is that of the whole tensor, `local` the rows, columns .. of it at `box`.
+    """Part of a tensor on one rank: `shape` is that of the whole tensor, `local` the elements at `box`.
 
-    `local` is None on ranks that write nothing: they hold nothing, or what another rank writes (a replica).
+    `local` is None on ranks that write nothing: they hold nothing, or a replica that another rank writes.
     """
 
     shape: tuple[int, ...]
@@ -130,19 +134,23 @@ class Shard:
 
 
 def local_box(tensor: Any) -> Box:
-    """Where a DTensor's local tensor lies in the whole. Raises CheckpointError: its sum is still to be taken."""
+    """Return the box of a DTensor's local tensor in the whole tensor.
+
+    Raises:
+        CheckpointError: ranks hold terms of a sum, which is not computed yet.
+    """
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointError(
             f"a sharded tensor of shape {list(tensor.shape)} is placed {tensor.placements}: ranks hold terms of a sum, "
             "not parts. Redistribute it, or leave it out."
         )
-    # The protocol of torch's own checkpoints: uneven and strided shards are counted as DTensor counts them.
+    # The protocol of torch's own checkpoints: it handles uneven and strided shards as DTensor does.
     (chunk,) = tensor.__create_chunk_list__()
     return Box(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
 def shard_of(tensor: Any) -> Shard:
-    """The part of a DTensor that this rank has. Of replicas the first in the mesh has `local`. Not collective."""
+    """Return this rank's part of a DTensor; only the first of several replicas has `local`. Not collective."""
     place = tensor.device_mesh.get_coordinate()
     shape = tuple(tensor.shape)
     if place is None:  # a rank outside the mesh

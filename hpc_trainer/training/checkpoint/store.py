@@ -1,6 +1,6 @@
-"""The checkpoints of one run: saved whole or not at all, read back only if every byte is as it was written.
+"""Store of one run's checkpoints: saved whole or not at all, read back only if every byte is as it was written.
 
-CheckpointWriter is in `save`. Ranks learn of each other's errors in the collective that they all call (`rank_errors`).
+`save` uses CheckpointWriter. Ranks learn of each other's errors in the collective that they all call (`rank_errors`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """A checkpoint that was valid when it was looked at. `meta` is what `save` was given."""
+    """A checkpoint that was valid when it was read. `meta` is the argument of `save`."""
 
     step: int
     path: Path
@@ -49,18 +49,18 @@ def _take_all(shared: Any, own: Any) -> Any:
 
 
 class CheckpointStore:
-    """The `checkpoints/` folder of a run, as all its ranks see it.
+    """The `checkpoints/` folder of a run, for all its ranks.
 
     Args:
-        folder: made at the first save. It may itself be a symbolic link; nothing in it may.
+        folder: created at the first save. It may itself be a symbolic link; nothing in it may be one.
         group: the ranks of this attempt.
-        keep_last: valid checkpoints kept, ≥ 1.
-        attempt: number of this start of the run, ≥ 0; higher than that of any attempt before.
-        retention: what else is kept; its `keep_last` is the argument's.
-        warn: takes one line about what was found damaged or not deleted, on rank 0; default: logging.
-        read_only: another run's: nothing is swept or renamed, and nothing may be saved.
+        keep_last: number of valid checkpoints to keep, ≥ 1.
+        attempt: number of this start of the run, ≥ 0; higher than that of any earlier attempt.
+        retention: rules for keeping more; the argument `keep_last` replaces the one in it.
+        warn: takes one line about a checkpoint that is damaged or was not deleted, on rank 0; default: logging.
+        read_only: for the folder of another run: nothing is deleted or renamed, and nothing may be saved.
 
-    Not collective to build; rank 0 deletes what dead attempts left behind.
+    The constructor is not collective; rank 0 deletes what dead attempts left behind.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CheckpointStore:
         self.folder = folder
         self._group = group
         self._read_only = read_only
-        # Read through by this process: retention must not read the kept ones again after every save.
+        # Checkpoints that this process read in full: retention must not read the kept ones again after every save.
         self._verified: set[Path] = set()
         self.writer = CheckpointWriter(
             folder,
@@ -89,7 +89,7 @@ class CheckpointStore:
             verified=self._verified,
             warn=warn or logging.getLogger(__name__).warning,
         )
-        """How to save while training goes on."""
+        """Writer that saves while training continues."""
         self._warn = self.writer.warn
         if group.is_rank_zero and not read_only:
             try:
@@ -106,25 +106,25 @@ class CheckpointStore:
         meta: Mapping[str, Any],
         beat: Callable[[], None] | None = None,
     ) -> Path:
-        """Writes the checkpoint of `step`, then deletes what no rule of `retention` keeps. Collective.
+        """Write the checkpoint of `step`, then delete the checkpoints that no rule of `retention` keeps. Collective.
 
-        A valid checkpoint of this step that stands already is left as it is.
+        A valid checkpoint of this step that exists already is left as it is.
 
         Args:
             step: optimizer steps done, ≥ 0.
-            replicated: the same on all ranks; rank 0's is written (others may pass {}). Of sharded tensors in it
-                (DTensors, `Shard`s) each rank writes its part, and one of those that hold the same part.
-            per_rank: each rank's own. Both hold what `pack` takes.
+            replicated: tree of the state that is the same on all ranks; rank 0's is written (others may pass {}). Of
+                sharded tensors in it (DTensors, `Shard`s) each rank writes its part; one rank writes each replica.
+            per_rank: tree of each rank's own state. Both trees may hold what `pack` takes.
             meta: JSON about the checkpoint; rank 0's counts.
             beat: as in `CheckpointWriter.wait`.
 
         Returns:
-            The folder, on all ranks.
+            The folder of the checkpoint, on all ranks.
 
         Raises:
-            CheckpointError: on all ranks, if any rank could not write. Older checkpoints are as they were.
-                StorageError, if it was the file system.
-            UntrustedFileError: on all ranks; others may write what stands at this step.
+            CheckpointError: on all ranks, if any rank could not write. Older checkpoints are unchanged.
+                StorageError, if the file system was the reason.
+            UntrustedFileError: on all ranks; other users may write to the existing checkpoint of this step.
         """
         if self.writer.begin(step, replicated=replicated, per_rank=per_rank, meta=meta, is_background=False):
             ended = self.writer.wait(beat)
@@ -133,44 +133,47 @@ class CheckpointStore:
         return self.folder / folders.step_name(step)
 
     def newest_valid(self, only: int | None = None) -> CheckpointInfo | None:
-        """The newest checkpoint of which every byte is right, or None. Collective; rank 0 looks.
+        """Return the newest checkpoint whose bytes are all correct, or None. Collective; rank 0 reads.
 
-        `only`: the one step to look at; None: all.
+        Damaged checkpoints on the way are renamed to `.bad-<n>`, with a warning. A checkpoint that cannot be read now
+        (EIO, ESTALE, EACCES) may be whole: it is skipped with a warning, and keeps its name.
 
-        Damaged ones on the way are renamed to `.bad-<n>`, with a warning. One that cannot be read now (EIO,
-        ESTALE, EACCES) may be whole: it is passed over with a warning, and keeps its name.
+        Args:
+            only: the one step to consider; None: all steps.
 
         Raises:
             UntrustedFileError: another user owns a file or may write it, or it is a symbolic link.
             CheckpointError: the checkpoint has a newer format, or the folder cannot be read.
         """
-        found = on_rank_zero(self._group, lambda: self._scan(only))
-        return None if found is None else CheckpointInfo(**{**found, "path": self.folder / found["path"]})
+        fields = on_rank_zero(self._group, lambda: self._scan(only))
+        return None if fields is None else CheckpointInfo(**{**fields, "path": self.folder / fields["path"]})
 
     def load(self, info: CheckpointInfo, take: Callable[[Any, Any], T] = _take_all) -> T:
-        """Hands (what all ranks share, this rank's own) of a checkpoint to `take`; returns what it returns. Collective.
+        """Call `take` with (state that ranks share, state of this rank alone), and return its result. Collective.
 
-        Tensors are `SavedTensor`s: `take` reads what it needs, and only while it runs. Without it: all of them, on the
-        CPU. This rank's own is None if the checkpoint is of fewer ranks.
+        The tensors are `SavedTensor`s: `take` reads those that it needs, and only while it runs. The default reads all
+        of them to the CPU. This rank's own state is None if fewer ranks saved the checkpoint.
 
         Args:
-            take: not collective. What it raises on one rank is raised on all.
+            info: the checkpoint.
+            take: not collective. An error that it raises on one rank is raised on all ranks.
 
         Raises:
-            CheckpointError: on all ranks; a rank could not read or use it.
+            CheckpointError: on all ranks; a rank could not read or use the checkpoint.
             CorruptCheckpointError: on all ranks; bytes have changed since `newest_valid`.
-            UntrustedFileError: as there.
+            UntrustedFileError: as in `newest_valid`.
         """
         return on_each_rank(self._group, lambda: (self._read(info, take), None))[0]
 
     def forget_after(self, step: int) -> None:
-        """Deletes what is newer than `step`; a pinned one is renamed to `.bad-<n>`. Collective.
+        """Delete the checkpoints after `step`; pinned ones are renamed to `.bad-<n>`. Collective.
 
-        Raises CheckpointError on all ranks: the folder cannot be changed.
+        Raises:
+            CheckpointError: on all ranks; the folder cannot be changed.
         """
         on_rank_zero(self._group, lambda: self._forget_after(step))
 
-    # What follows runs on one rank at a time.
+    # The methods below run on one rank at a time.
 
     def _forget_after(self, step: int) -> None:
         for newer, path in folders.committed(self.folder):  # the newest first: a kill leaves no gap
@@ -180,11 +183,11 @@ class CheckpointStore:
                 self.writer.scores.pop(newer, None)
 
     def _make_room(self, path: Path) -> bool:
-        """Puts away what stands at `path`, if anything; False if it is valid."""
+        """Quarantine the checkpoint at `path`, if any; return False if it is valid, and stays."""
         if is_there(path):
             if self._inspect(path) is not None:
                 return False
-            if is_there(path):  # unreadable now, so it was left its name
+            if is_there(path):  # unreadable now, so it has kept its name
                 self._quarantine(path, "it could not be read")
         return True
 
@@ -204,7 +207,7 @@ class CheckpointStore:
         return None
 
     def _inspect(self, path: Path) -> Manifest | None:
-        """The manifest if every byte is right, else None with a warning; damaged ones are put away."""
+        """Return the manifest if every byte is correct, else None with a warning; quarantine a damaged checkpoint."""
         try:
             manifest = self._read_manifest(path)
             for record in manifest.files:
@@ -237,7 +240,7 @@ class CheckpointStore:
         manifest, rank = self._read_manifest(info.path), self._group.rank
         mine = {STATE_FILE, rank_file(rank), shard_file(rank)}
         for record in manifest.files:
-            # What this rank reads to the end. Parts of other ranks' files count on `newest_valid`, moments ago.
+            # Files that this rank reads in full. `newest_valid` verified those of other ranks, moments ago.
             if record.name in mine:
                 verify(info.path / record.name, record)
         with OpenFiles(info.path, manifest.files, open_trusted) as files:
@@ -258,9 +261,9 @@ def _sharded(manifest: Manifest, files: OpenFiles) -> dict[str, SavedTensor]:
 def find_start(
     own: CheckpointStore, resume_from: str | None, run_id: str, num_steps: int, group: RankGroup
 ) -> tuple[CheckpointStore, CheckpointInfo | None]:
-    """The store to load from and the checkpoint in it, or None for a fresh start. Collective.
+    """Return the store to load from and the checkpoint in it, or None for a fresh start. Collective.
 
-    Another run's folder is only read: nothing in it is renamed or deleted, also if it is damaged.
+    The folder of another run is only read: nothing in it is renamed or deleted, even if it is damaged.
 
     Raises:
         CheckpointError: the run's own checkpoint was saved by another run, or `resume_from` has no valid one.
@@ -273,22 +276,22 @@ def find_start(
     if newest is not None or resume_from is None:
         return own, newest
     store, step = _open(Path(resume_from), group)
-    found = store.newest_valid(only=step)
-    if found is None:
+    checkpoint = store.newest_valid(only=step)
+    if checkpoint is None:
         raise CheckpointError(
             f"checkpoint.resume_from={resume_from} holds no valid checkpoint (any more). Name another, or leave it out "
             "to begin at step 0."
         )
-    if found.step >= num_steps:
+    if checkpoint.step >= num_steps:
         raise ConfigError(
-            f"train.num_steps={num_steps} must be more than {found.step}, the step at which "
-            f"checkpoint.resume_from={resume_from} begins: it counts all steps from 0. Use {2 * found.step}, say."
+            f"train.num_steps={num_steps} must be more than {checkpoint.step}, the step at which "
+            f"checkpoint.resume_from={resume_from} begins: it counts all steps from 0. Use {2 * checkpoint.step}, say."
         )
-    return store, found
+    return store, checkpoint
 
 
 def _open(path: Path, group: RankGroup) -> tuple[CheckpointStore, int | None]:
-    """The store at `path` and the one step in it that is meant; None: the newest."""
+    """Open the store at `path`; return it and the step that `path` names, or None for the newest step."""
     step = folders.step_of(path)
     folder = path / "checkpoints" if step is None else path.parent
     return CheckpointStore(folder, group=group, keep_last=1, attempt=0, read_only=True), step

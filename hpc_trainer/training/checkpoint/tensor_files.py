@@ -1,15 +1,15 @@
-"""The files of one checkpoint: written through to the disk with a checksum, read back only if it still fits.
+"""Files of one checkpoint: written through to the disk with a checksum, read back only if it still matches.
 
 Tensors are in the safetensors format (https://huggingface.co/docs/safetensors): eight bytes of header length,
-a JSON header, then the bytes of the tensors. We write it ourselves, tensor by tensor: the library would write
-to a path of its own, and the checksum would cost a second pass over the file or a second copy in memory.
+a JSON header, then the bytes of the tensors. This module writes the format itself, tensor by tensor: the library would
+write to a path of its own, and the checksum would cost a second pass over the file or a second copy in memory.
 
-Read, not mapped: a map of a file on NFS dies with SIGBUS when another node deletes the file. Whoever needs a tensor
-reads all of it or a part, and no byte more.
+Files are read, not mapped: a process that maps a file on NFS dies with SIGBUS when another node deletes the file.
+Tensors are read whole or in part, and no byte more.
 
 The checksum is zlib's CRC-32. It finds every error of up to 32 bits in a row, and misses one in 2**32 of the
 others, at 3 GB/s where sha256 does 1.4 and blake2b 0.8 (480 MiB on a 2-core machine). It guards against
-disks, not against people: those are kept out by owner and mode.
+disks, not against attackers: owner and mode keep those out.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.training.checkpoint.shards import Box, local_box, runs
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES
 
-# A piece is summed while it is in the processor's cache, then written.
+# The checksum of a piece is computed while it is in the processor's cache; then the piece is written.
 _PIECE_BYTES = 1 << 22
-# The group may read if the umask lets it; nobody else may write, whatever the umask says.
+# The group may read if the umask allows it; no other user may write, whatever the umask is.
 FILE_MODE, FOLDER_MODE = 0o640, 0o750
-_LONGEST_HEADER = 100_000_000  # of safetensors, too
+_LONGEST_HEADER = 100_000_000  # bytes; the limit of safetensors, too
 _LONGEST_READ = 1 << 30  # Linux reads at most 2 GiB at once
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What the manifest says about one file: name in the folder, bytes, CRC-32 of them."""
+    """Entry of one file in the manifest: name in the folder, size in bytes, CRC-32 of the bytes."""
 
     name: str
     size: int
@@ -50,21 +50,21 @@ class FileRecord:
 
 
 def _nobody(num_bytes: int) -> None:
-    """Nobody counts the bytes."""
+    """Do nothing: the default of `advance`."""
 
 
 def write_bytes(path: Path, pieces: Iterator[memoryview], *, advance: Callable[[int], None] = _nobody) -> FileRecord:
     """Create `path` from pieces of bytes, wait until the disk has it, and return its size and checksum.
 
-    Its folder is this save's own. So O_EXCL would tell nothing but a create whose answer was lost on the way (NFS).
+    The folder belongs to this save alone. So O_EXCL would only fail if the answer to a create was lost (NFS).
 
     Args:
         path: the file.
         pieces: its content.
-        advance: is told of bytes written.
+        advance: called with the number of bytes after each write.
 
     Raises:
-        OSError: the disk is full or broken; NFS tells so at the fsync or the close.
+        OSError: the disk is full or broken; NFS reports this at the fsync or the close.
     """
     size = checksum = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
@@ -87,26 +87,26 @@ def write_bytes(path: Path, pieces: Iterator[memoryview], *, advance: Callable[[
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], *, advance: Callable[[int], None] = _nobody
 ) -> FileRecord:
-    """Creates a safetensors file, one tensor in host memory at a time, and waits until the disk has it.
+    """Create a safetensors file, with one tensor in host memory at a time, and wait until the disk has it.
 
-    Tensors may lie on any device and be of any stride. Raises OSError.
+    Tensors may be on any device and have any stride. Raises OSError.
     """
     return write_bytes(path, _safetensors_pieces(tensors), advance=advance)
 
 
 def read_bytes(path: Path) -> bytes:
-    """A whole file. Raises CorruptCheckpointError if it is missing, UntrustedFileError, OSError."""
+    """Read a whole file. Raises CorruptCheckpointError if it is missing, UntrustedFileError, OSError."""
     with open_trusted(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
         return file.read()
 
 
 def verify(path: Path, record: FileRecord) -> None:
-    """Reads a file through and compares size and checksum.
+    """Read all of a file and compare its size and checksum with `record`.
 
     Raises:
         CorruptCheckpointError: the bytes are not those of `record`.
         UntrustedFileError: another user owns the file or may write it.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     size = checksum = 0
     buffer = memoryview(bytearray(_PIECE_BYTES))
@@ -119,7 +119,7 @@ def verify(path: Path, record: FileRecord) -> None:
 
 
 def _safetensors_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    # Widest elements first, as the library does it: then each tensor lies aligned to its element size.
+    # Widest elements first, as in the library: so each tensor is aligned to its element size.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header, offset = {}, 0
     for name in names:
@@ -141,7 +141,13 @@ def _safetensors_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryv
 
 @contextmanager
 def open_trusted(path: Path) -> Iterator[int]:
-    """A descriptor for reading. Raises CorruptCheckpointError: missing, or a folder; UntrustedFileError, OSError."""
+    """Open a file for reading in a context that gives its descriptor.
+
+    Raises:
+        CorruptCheckpointError: the file is missing, or is a folder.
+        UntrustedFileError: another user owns the file or may write it.
+        OSError: it cannot be opened.
+    """
     try:
         os.lstat(path)
         check_trusted(path)
@@ -158,7 +164,7 @@ def open_trusted(path: Path) -> Iterator[int]:
 
 
 def check_size(path: Path, record: FileRecord, size: int) -> None:
-    """Raises CorruptCheckpointError unless `size` is that of the record."""
+    """Raise CorruptCheckpointError unless `size` is that of the record."""
     if size != record.size:
         raise CorruptCheckpointError(f"{path} has {size} bytes; its manifest says {record.size}.")
 
@@ -172,10 +178,15 @@ def _compare(path: Path, record: FileRecord, size: int, checksum: int) -> None:
 
 
 class TensorFile:
-    """An open safetensors file: where each tensor lies in it."""
+    """An open safetensors file, and the place of each tensor in it."""
 
     def __init__(self, path: Path, descriptor: int, record: FileRecord) -> None:
-        """Reads the header only. Raises CorruptCheckpointError: it is none, or the file has another size; OSError."""
+        """Read only the header.
+
+        Raises:
+            CorruptCheckpointError: the file is not a safetensors file, or its size is not that of `record`.
+            OSError: it cannot be read.
+        """
         self._path, self._descriptor = path, descriptor
         check_size(path, record, os.fstat(descriptor).st_size)
         length = int.from_bytes(self._read(0, 8), "little")
@@ -189,18 +200,24 @@ class TensorFile:
             raise CorruptCheckpointError(f"{path} is not a safetensors file that we can read: {error!r}.") from error
 
     def form(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Number format and shape of a tensor. Raises CorruptCheckpointError: it is not there."""
+        """Return number format and shape of a tensor. Raises CorruptCheckpointError if the file does not hold it."""
         if name not in self._entries:
             raise CorruptCheckpointError(f"{self._path} does not hold {name}, and its manifest says so.")
         dtype, shape, _ = self._entries[name]
         return dtype, shape
 
     def names(self) -> list[str]:
-        """Of all tensors."""
+        """Return the names of all tensors."""
         return list(self._entries)
 
     def read_into(self, memory: memoryview, name: str, pieces: Iterator[tuple[int, int, int]]) -> None:
-        """Copies runs of a tensor's elements (there, here, count) into `memory`, bytes of the same number format."""
+        """Copy elements of a tensor into `memory`, bytes of the same number format.
+
+        Args:
+            memory: the destination.
+            name: the name of the tensor.
+            pieces: the runs to copy, as `shards.runs` yields them.
+        """
         dtype, _, begin = self._entries[name]
         for there, here, count in pieces:
             part = memory[here * dtype.itemsize : (here + count) * dtype.itemsize]
@@ -227,12 +244,12 @@ class TensorFile:
 
 
 class OpenFiles:
-    """The files of the checkpoint in `folder`, or others of this format, each opened when it is first needed.
+    """Files of the checkpoint in `folder`, or other files of this format, each opened when it is first needed.
 
-    A context manager: what was not read by its end cannot be read any more.
+    A context manager: nothing can be read after it is closed.
 
     Args:
-        opener: a descriptor for reading a file.
+        opener: opens a file for reading, in a context that gives its descriptor.
     """
 
     def __init__(
@@ -251,12 +268,12 @@ class OpenFiles:
         return self._open[name]
 
     def tensors(self, name: str) -> dict[str, SavedTensor]:
-        """Every tensor of a file, whole in it."""
-        file, found = self[name], {}
+        """Return all tensors of a file that holds each of them whole."""
+        file, tensors = self[name], {}
         for tensor in file.names():
             dtype, shape = file.form(tensor)
-            found[tensor] = SavedTensor(tensor, shape, dtype, ((Box.whole(shape), name),), self)
-        return found
+            tensors[tensor] = SavedTensor(tensor, shape, dtype, ((Box.whole(shape), name),), self)
+        return tensors
 
     def __enter__(self) -> OpenFiles:
         return self
@@ -267,7 +284,7 @@ class OpenFiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedTensor:
-    """A tensor of a checkpoint that is not in memory: `name` in each file, `pieces` are (where in the whole, file)."""
+    """Tensor of a checkpoint that is not in memory. `name`: in each file. `pieces`: (box in the whole, file name)."""
 
     name: str
     shape: tuple[int, ...]
@@ -278,11 +295,14 @@ class SavedTensor:
 
     @property
     def ndim(self) -> int:
-        """Dimensions, ≥ 0."""
+        """Number of dimensions, ≥ 0."""
         return len(self.shape)
 
     def whole(self) -> torch.Tensor:
-        """All of it, on the CPU; the same memory at every call, so tied weights stay tied. Raises as `fill` does."""
+        """Return the whole tensor on the CPU. Raises as `fill`.
+
+        Every call returns the same memory, so tied weights stay tied.
+        """
         if not self._whole:
             out = torch.empty(self.shape, dtype=self.dtype)
             self._read_into(out, Box.whole(self.shape))
@@ -290,9 +310,9 @@ class SavedTensor:
         return self._whole[0]
 
     def fill(self, goal: torch.Tensor) -> None:
-        """Fills `goal`, of the same shape and number format: all of it, or a DTensor's local part. Not collective.
+        """Fill `goal`, of the same shape and number format: all of it, or a DTensor's local part. Not collective.
 
-        On the CPU without memory of its own. Raises CorruptCheckpointError, OSError.
+        A contiguous `goal` on the CPU needs no extra memory. Raises CorruptCheckpointError, OSError.
         """
         with torch.no_grad():
             if is_sharded(goal):
@@ -325,12 +345,12 @@ class SavedTensor:
 
 
 def whole_tree(tree: Any) -> Any:
-    """`tree` with all its tensors read."""
+    """Return `tree` with all its `SavedTensor`s read into memory."""
     return tree_map(lambda each: each.whole() if isinstance(each, SavedTensor) else each, tree)
 
 
 def fill(goal: torch.Tensor, saved: SavedTensor | torch.Tensor) -> None:
-    """Fills `goal` in place, whole or a DTensor's local part, from a tensor of its shape on the disk or in memory."""
+    """Fill `goal` (a DTensor's local part) in place from a tensor of its shape on the disk or in memory."""
     if isinstance(saved, SavedTensor):
         saved.fill(goal)
     elif is_sharded(goal):
@@ -342,7 +362,7 @@ def fill(goal: torch.Tensor, saved: SavedTensor | torch.Tensor) -> None:
 
 
 def like(saved: Any, here: Any) -> Any:
-    """`saved` in memory: a DTensor where `here`, of the same outline, has one; whole tensors elsewhere."""
+    """Read `saved` into memory: into a DTensor where `here`, of the same outline, has one, else into whole tensors."""
     if isinstance(saved, (SavedTensor, torch.Tensor)):
         if not is_sharded(here) or here.shape != saved.shape:
             return whole_tree(saved)

@@ -1,6 +1,6 @@
-"""A nested training state to named tensors plus a JSON structure, and back, exactly. Nothing here pickles.
+"""Exact conversion of a nested training state to named tensors plus a JSON structure, and back, without pickle.
 
-What JSON cannot say is an object of one key, the kind:
+A value that JSON cannot express is an object with one key, its kind:
 
     {"dict": [[key, value], ..]}   keys may be ints, and keep their order
     {"tuple": [..]}                a list is a plain JSON list
@@ -51,14 +51,14 @@ _RESERVED_NAME = "__metadata__"  # of the safetensors header
 
 
 def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
-    """Takes a tree apart into named tensors and a JSON structure.
+    """Split a tree into named tensors and a JSON structure.
 
-    Leaves may be tensors, None, bool, int, float and str; branches dicts (any mapping comes back as a dict)
-    with str or int keys, lists and tuples. Tensors are not copied and lose `requires_grad`; one that occurs
-    twice (tied weights) is kept once and comes back as one tensor.
+    Leaves may be tensors, None, bool, int, float and str. Branches may be lists, tuples and dicts with str or int keys
+    (any mapping comes back as a dict). Tensors are not copied and lose `requires_grad`; a tensor that occurs twice
+    (tied weights) is kept once and comes back as one tensor.
 
     Raises:
-        CheckpointError: something else is in the tree; the message gives its path. Sharded tensors, too.
+        CheckpointError: the tree has a value of another type, or a sharded tensor; the message gives its path.
     """
     tensors, shards, structure = pack_sharded(tree)
     if shards:
@@ -69,17 +69,21 @@ def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def pack_sharded(tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, Shard], Any]:
-    """`pack`, with DTensors and `Shard`s among the leaves: (whole tensors, this rank's parts by name, structure)."""
+    """Split a tree that may have DTensors and `Shard`s, as `pack` does.
+
+    Returns:
+        (whole tensors by name, this rank's parts of sharded tensors by name, structure).
+    """
     packer = _Packer()
     structure = packer.node(tree, ())
     return packer.tensors, packer.shards, structure
 
 
 def unpack(tensors: Mapping[str, Any], structure: Any, sharded: Mapping[str, Any] | None = None) -> Any:
-    """Undoes `pack`, or with `sharded`, by name, `pack_sharded`. The tree holds what it is given, not copies.
+    """Undo `pack`, or `pack_sharded` if `sharded` is given. The tree holds the given tensors, not copies.
 
     Raises:
-        CorruptCheckpointError: the structure is not one of `pack`'s, or names other tensors than are there.
+        CorruptCheckpointError: `pack` did not make the structure, or its names are not those of the tensors.
     """
     given = {"tensor": tensors, "sharded": sharded or {}}
     used: set[tuple[str, str]] = set()
@@ -128,7 +132,10 @@ class _Packer:
         return name
 
     def _add_shard(self, shard: Shard, path: tuple[Any, ...]) -> str:
-        """Ranks whose part is empty cannot tell that weights are tied; rank 0 can, and its names count."""
+        """Add a shard and return its name.
+
+        Ranks with an empty part cannot detect tied weights; rank 0 can, and its names are used.
+        """
         same: tuple[Any, ...] = ()
         if shard.local is not None:
             _check_kind(shard.local, path)
@@ -144,7 +151,7 @@ class _Packer:
         return name
 
     def _name(self, path: tuple[Any, ...]) -> str:
-        # Valid Unicode, for the header's JSON; unlike paths may give like names ("a.b" and "a" over "b").
+        # Valid Unicode, for the header's JSON; different paths may give the same name ("a.b" and "a" over "b").
         wanted = ".".join(str(part) for part in path).encode("utf-8", "backslashreplace").decode() or "value"
         name, copy = wanted, 2
         while name in self.tensors or name in self.shards or name == _RESERVED_NAME:
@@ -161,10 +168,10 @@ def _check_kind(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The same for tensors that are one memory seen alike; () where there is no saying."""
+    """Return a key that is equal for tensors with the same memory, shape and strides; () if that is unknown."""
     if tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg():
         return ()
-    if not tensor.data_ptr():  # XLA shows nobody its memory: all tensors of one shape would be one
+    if not tensor.data_ptr():  # XLA does not expose its memory: all tensors of one shape would count as one
         return ()
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 

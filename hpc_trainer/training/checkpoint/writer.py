@@ -1,9 +1,10 @@
-"""The way of a state into the checkpoints folder: begun by all ranks together, written by a thread of each.
+"""Writing of a state into the checkpoints folder: all ranks begin together, and a thread of each rank writes.
 
-Fresh folder, the state copied, files written and fsync'ed by their ranks, checksums told to rank 0, manifest, rename,
-fsync of the parent; then old ones go. Whoever kills it when, the folder of the last save stays as it is.
+The steps: create a fresh folder, copy the state, write and fsync each rank's files, send the checksums to rank 0, write
+the manifest, rename, fsync the parent; then delete old checkpoints. A kill at any time leaves the folder of the last
+save unchanged.
 
-Threads call no collective: ranks tell rank 0's thread what they wrote by `mail`.
+Threads call no collective: ranks report what they wrote to rank 0's thread by `mail`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE, FileRecord, write_bytes, write_tensors
 from hpc_trainer.training.checkpoint.writer_thread import HostCopy, WriterThread
 
-# How long ranks wait for their own threads before they ask each other again.
+# Seconds that ranks wait for their own threads before they ask each other again.
 _WAIT_S = 1.0
-_FILES_BESIDE_SHARDS = 2  # rank 0's file of what all have alike, and the manifest
+_FILES_BESIDE_SHARDS = 2  # rank 0's file of the state that all ranks share, and the manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """How a save ended: the seconds until the checkpoint stood, or the error for which it does not stand."""
+    """Result of a save: the seconds until the checkpoint was complete, or the error that prevented it."""
 
     step: int
     path: Path
@@ -47,16 +48,16 @@ class SaveResult:
 
 
 class CheckpointWriter:
-    """The write half of a `CheckpointStore`, one save at a time. Every method is called by the main thread.
+    """Write half of a `CheckpointStore`, one save at a time. The main thread calls every method.
 
     Args:
         folder: the checkpoints of one run.
         group: the ranks of this attempt.
-        attempt: its number.
-        retention: which old ones stay.
-        make_room: puts away what stands at a step, or returns False if it is valid. Rank 0.
-        is_valid: reads a checkpoint through unless that was done before; puts a damaged one away. Rank 0.
-        verified: checkpoints that need not be read again; what is written here is added, what is deleted removed.
+        attempt: number of this attempt.
+        retention: rules for keeping old checkpoints.
+        make_room: quarantines the checkpoint at a path, or returns False if it is valid. Rank 0.
+        is_valid: reads all of a checkpoint unless that was done before; quarantines a damaged one. Rank 0.
+        verified: checkpoints that need not be read again; written ones are added here, deleted ones removed.
         warn: takes one line, on rank 0.
     """
 
@@ -74,10 +75,10 @@ class CheckpointWriter:
     ) -> None:
         self.retention = retention
         self.scores: dict[int, float] = {}
-        """By step, what the best is chosen by; on rank 0. Add to it as steps are evaluated."""
+        """Scores that determine the best checkpoint, by step; on rank 0. Add to them as steps are evaluated."""
         self.before_commit: Callable[[], None] = _nothing
-        """Called by rank 0's thread right before a checkpoint gets its name, and before old ones are deleted: what it
-        raises keeps both from happening."""
+        """Called by rank 0's thread right before a checkpoint gets its name, and before old ones are deleted; an error
+        that it raises prevents both."""
         self._folder, self._group, self._attempt = folder, group, attempt
         self._make_room, self._is_valid, self._verified, self._say = make_room, is_valid, verified, warn
         self._host_copy = HostCopy()
@@ -95,12 +96,13 @@ class CheckpointWriter:
         meta: Mapping[str, Any],
         is_background: bool = True,
     ) -> bool:
-        """Begins the save of `step` and returns while it is written; False if it stands already. Collective.
+        """Begin to save `step` and return while it is written; return False if its checkpoint exists. Collective.
 
-        The state is copied first, and may change when this returns; with `is_background` false it is not copied, and
-        must not change before `wait` has returned. One save at a time: `result` or `wait` must have told of the last.
+        The state is copied first, and may change when this returns. With `is_background` False it is not copied, and
+        must not change before `wait` has returned. One save at a time: call only after `result` or `wait` returned the
+        last result.
 
-        Args and errors as in `CheckpointStore.save`, but for the errors of writing, which `result` and `wait` tell.
+        Args and errors as in `CheckpointStore.save`, except for errors of writing, which `result` and `wait` return.
         """
         assert self._thread is None, "one save at a time"
         path = self._folder / folders.step_name(step)
@@ -108,7 +110,7 @@ class CheckpointWriter:
         if not on_rank_zero(self._group, lambda: self._begin(path, temporary)):
             return False
         try:
-            parts, told = on_each_rank(
+            parts, reports = on_each_rank(
                 self._group,
                 lambda: self._copy_parts(parts_of_rank(replicated, per_rank, self._group.rank), is_background),
             )
@@ -123,11 +125,11 @@ class CheckpointWriter:
                     meta=dict(meta),
                     files=sorted(files, key=lambda record: record.name in shards),  # stable: those of shards come last
                     replicated=parts.structure,
-                    per_rank=[each["structure"] for each in told],
-                    sharded=merge_pieces(told),
+                    per_rank=[report["structure"] for report in reports],
+                    sharded=merge_pieces(reports),
                 )
 
-            num_bytes = sum(each["bytes"] for each in told)
+            num_bytes = sum(report["bytes"] for report in reports)
             on_rank_zero(self._group, lambda: self._check_room(step, num_bytes + len(describe([]).to_bytes())))
         except HpcTrainerError:
             if self._group.is_rank_zero:
@@ -139,24 +141,25 @@ class CheckpointWriter:
         self._thread = WriterThread(step, path, work, is_background=is_background)
         self._thread.start()
         if is_background and not self._is_copied:
-            self._thread.join()  # the state itself is being written; peers meet this rank in their next step
+            self._thread.join()  # the state itself is being written; other ranks wait for this one in their next step
         return True
 
     @property
     def seconds(self) -> float | None:
-        """Until the checkpoint stood, as soon as this rank's thread has done its part well. Not collective."""
+        """Seconds until the checkpoint was complete; None until this rank's thread has succeeded. Not collective."""
         thread = self._thread
         is_done = thread is not None and thread.outcome is not None and not thread.outcome["kind"]
         return thread.seconds if is_done and thread is not None else None
 
     def result(self) -> SaveResult | None:
-        """How the save that was begun ended; None while it is written. Collective, and rank 0's knowledge decides."""
+        """Return the result of the save that was begun; None while it is written, as rank 0 knows. Collective."""
         return self._ask()[0]
 
     def wait(self, beat: Callable[[], None] | None = None) -> SaveResult:
-        """Waits until the save that was begun has ended. Collective.
+        """Wait until the save that was begun has ended, and return its result. Collective.
 
-        `beat` is called, about once a second, while the ranks together make progress: a disk that hangs looks hung.
+        Args:
+            beat: called about once a second while the ranks together make progress, so that a hung disk is noticed.
         """
         seen = -1
         while True:
@@ -170,22 +173,22 @@ class CheckpointWriter:
                 return ended
 
     def warn(self, text: str) -> None:
-        """Says it; if a writing thread has found it, the main thread does so when it asks how the save ended."""
+        """Print a warning; if the writing thread calls this, the main thread prints it when it asks for the result."""
         if self._thread is not None and self._thread.is_this_thread():
             self._thread.notes.append(text)
         else:
             self._say(text)
 
     def _ask(self) -> tuple[SaveResult | None, int]:
-        """(how the save ended, bytes written by all ranks). Collective."""
+        """Return (result of the save, bytes written by all ranks). Collective."""
         thread = self._thread
         assert thread is not None, "a save was begun"
         progress, outcome = thread.progress, thread.outcome
-        words = self._group.gather({"progress": progress, "outcome": outcome, "seconds": thread.seconds})
-        outcome, progress = words[0]["outcome"], sum(word["progress"] for word in words)
+        reports = self._group.gather({"progress": progress, "outcome": outcome, "seconds": thread.seconds})
+        outcome, progress = reports[0]["outcome"], sum(report["progress"] for report in reports)
         if outcome is None:
             return None, progress
-        thread.join()  # at once: the others have told rank 0 before it could come to an end
+        thread.join()  # returns at once: other ranks' threads reported to rank 0 before its thread could end
         self._thread = None
         for note in thread.notes:
             self._say(note)
@@ -194,24 +197,24 @@ class CheckpointWriter:
             raise_any([outcome], thread.cause)
         except HpcTrainerError as raised:
             error = raised
-        return SaveResult(step=thread.step, path=thread.path, seconds=words[0]["seconds"], error=error), progress
+        return SaveResult(step=thread.step, path=thread.path, seconds=reports[0]["seconds"], error=error), progress
 
     def _begin(self, path: Path, temporary: Path) -> bool:
-        """Makes the fresh folder; False if the checkpoint stands already."""
+        """Create the fresh folder; return False if the checkpoint exists already."""
         if not is_there(self._folder):
             self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-            fsync_folder(self._folder.parent)  # else a power cut takes the folder with all that was synced in it
+            fsync_folder(self._folder.parent)  # else a power cut could remove the folder with everything synced in it
         if not self._make_room(path):
             return False
         folders.discard_unfinished(
             self._folder, self._attempt
-        )  # of this attempt too: what a failed save could not take away
+        )  # of this attempt too: a failed save may have left files
         if not make_folder_once(temporary, FOLDER_MODE):
             raise FileExistsError(errno.EEXIST, "what a failed save left cannot be removed", str(temporary))
         return True
 
     def _copy_parts(self, parts: RankParts, is_background: bool) -> tuple[RankParts, dict[str, Any]]:
-        """(what stays here, copied if training goes on meanwhile; what rank 0 is told)."""
+        """Return (parts that this rank writes, copied if training continues meanwhile; JSON for rank 0)."""
         files = parts.files
         self._is_copied = False
         if is_background:
@@ -223,7 +226,7 @@ class CheckpointWriter:
         return RankParts(files, parts.structure, {}), {**parts.told, "bytes": num_bytes}
 
     def _check_room(self, step: int, num_bytes: int) -> None:
-        """Warns if disk or quota have no room. The save is tried all the same: what they say is often wrong."""
+        """Warn if disk or quota lack room. The save is tried all the same: what they report is often wrong."""
         self._quota = self._quota or QuotaWatch(self._folder)
         num_files = self._group.world_size + _FILES_BESIDE_SHARDS
         for whose, room in (("the file system", free_room(self._folder)), ("your quota", self._quota.room())):
@@ -238,7 +241,7 @@ class CheckpointWriter:
                     f"{self._folder}. It is tried all the same; make room there, or keep fewer (checkpoint.keep_last)."
                 )
 
-    # In the writing thread of each rank. No collective here.
+    # The methods below run in the writing thread of each rank and call no collective.
 
     def _write(
         self,
@@ -262,7 +265,7 @@ class CheckpointWriter:
         others = mail.take([str(rank) for rank in range(1, self._group.world_size)]) if mail is not None else []
         try:
             raise_any([outcome, *others], cause)
-            records = [FileRecord(**record) for each in (outcome, *others) for record in each["value"]]
+            records = [FileRecord(**record) for result in (outcome, *others) for record in result["value"]]
             self.before_commit()
             self._commit(temporary, thread.path, describe(records))
         except Exception:
@@ -279,7 +282,7 @@ class CheckpointWriter:
         fsync_folder(self._folder)
 
     def _retain(self, saved: Path) -> None:
-        """Never fails: the checkpoint stands, and an old one too many is no reason to lose the run."""
+        """Delete old checkpoints; only warn on errors, because the new checkpoint is complete all the same."""
         try:
             self.before_commit()
             deleted = self.retention.apply(self._folder, saved=saved, scores=dict(self.scores), is_valid=self._is_valid)
@@ -289,4 +292,4 @@ class CheckpointWriter:
 
 
 def _nothing() -> None:
-    """Nobody asks."""
+    """Do nothing: the default of `before_commit`."""

@@ -1,4 +1,4 @@
-"""What it takes to save while training goes on: a copy of the state in host memory, and a thread that writes it."""
+"""Parts of a save while training continues: a copy of the state in host memory, and a thread that writes it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ import torch
 
 from hpc_trainer.runtime.rank_errors import attempt
 
-# Of each tensor in the buffer: a cache line, and wide enough for every element type.
+# Alignment of each tensor in the buffer, in bytes: a cache line, and wide enough for every element type.
 _ALIGNMENT = 64
-# Training comes first where it keeps every core busy: it lost 3 % of its speed there, 12-33 % at 10 (decision 0015).
-# With a core to spare this changes nothing.
+# Training has priority: with every core busy it lost 3 % of its speed at 19, and 12-33 % at 10 (decision 0015). With
+# a core to spare this changes nothing.
 _NICENESS = 19
 
 
 class HostCopy:
-    """One host buffer, as large as the largest state, reused from save to save; pinned where tensors are on a GPU."""
+    """One host buffer, as large as the largest state, reused from save to save; pinned if tensors are on a GPU."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:
-        """The same tensors by the same names, contiguous in the buffer; what was copied before is overwritten.
+        """Copy the tensors into the buffer, and return the contiguous copies by the same names.
 
-        When it returns, the originals may change. Tensors may be of any stride and on any device.
-        Raises RuntimeError: there is not enough memory for the buffer.
+        This overwrites the copies of the last call. When it returns, the originals may change. Tensors may have any
+        stride and be on any device.
+
+        Raises:
+            RuntimeError: there is not enough memory for the buffer.
         """
         tensors = [tensor for file in files.values() for tensor in file.values()]
         is_on_gpu = any(tensor.is_cuda for tensor in tensors)
@@ -52,7 +55,7 @@ class HostCopy:
             offsets.append(end)
             end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         if self._buffer.numel() < end or (pinned and not self._buffer.is_pinned()):
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old buffer before the new one is allocated
             self._buffer = torch.empty(end, dtype=torch.uint8, pin_memory=pinned)
         return [
             self._buffer[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
@@ -61,11 +64,11 @@ class HostCopy:
 
 
 class WriterThread:
-    """One save on one rank. `work` runs in a thread, is given this object, and returns JSON.
+    """One save on one rank. `work` runs in a thread, takes this object, and returns JSON.
 
     The thread calls no collective, prints nothing and logs nothing: training forks loader processes meanwhile, and a
-    lock of a stream that a thread holds at that moment would stay locked in them for ever. What it has to say is in
-    `notes`, for the main thread.
+    stream's lock that a thread holds at that moment would stay locked in them for ever. Its messages are in `notes`,
+    for the main thread.
     """
 
     def __init__(self, step: int, path: Path, work: Callable[[WriterThread], Any], *, is_background: bool) -> None:
@@ -74,37 +77,37 @@ class WriterThread:
         """Bytes written so far: a sign of life."""
         self.notes: list[str] = []
         self.outcome: dict[str, Any] | None = None
-        """None while the thread is at work, then as in `outcomes`."""
+        """Outcome of the work, the first result of `rank_errors.attempt`; None while the thread runs."""
         self.cause: Exception | None = None
         self.begin, self.seconds = time.perf_counter(), 0.0
         self._work, self._is_background = work, is_background
-        # A daemon: ranks leave by os._exit, and what is half written does not look done.
+        # A daemon thread: ranks exit by os._exit, and a half-written checkpoint does not look complete.
         self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {step}", daemon=True)
 
     def start(self) -> None:
-        """Begins to write."""
+        """Begin to write."""
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the end, at most so many seconds."""
+        """Wait until the thread has ended, at most `timeout_s` seconds."""
         self._thread.join(timeout_s)
 
     def advance(self, num_bytes: int) -> None:
-        """For the thread: so many more bytes are written."""
+        """Add `num_bytes` to the bytes written. The thread calls this."""
         self.progress += num_bytes
 
     def mark_committed(self) -> None:
-        """For the thread: the checkpoint is complete, and what follows is tidying up."""
+        """Record the time at which the checkpoint is complete; only clean-up follows. The thread calls this."""
         self.seconds = time.perf_counter() - self.begin
 
     def is_this_thread(self) -> bool:
-        """True in the thread itself."""
+        """Return True if the writing thread itself calls this."""
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         if self._is_background:
-            with contextlib.suppress(OSError, AttributeError):  # Linux: a thread has a priority of its own
+            with contextlib.suppress(OSError, AttributeError):  # on Linux each thread has its own priority
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         outcome, self.cause = attempt(lambda: self._work(self))
         self.seconds = self.seconds or time.perf_counter() - self.begin
-        self.outcome = outcome  # last: whoever sees it may read the rest
+        self.outcome = outcome  # last: a reader that sees it may read the rest

@@ -1,1 +1,1 @@
-"""Batches: which samples, in what order, how they are loaded and handed to the device."""
+"""Batches of samples: their order, and how they are loaded and copied to the device."""

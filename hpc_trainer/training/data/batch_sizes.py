@@ -1,4 +1,4 @@
-"""How many samples go through the model at a time."""
+"""Numbers of samples that go through the model at a time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from hpc_trainer.config.schema.train import LoopConfig
 
 LEAST_EVALUATED = 256
-"""Samples of a forward pass of evaluations, where more than the micro-batch fits."""
+"""Minimum samples of a forward pass in evaluations, if more than the micro-batch fits in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """Samples of a forward pass in training and in evaluations, and forward passes a step."""
+    """Samples per forward pass in training and in evaluations, and forward passes per step."""
 
     micro_batch_size: int
     grad_accum_steps: int
@@ -20,7 +20,7 @@ class BatchSizes:
 
     @classmethod
     def of(cls, micro_batch_size: int, grad_accum_steps: int) -> BatchSizes:
-        """With those of evaluations that fit a run for which nobody chose."""
+        """Return these sizes with the default size for evaluations."""
         return cls(
             micro_batch_size=micro_batch_size,
             grad_accum_steps=grad_accum_steps,
@@ -29,5 +29,5 @@ class BatchSizes:
 
     @classmethod
     def given(cls, train: LoopConfig) -> BatchSizes:
-        """What the configuration says; one sample at a time where that is left to be found out."""
+        """Return the sizes of the configuration; sizes that are still to be determined are 1."""
         return cls.of(train.given_micro_batch_size or 1, train.grad_accum_steps or 1)

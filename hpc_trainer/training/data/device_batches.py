@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: copied from pinned memory on a stream of their own."""
+"""Copies of batches to the device; to a GPU from pinned memory, on a separate stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpc_trainer.training.data.loader import Batch, BatchIterator
 
 
 class PinnedCopies:
-    """Copies batches to a GPU, on a stream of its own.
+    """Function that copies batches to a GPU on its own stream.
 
     A copy on the stream of the step would wait for the step before it, and pageable memory makes the host wait too.
     """
@@ -21,29 +21,32 @@ class PinnedCopies:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch on the GPU; what is launched after it on the current stream finds them there."""
+        """Return the batch on the GPU; work launched afterwards on the current stream can use it."""
         with torch.cuda.stream(self._stream):
             # torch keeps pinned memory for the next batch, and does not reuse it before the copy is done.
-            copied = map_tensors(batch, lambda each: each.pin_memory().to(self._device, non_blocking=True))
+            copied = map_tensors(batch, lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
-        for each in tensors_of(copied):
-            each.record_stream(current)  # its memory is not given away before the step is done with it
+        for tensor in tensors_of(copied):
+            tensor.record_stream(current)  # the memory is not reused before the step is done with it
         return copied
 
 
 def copies_to(device: torch.device) -> Callable[[Batch], Batch]:
-    """What brings a batch to `device`; to others than a GPU it is waited for, and on the CPU there is nothing to do."""
+    """Return a function that copies a batch to `device`.
+
+    The host waits for the copy, except for a GPU; on the CPU nothing is copied.
+    """
     if device.type == "cuda":
         return PinnedCopies(device)
-    return lambda batch: map_tensors(batch, lambda each: each.to(device))
+    return lambda batch: map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 def on_device(batches: BatchIterator, device: torch.device) -> BatchIterator:
-    """The same; to a GPU each batch is copied when it is asked for.
+    """Make `batches` copy each batch to a GPU when it is requested, and return it; other devices change nothing.
 
-    The copy runs while the step before is computed: the host is ahead of the GPU by then, so nothing need be fetched
-    earlier than it is asked for, and there is no batch in hand that a checkpoint would have to know.
+    The copy runs while the GPU computes the step before, because the host is ahead of the GPU by then. So no batch is
+    fetched in advance, and a checkpoint need not record one.
     """
     if device.type == "cuda":
         batches.copy = PinnedCopies(device)

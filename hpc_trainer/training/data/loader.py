@@ -20,33 +20,35 @@ from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.training.data.order import BatchOrder
 
 Batch = Any
-"""Inputs and targets, two tensors; of a task that takes others, tensors in any form (`batch_trees`)."""
+"""Inputs and targets, two tensors; tensors in any form (`batch_trees`) if the task takes other batches."""
 
 
 def shares_of(rank: int, world_size: int, num_shares: int) -> range:
-    """The shares, of `num_shares` in all, that one rank takes: as many as any other, side by side.
+    """Return the consecutive shares, of `num_shares` in all, that one rank takes; every rank takes equally many.
 
-    Raises ValueError: they cannot be divided evenly.
+    Raises:
+        ValueError: `num_shares` is not a multiple of `world_size`.
     """
-    each, rest = divmod(num_shares, world_size)
-    if rest or each < 1:
+    per_rank, rest = divmod(num_shares, world_size)
+    if rest or per_rank < 1:
         raise ValueError(f"num_shares={num_shares} must be a multiple of world_size={world_size}.")
-    return range(rank * each, (rank + 1) * each)
+    return range(rank * per_rank, (rank + 1) * per_rank)
 
 
 def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
-    """The share of one rank in the evaluation samples: every world_size-th from `rank` on.
+    """Return one rank's share of the evaluation samples: every world_size-th from `rank` on.
 
-    Shares differ in length by at most one and may be empty; together they are all samples, each once.
+    Shares differ in length by at most one and may be empty; together they hold each sample once.
     """
     return range(rank, num_samples, world_size)
 
 
 class BatchIterator(Iterator[Batch]):
-    """Iterates over batches; `close` stops the workers. Also a context manager.
+    """Iterator over batches; `close` stops the workers. Also a context manager.
 
-    `example`: a batch's shapes and types, on no device; None before the first. `copy`: brings each to the device
-    (`device_batches`); None: it stays. `spans`: take the time in which the step waits for a batch, or makes it itself.
+    `example`: shapes and types of a batch, on the meta device; None before the first one. `copy`: copies each batch to
+    the device (`device_batches`); None leaves it where it is. `spans`: record the time in which the step waits for a
+    batch, or makes it itself.
     """
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
@@ -56,20 +58,21 @@ class BatchIterator(Iterator[Batch]):
         self.example: Batch | None = None
         self.copy: Callable[[Batch], Batch] | None = None
         self.spans = Spans()
-        # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
+        # Also runs at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
         self._stop = weakref.finalize(self, stop_processes, self._batches, workers)
 
     def __next__(self) -> Batch:
-        """Raises StopIteration at the end and after `close`."""
+        """Return the next batch. Raises StopIteration at the end and after `close`."""
         batch = self._ahead.popleft() if self._ahead and self._batches else self._make()
         if self.example is None:
             self.example = map_tensors(batch, lambda each: torch.empty_like(each, device="meta"))
         return batch if self.copy is None else self.copy(batch)
 
     def targets_ahead(self, num_batches: int, count: Callable[[Batch], int]) -> list[int]:
-        """Of each of the next batches, the targets that `count` finds. The batches come when they are asked for.
+        """Return `count` of each of the next batches, which stay in the iterator.
 
-        Raises StopIteration: there are fewer.
+        Raises:
+            StopIteration: there are fewer batches.
         """
         while len(self._ahead) < num_batches:
             self._ahead.append(self._make())
@@ -86,19 +89,19 @@ class BatchIterator(Iterator[Batch]):
 
     @property
     def wait_s(self) -> float:
-        """Seconds so far in which the step waited: all of the `data_wait` of `spans`."""
+        """Seconds so far in which the step waited for batches: the `data_wait` of `spans`."""
         return self.spans.seconds()[Kind.data_wait]
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """Of data sets whose targets are sequences of tokens, [batch, seq_len]; None of others."""
+        """Length of a target sequence if targets are tokens, [batch, seq_len]; None for other data sets."""
         targets = self.example[1] if isinstance(self.example, tuple) and len(self.example) == 2 else None
         if not isinstance(targets, torch.Tensor) or targets.ndim != 2 or targets.is_floating_point():
             return None
         return targets.shape[1]
 
     def close(self) -> None:
-        """Stops the workers and waits for them: at most 10 s for each that hangs. May be called again."""
+        """Stop the workers and wait for them, at most 10 s for each that hangs. May be called again."""
         self._stop()
 
     def __enter__(self) -> BatchIterator:
@@ -121,25 +124,24 @@ def train_batches(
     num_workers: int,
     num_shares: int | None = None,
 ) -> BatchIterator:
-    """Micro-batches of one rank for the steps first_step to num_steps - 1, `grad_accum_steps` for each step.
+    """Return one rank's micro-batches for the steps first_step to num_steps - 1, `grad_accum_steps` per step.
 
-    With `num_shares`, for each step those of this rank's logical ranks, one logical rank after the other. A data set
-    with a method `augment` or `training_batch` (datasets/protocol.py) is asked for it here, in the rank or in its
-    workers alike.
-    Draws nothing from the global random state of this process. Not collective.
+    With `num_shares`, each step has the micro-batches of this rank's logical ranks, one logical rank after the other. A
+    method `augment` or `training_batch` of the data set (datasets/protocol.py) is called here, in the rank or in its
+    workers alike. Draws nothing from the global random state of this process. Not collective.
 
     Args:
-        dataset: its `__getitems__(indices)` makes a whole batch, from the indices alone; what it drew from a
+        dataset: its `__getitems__(indices)` makes a whole batch from the indices alone; numbers drawn from a
             worker's global random state would differ after a resume.
-        order: which samples.
+        order: the order of the samples.
         first_step: steps done before, ≥ 0.
-        num_steps: `train.num_steps`, the end of the whole run, not a number of steps from here.
+        num_steps: `train.num_steps`, the end of the whole run, not a number of steps from first_step.
         rank: 0 to world_size - 1.
-        world_size: ranks.
+        world_size: number of ranks.
         micro_batch_size: samples of one forward pass; × grad_accum_steps × world_size must be the global batch.
         grad_accum_steps: forward passes a step, ≥ 1.
-        num_workers: processes, ≥ 0; with 0 each batch is made when it is asked for.
-        num_shares: take the place of world_size in that product; a multiple of it.
+        num_workers: number of processes, ≥ 0; with 0 each batch is made when it is requested.
+        num_shares: replaces world_size in that product; a multiple of it.
 
     Raises:
         ValueError: the sizes do not multiply to the global batch.
@@ -158,7 +160,7 @@ def train_batches(
     )
     source: Any = dataset if changing is None else Seeded(changing, order.seed)
     if num_workers == 0:
-        return BatchIterator((source.__getitems__(each) for each in indices), [])
+        return BatchIterator((source.__getitems__(batch) for batch in indices), [])
     return BatchIterator(*start_processes(source, indices, num_workers))
 
 
@@ -166,9 +168,12 @@ def stream_batches(
     dataset: Any, global_batch_size: int, *, num_left_out: int, rank: int, world_size: int, micro_batch_size: int,
     grad_accum_steps: int, num_workers: int, num_shares: int | None = None,
 ) -> BatchIterator:  # fmt: skip
-    """As `train_batches`, of a data set with a `stream` (datasets/stream.py), which knows its position itself.
+    """Return batches as `train_batches` does, of a data set with a `stream` (datasets/stream.py).
 
-    Raises ConfigError: there are worker processes, which would each have a position of their own.
+    The stream keeps its own position.
+
+    Raises:
+        ConfigError: worker processes are configured; each would have its own position.
     """
     if num_workers:
         raise ConfigError(
@@ -183,9 +188,9 @@ def stream_batches(
 
 
 class _Indices:
-    """DataLoader's batch sampler: the indices of each micro-batch, in the order in which they are used.
+    """Indices of each micro-batch, in the order of use, like a batch sampler of DataLoader.
 
-    `with_epoch`: (epoch, index) for each, as `Seeded` takes them.
+    `with_epoch`: yield (epoch, index) for each sample, as `Seeded` takes them.
     """
 
     def __init__(
@@ -202,10 +207,10 @@ class _Indices:
     def __iter__(self) -> Iterator[list[Any]]:
         size = self._micro_batch_size
         places = list(itertools.product(self._parts, range(self._grad_accum_steps)))
-        for step in self._steps:  # a product with the steps would hold a tuple of all of them, before the first
+        for step in self._steps:  # itertools.product with the steps would first build a tuple of all steps
             for part, accum in places:
-                found: list[int] = self._order.micro_indices(
+                indices: list[int] = self._order.micro_indices(
                     step, accum=accum, rank=part, world_size=self._num_parts, micro_batch_size=size
                 ).tolist()
                 epoch = step // self._order.steps_per_epoch
-                yield [(epoch, each) for each in found] if self._with_epoch else found
+                yield [(epoch, index) for index in indices] if self._with_epoch else indices

@@ -1,4 +1,4 @@
-"""The order of training samples: a function of (seed, epoch, step), whatever the number of ranks."""
+"""Order of training samples: a function of (seed, epoch, step), the same for any number of ranks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from numpy.typing import NDArray
 
 from hpc_trainer.errors import DataError
 
-# Keeps these streams apart from others that are made from the same seed.
+# Makes these random streams differ from others of the same seed.
 _STREAM = 0x6F72646572  # "order"
 _BLOCK = 1 << 20
 
 
 class BatchOrder:
-    """Which samples make up the global batch of each step.
+    """Order of the samples in the global batches of all steps.
 
     Every epoch is a new permutation of all samples, cut into `steps_per_epoch` batches; the
     num_samples mod global_batch_size samples at its end are left out of that epoch.
 
     The permutation sorts the raw 64-bit words of a PCG64 generator. numpy promises that this stream stays the
-    same in later versions (NEP 19, https://numpy.org/neps/nep-0019-rng-policy.html), and does not promise it of
-    `Generator.permutation`. No global generator is touched. One epoch is kept in memory: 8 bytes a sample.
+    same in later versions (NEP 19, https://numpy.org/neps/nep-0019-rng-policy.html), but does not promise it for
+    `Generator.permutation`. No global generator is used. One epoch is kept in memory: 8 bytes per sample.
 
     Args:
         num_samples: length of the data set, ≥ global_batch_size.
@@ -48,13 +48,14 @@ class BatchOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in one epoch, ≥ 1."""
+        """Number of whole batches in one epoch, ≥ 1."""
         return self.num_samples // self.global_batch_size
 
     def global_indices(self, step: int) -> NDArray[np.int64]:
-        """Samples of the batch of `step` (≥ 0, over all epochs): int64 [global_batch_size], read-only.
+        """Return the samples of the batch of `step` (≥ 0, over all epochs): int64 [global_batch_size], read-only.
 
-        Raises ValueError: step is negative.
+        Raises:
+            ValueError: step is negative.
         """
         if step < 0:
             raise ValueError(f"step={step} must be ≥ 0.")
@@ -67,11 +68,12 @@ class BatchOrder:
     def micro_indices(
         self, step: int, *, accum: int, rank: int, world_size: int, micro_batch_size: int
     ) -> NDArray[np.int64]:
-        """Samples of one forward pass: the batch's part number accum × world_size + rank, [micro_batch_size].
+        """Return the samples of one forward pass: part accum × world_size + rank of the batch, [micro_batch_size].
 
-        All parts, by `accum` (0 to grad_accum_steps - 1) and in it by `rank`, are the global batch in its order.
+        All parts, ordered by `accum` (0 to grad_accum_steps - 1) and then by `rank`, are the global batch in its order.
 
-        Raises ValueError: there is no such part.
+        Raises:
+            ValueError: there is no such part.
         """
         start = (accum * world_size + rank) * micro_batch_size
         end = start + micro_batch_size
@@ -91,10 +93,10 @@ class BatchOrder:
 
 
 def stable_order(words: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """`np.argsort(words, kind="stable")`: equal words (1 pair in 2**64) must fall the same way everywhere.
+    """Return `np.argsort(words, kind="stable")`: equal words (1 pair in 2**64) have the same order everywhere.
 
-    Where no two are equal any sort gives the same. The one that is not stable takes 0.7 s for 10 million words, not 1.6
-    (one core), and needs no memory beside its result.
+    If no two words are equal, any sort gives the same result. The unstable sort takes 0.7 s for 10 million words
+    instead of 1.6 s (one core), and needs no memory besides its result.
     """
     order = np.argsort(words)
     for start in range(0, len(order), _BLOCK):

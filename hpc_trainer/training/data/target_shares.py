@@ -1,8 +1,8 @@
-"""What a micro-batch weighs in a step's loss: its share of the targets of the whole global batch, whoever has the rest.
+"""Weight of a micro-batch in a step's loss: its share of the targets of the whole global batch, on all ranks.
 
-A step's loss is the mean over all targets that count, those of all micro-batches of all data-parallel ranks. Where
-samples have unlike numbers of them (padding is -100) a mean of micro-batches' means is another number, which hangs on
-how the batch is cut. Targets are counted on the host, before the step; between ranks goes one number a step.
+A step's loss is the mean over all targets that count, those of all micro-batches of all data-parallel ranks. If samples
+have different numbers of targets (padding is -100), the mean of the micro-batches' means is another number, which
+depends on how the batch is cut. Targets are counted on the host, before the step; ranks exchange one number per step.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.parallel.mesh import Mesh
 
 Groups = Sequence[Any]
-"""Of `Mesh.data_groups`: what is added up in one after the other is added up over all data-parallel ranks."""
+"""Groups of `Mesh.data_groups`: a sum in one after the other is a sum over all data-parallel ranks."""
 
 
 def groups_to_count(task: Task, dataset: MapDataset, mesh: Mesh, *, num_micro_batches: int) -> Groups | None:
-    """The ranks that count their targets together; None where nobody need count: all samples have as many targets, or a
-    step is one micro-batch of one rank.
+    """Return the groups of ranks that count their targets together; None if no count is needed.
+
+    None is needed if all samples have equally many targets, or if a step is one micro-batch of one rank.
 
     Args:
-        num_micro_batches: of this rank in a step.
+        num_micro_batches: micro-batches of this rank in a step.
     """
     if not task.counts_targets or getattr(dataset, "all_targets_count", False):
         return None
@@ -38,10 +39,10 @@ def groups_to_count(task: Task, dataset: MapDataset, mesh: Mesh, *, num_micro_ba
 def target_shares(
     batches: BatchIterator, count: int, device: torch.device, groups: Groups | None, num_targets: Callable[[Any], int]
 ) -> Sequence[Any]:
-    """For each of the next `count` micro-batches what `VotingLoss` is told of its targets; None if they all count.
+    """Return the `share` for `VotingLoss` of each of the next `count` micro-batches; None for each without `groups`.
 
-    Whole numbers on `device`, [2]: the targets that count in this micro-batch, times all micro-batches; those that
-    count in all micro-batches. Waits for no device. Collective, unless `groups` is None.
+    A share is int64 [2] on `device`: the targets that count in this micro-batch times the number of all micro-batches;
+    the targets that count in all micro-batches. Waits for no device. Collective, unless `groups` is None.
     """
     if groups is None:
         return [None] * count
@@ -57,9 +58,10 @@ def target_shares(
 
 
 def by_share(loss: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """A micro-batch's mean loss, weighed so that the mean over micro-batches is that over all targets.
+    """Weight a micro-batch's mean loss so that the mean over micro-batches is the mean over all targets.
 
-    The same bits where each has as many. 0 of a micro-batch without targets, NaN if no other has any.
+    The loss keeps its bits if all micro-batches have equally many targets. It is 0 for a micro-batch without targets,
+    or NaN if no other micro-batch has any.
     """
     here, everywhere = share.unbind()
     return torch.where(here > 0, loss, 0.0) * (here / everywhere)

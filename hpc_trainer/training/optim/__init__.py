@@ -1,1 +1,1 @@
-"""Optimizers, their learning rates, gradients that are clipped, steps that are skipped."""
+"""Optimizers, learning rates, gradient clipping, and skipped steps."""

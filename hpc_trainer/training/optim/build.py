@@ -1,4 +1,4 @@
-"""The optimizer, with weight decay where it belongs."""
+"""Build of the optimizer, with weight decay for matrices only; functions that all optimizers share."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
 
 Group = dict[str, Any]
 LR_FACTOR = "lr_factor"
-"""Key of a group whose learning rate is so many times that of others."""
+"""Key of a group's factor on the learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an optimizer is made of: its groups of weights, and what makes it of them, or of a rank's part of them."""
+    """Recipe of an optimizer: its groups of weights, and the function that makes it from them or a rank's part."""
 
     groups: list[Group]
     make: Callable[[list[Group]], torch.optim.Optimizer]
 
     def then(self, change: Callable[[torch.optim.Optimizer], None]) -> Recipe:
-        """The same, whose optimizer is changed in place when it is made."""
+        """Return the same recipe with `change` applied to the optimizer, in place, when it is made."""
 
         def make(groups: list[Group]) -> torch.optim.Optimizer:
             optimizer = self.make(groups)
@@ -45,18 +45,18 @@ def build_optimizer(
     config: OptimConfig, model: nn.Module, *, decays: Collection[bool] | None = None,
     change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
 ) -> torch.optim.Optimizer:  # fmt: skip
-    """SGD, AdamW or a feature's over the weights of `model` that require gradients, in groups.
+    """Build the optimizer (SGD, AdamW or a feature's) of the weights of `model` that require gradients, in groups.
 
     Weights of two dimensions or more decay; biases, gains of norms and other vectors do not (`decaying`). All
     implementations compute each weight by itself, so all are deterministic (`fastest`).
 
     Args:
-        decays: of the whole model, whether some weights decay, and whether some do not: a stage has the same groups,
-            though some may be empty there. None: those that are not empty.
-        change: what features make of the recipe.
+        decays: kinds of weights in the whole model, True: those that decay, False: the others. Every stage makes a
+            group for each kind, even if it is empty there. None: only groups that are not empty.
+        change: function of the features that changes the recipe.
 
     Raises:
-        ConfigError: a value is out of range, the optimizer is unknown, or nothing is to be trained.
+        ConfigError: a value is out of range, the optimizer is unknown, or there is no weight to train.
     """
     try:
         recipe = change(_recipe(config, model, decays))
@@ -96,20 +96,22 @@ def _refuse(config: OptimConfig, *_: Any, **__: Any) -> NoReturn:
 
 
 def fastest(trained: Collection[nn.Parameter]) -> dict[str, bool]:
-    """Which of torch's implementations: fused, one pass over all weights, on CUDA and the CPU; elsewhere the plain one.
+    """Return the arguments that choose torch's fastest implementation: fused on CUDA and the CPU, else the plain one.
 
-    On one core of a CPU AdamW's fused step takes 0.26 of the plain one's time and 0.27 of foreach's, SGD's 0.18 to 0.33
-    (torch 2.13, GPTs of 12 x 32 to 4 x 512). Its bits do not depend on the number of threads: they share a tensor at
-    multiples of 64 bytes.
+    Fused is one pass over all weights.
+
+    On one core of a CPU AdamW's fused step takes 0.26 of the plain step's time and 0.27 of foreach's, SGD's 0.18 to
+    0.33 (torch 2.13, GPTs of 12 x 32 to 4 x 512). Its bits do not depend on the number of threads: they divide a tensor
+    at multiples of 64 bytes.
     """
     is_known = all(weight.device.type in ("cuda", "cpu") and weight.is_floating_point() for weight in trained)
     return {"fused": is_known, "foreach": False}
 
 
 def chosen_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What the configuration says about each group, besides its weights and the learning rate.
+    """Return the settings of each group from the configuration, without its weights and the learning rate.
 
-    A checkpoint holds groups as they were when it was saved: loading it would take a changed `optim.weight_decay` back.
+    A checkpoint holds the groups of the save: loading it would undo a changed `optim.weight_decay`.
     """
     return [
         {key: value for key, value in group.items() if key not in ("params", "lr")} for group in optimizer.param_groups
@@ -117,8 +119,10 @@ def chosen_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def inner_of(optimizer: torch.optim.Optimizer) -> Any:
-    """What updates this rank's weights: where ranks share moments out (ZeroRedundancyOptimizer), the one inside, to
-    which the groups are handed down in each step.
+    """Return the optimizer that updates this rank's weights.
+
+    With a ZeroRedundancyOptimizer, which divides the moments among ranks, this is the optimizer inside. It gets the
+    groups in each step.
     """
     return getattr(optimizer, "optim", optimizer)
 
@@ -126,10 +130,10 @@ def inner_of(optimizer: torch.optim.Optimizer) -> Any:
 def step_some(
     optimizer: torch.optim.Optimizer, step: Callable[[], Any], number: int, weights: Sequence[torch.Tensor]
 ) -> None:
-    """The step for some weights of group `number`; what others have is not looked at.
+    """Call `step` for some weights of group `number`, and ignore all other weights.
 
-    Of optimizers that update each weight by itself (SGD, AdamW) this, for one part of the weights after the other, is
-    the step for all of them, bit for bit.
+    For optimizers that update each weight by itself (SGD, AdamW), calls for all parts of the weights together are the
+    same step, bit for bit.
     """
     groups = optimizer.param_groups
     optimizer.param_groups = [{**groups[number], "params": list(weights)}]
@@ -140,16 +144,14 @@ def step_some(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Sets the learning rate of all groups; an optimizer with `rates(lr)` says what each group's is, but for its
-    `LR_FACTOR`.
-    """
+    """Set the learning rate of all groups: `lr`, or the group's in `rates(lr)` of the optimizer, times `LR_FACTOR`."""
     rates = getattr(inner_of(optimizer), "rates", itertools.repeat)
     for group, rate in zip(optimizer.param_groups, rates(lr), strict=False):
         group["lr"] = rate * group.get(LR_FACTOR, 1.0)
 
 
 def set_momentum(optimizer: torch.optim.Optimizer, momentum: float | None) -> None:
-    """Sets the momentum, or the first of the betas, of all groups that have one; None leaves them as they are."""
+    """Set the momentum, or the first beta, of all groups whose value is not 0; None changes nothing."""
     if momentum is None:
         return
     for group in optimizer.param_groups:
@@ -160,9 +162,9 @@ def set_momentum(optimizer: torch.optim.Optimizer, momentum: float | None) -> No
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """As `zero_grad(set_to_none=True)`, without its mark for the profiler, which takes 70 µs.
+    """Set all gradients to None, without the profiler mark of `zero_grad(set_to_none=True)`, which takes 70 µs.
 
-    A class that has a way of its own is asked.
+    If the class overrides `zero_grad`, that method is called.
     """
     if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
         optimizer.zero_grad(set_to_none=True)
@@ -173,9 +175,9 @@ def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def begin_momenta(optimizer: torch.optim.Optimizer) -> None:
-    """Momenta of fused SGD begin at zero, which makes the first step what it is without them.
+    """Set the momenta of fused SGD to zero, so that the first step is the same as without momenta.
 
-    torch 2.13 begins them with memory as it finds it, and keeps that if the first step is skipped (`found_inf`).
+    torch 2.13 begins with uninitialized memory, and keeps it if the first step is skipped (`found_inf`).
     """
     for group in optimizer.param_groups:
         if isinstance(optimizer, torch.optim.SGD) and group["fused"] and group["momentum"]:

@@ -1,4 +1,4 @@
-"""Clipping where all weights are alike; and where they lie on a mesh, which of them count on a rank."""
+"""Gradient clipping for plain weights of one kind; for sharded weights, the ones that count on a rank."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from hpc_trainer.training.parallel.mesh import Mesh
 
 
 def are_alike(weights: Sequence[nn.Parameter]) -> bool:
-    """True of plain tensors of one number format on one device: `clip_alike` takes no others."""
+    """Return True for plain tensors of one number format on one device, the only ones that `clip_alike` takes."""
     return len({(weight.device, weight.dtype) for weight in weights}) == 1 and not any(map(is_sharded, weights))
 
 
 @torch.no_grad()
 def clip_alike(weights: Sequence[nn.Parameter], max_norm: float | None) -> torch.Tensor:
-    """What torch's clip_grad_norm_ does, to the bit, for weights that `are_alike`: nothing is sorted in each step.
+    """Clip gradients as torch's clip_grad_norm_, to the bit, for weights that `are_alike`; return their norm.
 
-    Sorting takes torch 2.13 a third of the time of clipping eight small layers, 100 µs of 320.
+    Nothing is sorted in each step: sorting takes torch 2.13 a third of the time of clipping eight small layers, 100 µs
+    of 320.
 
     Args:
         weights: of any shapes.
-        max_norm: L2 norm to scale the gradients down to; None: they are left.
+        max_norm: L2 norm to scale the gradients down to; None: they are not changed.
 
     Returns:
         The norm before, a scalar.
@@ -40,7 +41,7 @@ def clip_alike(weights: Sequence[nn.Parameter], max_norm: float | None) -> torch
 
 
 def counts_here(weight: nn.Parameter, mesh: Mesh) -> bool:
-    """True on one rank of those that hold the same part of `weight`: whose square goes into the sum over all ranks."""
+    """Return True on one of the ranks that hold the same part of `weight`: its square counts in the sum over ranks."""
     if not is_sharded(weight):
         return mesh.is_first_of_stage
     sharded: Any = weight
@@ -49,9 +50,9 @@ def counts_here(weight: nn.Parameter, mesh: Mesh) -> bool:
 
 
 def place_gradients(weights: Sequence[nn.Parameter]) -> None:
-    """A gradient that lies on the mesh otherwise than its weight is laid out as that. Collective among neighbours.
+    """Redistribute gradients that are placed on the mesh differently from their weight. Collective among neighbours.
 
-    torch 2.13 gives an embedding that is divided by rows the whole gradient on each rank; FSDP2 mends that itself.
+    torch 2.13 gives an embedding that is divided by rows the whole gradient on each rank; FSDP2 corrects that itself.
     """
     for weight in weights:
         gradient: Any = weight.grad
@@ -60,5 +61,11 @@ def place_gradients(weights: Sequence[nn.Parameter]) -> None:
 
 
 def scale_down(gradients: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
-    """Plain tensors of any shapes, whose `norm` (a scalar) all ranks know: as torch does, without looking at it."""
+    """Scale plain gradients down to `max_norm` as torch does, without reading `norm`.
+
+    Args:
+        gradients: of any shapes.
+        norm: their L2 norm, a scalar that all ranks know.
+        max_norm: the largest norm allowed.
+    """
     torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))

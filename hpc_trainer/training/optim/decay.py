@@ -1,4 +1,4 @@
-"""Which weights decay: matrices and larger ones, but nothing that a norm holds, and no bias."""
+"""Choice of weights that decay: two or more dimensions, but not in a norm, and no bias."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NORMS = (
 
 
 def decaying(model: nn.Module) -> dict[nn.Parameter, bool]:
-    """Whether each weight of `model` that requires a gradient decays, in the model's order.
+    """Return for each weight of `model` that requires a gradient whether it decays, in the model's order.
 
-    It does with two dimensions or more, unless a norm holds it (`nn.LayerNorm([4, 16])` has a gain and a bias of two)
-    or it is called `bias`. A tied weight decays if it does in all of its places.
+    A weight with two dimensions or more decays, unless a norm holds it (`nn.LayerNorm([4, 16])` has a gain and a bias
+    of two dimensions) or its name is `bias`. A tied weight decays if it does in all of its places.
     """
     exempt = {
         weight
@@ -31,9 +31,12 @@ def decaying(model: nn.Module) -> dict[nn.Parameter, bool]:
 def decay_groups(
     weights: Mapping[nn.Parameter, bool], weight_decay: float, kinds: Collection[bool] | None = None
 ) -> list[dict[str, Any]]:
-    """Groups for an optimizer: the `weights` that decay, and the others.
+    """Return groups for an optimizer: the `weights` that decay, and the others.
 
-    `kinds`: the groups to make although they may be empty, by whether they decay. None: those that are not empty.
+    Args:
+        weights: whether each weight decays.
+        weight_decay: the decay of the first group; the other group has 0.
+        kinds: groups to make even if they are empty, True: weights that decay. None: groups that are not empty.
     """
     wanted = set(weights.values()) if kinds is None else kinds
     return [

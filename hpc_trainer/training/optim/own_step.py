@@ -1,4 +1,4 @@
-"""What the steps of our own optimizers have in common."""
+"""Base class of hpc_trainer's own optimizers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 
 class OwnStep(torch.optim.Optimizer):
-    """An optimizer that says in `update` what its step does; also before a class of torch's, whose step that replaces.
+    """Optimizer whose step is defined by `update`. As the first base it replaces the step of a torch class.
 
-    `found_inf` and `grad_scale` are attributes that GradScaler and `step_unless` set for one step, as for torch's fused
-    optimizers: nobody waits for the device.
+    GradScaler and `step_unless` set the attributes `found_inf` and `grad_scale` for one step, as for torch's fused
+    optimizers: so nothing waits for the device.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of this rank's weights; of none where `found_inf` is not 0. Collective where `update` is."""
+        """Update this rank's weights, or none if `found_inf` is not 0. Collective if `update` is."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -25,10 +25,10 @@ class OwnStep(torch.optim.Optimizer):
         return loss
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """Steps all weights that have a gradient.
+        """Step all weights that have a gradient.
 
         Args:
-            bad: a float scalar on the device; other than 0: nothing is to change. None: the step is good.
-            scale: what gradients are multiplied by, a float scalar on the device; None: they are as they are.
+            bad: a float scalar on the device; if it is not 0, nothing may change. None: the step is good.
+            scale: factor that the gradients contain, a float scalar on the device; None: they are not scaled.
         """
         raise NotImplementedError

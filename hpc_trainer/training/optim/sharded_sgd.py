@@ -1,4 +1,4 @@
-"""torch's fused SGD over weights that ranks hold in parts."""
+"""torch's fused SGD for sharded weights."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hpc_trainer.training.optim.own_step import OwnStep
 
 
 class ShardedSgd(OwnStep, torch.optim.SGD):
-    """torch.optim.SGD with `fused=True` where some weights are DTensors: each rank's kernels update its own parts.
+    """torch.optim.SGD with `fused=True` for weights of which some are DTensors: each rank updates its own parts.
 
-    SGD computes each element by itself, so a part's step is that part of the step. torch 2.13 has no sharding strategy
-    for aten._fused_sgd_ (it has for Adam's), so the kernels are given the parts as the plain tensors that they are.
-    Momenta are there before the first step (`optim.begin_momenta`), and are DTensors as their weights.
+    SGD computes each element by itself, so the step of a part is that part of the whole step. torch 2.13 has no
+    sharding strategy for aten._fused_sgd_ (it has one for Adam), so the kernels get the parts as plain tensors. Momenta
+    exist before the first step (`optim.begin_momenta`), and are DTensors like their weights.
     """
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """As `OwnStep.update`."""
+        """Step all weights that have a gradient, as in `OwnStep.update`."""
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             has_momenta = group["momentum"] != 0

@@ -1,4 +1,4 @@
-"""A step that changes nothing if the device finds it bad."""
+"""Optimizer step that changes nothing if the device finds the gradient bad."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hpc_trainer.training.optim.build import inner_of
 
 
 def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
-    """A step that changes nothing where `bad` (a bool scalar on the device) is true.
+    """Step the optimizer unless `bad` (a bool scalar on the device) is true.
 
-    torch's fused optimizers and our own look at `found_inf` on the device, as they do for GradScaler. For others the
-    host waits, unless a feature has another way (`Stepper.step_unless`).
+    torch's fused optimizers and our own read `found_inf` on the device, as for GradScaler. For other optimizers the
+    host waits, unless a feature provides another way (`Stepper.step_unless`).
     """
     inner = inner_of(optimizer)
     if getattr(inner, "_step_supports_amp_scaling", False):

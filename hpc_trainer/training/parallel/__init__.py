@@ -1,1 +1,1 @@
-"""How ranks share the model: the mesh, DDP, FSDP2, and the stop vote in the loss."""
+"""Sharing of the model among ranks: the mesh, DDP, FSDP2, and the stop vote in the loss."""

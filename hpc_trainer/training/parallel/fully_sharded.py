@@ -1,4 +1,4 @@
-"""FSDP2: every rank holds a part of each weight, gradient and moment; a block is whole only while it runs."""
+"""FSDP2: every rank holds a shard of each weight, gradient and moment; a block is whole only while it runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SMALL = 1 << 16  # elements: above, a copy for a common message costs more than
 def share_among_data_ranks(
     module: nn.Module, mesh: Mesh, parallel: ParallelConfig, ranks: dist.ProcessGroup | None = None
 ) -> nn.Module:
-    """FSDP2 over the data-parallel dimensions, in place: in parts along dp_shard, as copies along dp_replicate.
+    """Apply FSDP2 to `module` in place: shards along dp_shard, copies along dp_replicate; return the module.
 
-    With ddp all of them are copies, and dp_shard has one rank: gradients are averaged block by block. Blocks are cut up
-    one by one, and the rest together. Weights become the first rank's; parameters are DTensors afterwards, so build
-    the optimizer after. Buffers stay whole (`share_buffers`). Collective among `ranks`, those of a pipeline's stage;
-    None: all.
+    With ddp all ranks hold copies, and dp_shard has one rank: gradients are averaged block by block. Blocks are sharded
+    one by one, and the rest together. All ranks get the weights of the first rank; parameters are DTensors afterwards,
+    so build the optimizer after. Buffers stay whole (`share_buffers`). Collective among `ranks`, those of a pipeline's
+    stage; None: all ranks.
     """
-    from torch.distributed.fsdp import fully_shard  # late: half a second that runs without FSDP need not wait for
+    from torch.distributed.fsdp import fully_shard  # imported late: it takes half a second
 
     data = mesh.data_devices()
     if data is None:
@@ -45,13 +45,13 @@ def share_among_data_ranks(
     policy = mixed_precision(parallel)
     for block in list(blocks(module)):
         fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward)
-    # What belongs to no block is needed first and last, so torch keeps it between, unless told otherwise.
+    # Weights outside of blocks are needed first and last, so torch keeps them whole in between by default.
     fully_shard(module, mesh=data, mp_policy=policy)
     return module
 
 
 def mixed_precision(parallel: ParallelConfig) -> MixedPrecisionPolicy:
-    """The formats in which weights are gathered and gradients are reduced; parts and optimizer stay as they are."""
+    """Return the number formats for gathering weights and reducing gradients; shards and optimizer keep their own."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     return MixedPrecisionPolicy(
@@ -60,18 +60,18 @@ def mixed_precision(parallel: ParallelConfig) -> MixedPrecisionPolicy:
 
 
 def gathered_dtype(parallel: ParallelConfig) -> torch.dtype | None:
-    """Of weights where they are whole; None: that of their parts."""
+    """Return the number format of gathered weights; None for that of their shards."""
     return _DTYPES.get(parallel.param_dtype)
 
 
 def bytes_gathered(size: int, config: TrainConfig) -> int:
-    """Of weights that take `size` in parts, where FSDP makes them whole."""
+    """Return the bytes of the weights after FSDP gathers them, given their sharded size."""
     dtype = gathered_dtype(config.parallel)
     return size if dtype is None else size * dtype.itemsize // config.precision.format.weight_bytes
 
 
 def bytes_added_up(size: int, config: TrainConfig) -> int:
-    """Of gradients that take `size`, where micro-batches are added up: FSDP does that in what it reduces."""
+    """Return the bytes of gradients summed over micro-batches, given their size: FSDP sums in the reduce format."""
     if config.parallel.strategy is not Strategy.fsdp:
         return size
     dtype = _DTYPES.get(config.parallel.reduce_dtype, torch.float32)
@@ -79,10 +79,10 @@ def bytes_added_up(size: int, config: TrainConfig) -> int:
 
 
 def check_formats(model: nn.Module, parallel: ParallelConfig) -> None:
-    """Of a whole model, before it is cut up.
+    """Check that a whole model, before it is sharded, can use weights in the gathered format.
 
     Raises:
-        ConfigError: its batch norm, whose running statistics stay fp32, takes no weights of another format.
+        ConfigError: the model has batch norm, whose running statistics stay fp32, so its weights must be fp32 too.
     """
     if gathered_dtype(parallel) is None:
         return
@@ -96,9 +96,11 @@ def check_formats(model: nn.Module, parallel: ParallelConfig) -> None:
 
 
 def share_buffers(module: nn.Module, groups: Sequence[dist.ProcessGroup | None] = (None,)) -> None:
-    """Buffers become those of the first data-parallel rank, as DDP makes them once a step. Collective.
+    """Copy the buffers of the first data-parallel rank to all others, as DDP does once per step. Collective.
 
-    `groups`: `Mesh.data_groups`; without them all ranks are data-parallel ones.
+    Args:
+        module: the module that has the buffers.
+        groups: `Mesh.data_groups`; by default all ranks are data-parallel.
     """
     here = [local_tensor(buffer.detach()) for buffer in module.buffers()]
     for group in groups:
@@ -107,11 +109,10 @@ def share_buffers(module: nn.Module, groups: Sequence[dist.ProcessGroup | None] 
 
 @contextlib.contextmanager
 def buffers_shared(module: nn.Module, groups: Sequence[dist.ProcessGroup | None]) -> Iterator[None]:
-    """Inside, `module` is the same model on all data-parallel ranks, the one that a checkpoint holds; then each has its
-    own buffers again, to the bit. Collective at its beginning.
+    """Give all data-parallel ranks the same buffers inside the context, those that a checkpoint holds.
 
-    Batch norm's statistics see one rank's samples: without this each rank would evaluate a model of its own. Save
-    nothing inside.
+    Afterwards each rank has its own buffers again, to the bit. Batch norm's statistics see one rank's samples: without
+    this, each rank would evaluate another model. Save nothing inside. Collective at the beginning.
     """
     own = (
         [(each, each.clone()) for each in (local_tensor(each.detach()) for each in module.buffers())] if groups else []
@@ -125,8 +126,9 @@ def buffers_shared(module: nn.Module, groups: Sequence[dist.ProcessGroup | None]
 
 
 def broadcast(tensors: list[torch.Tensor], ranks: dist.ProcessGroup | None = None) -> None:
-    """The first rank's values into `tensors` of all `ranks` (None: of the run); small ones of a number format go in one
-    message. Collective.
+    """Copy the first rank's values to `tensors` on all `ranks` (None: all ranks of the run). Collective.
+
+    Small tensors of one number format go in one message.
     """
     small = [tensor for tensor in tensors if tensor.numel() < _SMALL]
     for tensor in tensors:
@@ -143,5 +145,5 @@ def broadcast(tensors: list[torch.Tensor], ranks: dist.ProcessGroup | None = Non
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
-    """True of what `share_among_data_ranks` cut up. Its forward pass is collective."""
+    """Return True if `share_among_data_ranks` sharded the module, so that its forward pass is collective."""
     return callable(getattr(module, "set_requires_gradient_sync", None))

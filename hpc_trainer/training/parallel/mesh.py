@@ -1,4 +1,4 @@
-"""The device mesh of a run: who shares layers, who averages gradients, who reads which samples (config/mesh.py)."""
+"""Device mesh of a run: which ranks share layers, average gradients, and read which samples (config/mesh.py)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mesh:
-    """One rank's view of the grid.
+    """Mesh of the ranks, as one rank sees it.
 
     `devices` is torch's DeviceMesh, with those of the dimensions pp, dp_replicate, dp_shard, tp that have more than one
-    rank (and dp_shard beside dp_replicate); None where nobody needs one: a single rank, or plain DDP, whose group is
-    all ranks. `model_group`: the ranks that hold one copy of the model together and read the same samples (tp × pp);
+    rank (and dp_shard beside dp_replicate); None if no mesh is needed: a single rank, or plain DDP, whose group is all
+    ranks. `model_group`: the ranks that hold one copy of the model together and read the same samples (tp × pp);
     None if that is this rank alone.
     """
 
@@ -37,22 +37,22 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Which part of each batch this rank reads: 0 to num_data_ranks - 1."""
+        """Number of the part of each batch that this rank reads: 0 to num_data_ranks - 1."""
         return self.place.data
 
     @property
     def num_data_ranks(self) -> int:
-        """Parts of each batch, ≥ 1."""
+        """Number of parts of each batch, ≥ 1."""
         return self.shape.num_data_ranks
 
     @property
     def stream(self) -> int | str:
-        """The random stream, beside the seed (`MeshShape.stream`)."""
+        """Random stream of this rank, besides the seed (`MeshShape.stream`)."""
         return self.shape.stream(self.rank)
 
     @property
     def is_first_of_model(self) -> bool:
-        """True on one rank of those that read the same samples: whose sums count where all ranks' are added up."""
+        """True on one of the ranks that read the same samples: its sums count when sums of all ranks are added up."""
         return self.place.tp == 0 and self.place.pp == self.shape.pp - 1
 
     @property
@@ -61,14 +61,14 @@ class Mesh:
         return self.place.tp == 0 and self.place.data == 0
 
     def dim(self, *names: str) -> DeviceMesh | None:
-        """The part of the mesh along these dimensions, without those of one rank; None if none is left."""
+        """Return the part of the mesh along these dimensions, without dimensions of one rank; None if none is left."""
         wide = tuple(name for name in names if getattr(self.shape, name) > 1)
         return None if self.devices is None or not wide else self.devices[wide]
 
     def groups_of_stage(self) -> list[ProcessGroup | None]:
-        """What is sent to each of these groups one after the other reaches the ranks of this stage; of one stage, all.
+        """Return groups to send to, one after the other, to reach all ranks of this stage; with one stage, all ranks.
 
-        First tensor-parallel neighbours, then data-parallel ranks.
+        Tensor-parallel neighbours come first, then data-parallel ranks.
         """
         if self.shape.pp == 1:
             return [None]
@@ -76,8 +76,9 @@ class Mesh:
         return [devices.get_group() for devices in dims if devices is not None]
 
     def data_groups(self) -> list[ProcessGroup | None]:
-        """What the first of each of these groups sends, one after the other, reaches all ranks that hold the same parts
-        of this stage and read other samples; [] if there are none.
+        """Return groups to reach the ranks that hold the same parts of this stage and read other samples; [] if none.
+
+        A value reaches all these ranks if the first rank of each group sends it, one group after the other.
         """
         if self.num_data_ranks == 1:
             return []
@@ -88,14 +89,14 @@ class Mesh:
 
     @property
     def pipe_group(self) -> ProcessGroup | None:
-        """The ranks that hold the same place in each stage, by stage; None if there is one stage."""
+        """Group of the ranks that hold the same place in each stage, by stage; None if there is one stage."""
         stages = self.dim("pp")
         return None if stages is None else stages.get_group()
 
     def copy_group(self) -> ProcessGroup | None:
-        """The ranks that hold one copy of this stage's weights in parts (dp_shard × tp); None: this rank alone.
+        """Return the group that holds one copy of this stage's weights in parts (dp_shard × tp); None: this rank alone.
 
-        Collective among all ranks: a group of both dimensions is made by each call.
+        Collective among all ranks: each call makes a new group if both dimensions have more than one rank.
         """
         wide = [name for name in ("dp_shard", "tp") if getattr(self.shape, name) > 1]
         if self.devices is None or not wide:
@@ -105,16 +106,16 @@ class Mesh:
         return _group_of_alike(self.shape, lambda place: (place.pp, place.data // self.shape.dp_shard))
 
     def data_devices(self) -> DeviceMesh | None:
-        """What FSDP2 shares weights out on: dp_shard, or dp_replicate and dp_shard; None for one data-parallel rank."""
+        """Return the mesh for FSDP2: dp_shard, or dp_replicate and dp_shard; None for one data-parallel rank."""
         if self.devices is None or self.num_data_ranks == 1:
             return None
         return self.devices[tuple(name for name in _dims(self.shape) if name.startswith("dp_"))]
 
 
 def build_mesh(parallel: ParallelConfig, group: RankGroup) -> Mesh:
-    """The mesh of all ranks of `group`. Collective; once a process, as each makes process groups.
+    """Build the mesh of all ranks of `group`. Collective; call once per process, because it makes process groups.
 
-    torch's mesh code is imported only where a dimension besides plain DDP's has more than one rank.
+    torch's mesh code is imported only if a dimension besides that of plain DDP has more than one rank.
     """
     shape = mesh_shape(parallel, group.world_size)
     if shape.world_size != group.world_size:
@@ -125,13 +126,13 @@ def build_mesh(parallel: ParallelConfig, group: RankGroup) -> Mesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     wide = _dims(shape)
-    # Named by device type, or FSDP would take the GPUs of a machine that has some for a run on the CPU.
+    # With the device type, or FSDP would use GPUs of the machine for a run on the CPU.
     devices = init_device_mesh(group.device.type, tuple(getattr(shape, name) for name in wide), mesh_dim_names=wide)
     return Mesh(shape=shape, rank=group.rank, devices=devices, model_group=_model_group(shape, group, devices))
 
 
 def _dims(shape: MeshShape) -> tuple[str, ...]:
-    """Those of more than one rank; beside copies of the model also dp_shard: FSDP2 takes both, or dp_shard alone."""
+    """Return the dimensions of more than one rank; with dp_replicate also dp_shard, because FSDP2 needs both."""
     return tuple(name for name in DIMS if getattr(shape, name) > 1 or (name == "dp_shard" and shape.dp_replicate > 1))
 
 
@@ -150,9 +151,9 @@ def _model_group(shape: MeshShape, group: RankGroup, devices: DeviceMesh) -> Any
 
 
 def _group_of_alike(shape: MeshShape, key: Callable[[Place], Any]) -> ProcessGroup | None:
-    """A group of the ranks whose places have this rank's key, a new one unless it is all of them.
+    """Return the group of the ranks whose places have this rank's key; a new group unless it is all ranks.
 
-    Collective: all ranks make all groups, in one order. For ranks that are not along one dimension: stages lie apart.
+    Collective: all ranks make all groups, in one order. For ranks that are not along one dimension of the mesh.
     """
     import torch.distributed as dist
 

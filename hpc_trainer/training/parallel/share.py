@@ -1,4 +1,4 @@
-"""How ranks share a step: the loss as one module with the stop vote in it, under DDP where there are more ranks."""
+"""Sharing of a step among ranks: the loss as one module that contains the stop vote, under DDP or FSDP2."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from hpc_trainer.training.parallel.mesh import Mesh
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 SYNC_BUFFERS = "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers"
-"""torch 2.13 has renamed it, and warns of the old name in the log of every rank."""
+"""Name of DDP's argument: torch 2.13 renamed it, and warns about the old name in the log of every rank."""
 
 
 class VotingLoss(nn.Module):
     """Model and loss as one module, with one more weight: the stop vote.
 
-    The vote is always 0, so the loss is untouched; its gradient is each rank's stop flag, and the averaging of
-    gradients that a step does anyway adds the flags up. No collective of its own, no step of difference between
-    ranks (docs/decisions/0003).
+    The vote is always 0, so the loss is unchanged; its gradient is each rank's stop flag, and the averaging of
+    gradients that a step does anyway adds the flags up. So the vote needs no collective of its own, and all ranks
+    stop at the same step (docs/decisions/0003).
 
-    Under FSDP the vote has one element for each rank of dp_shard: gradients are summed in parts there, a part a rank,
-    and so every rank gets a sum of all flags. Where that is reduced in 16 bits it is inexact, or infinite times a loss
-    scale; nobody asks more than whether it is above 0, and it is 0 or positive in each part.
+    Under FSDP the vote has one element for each rank of dp_shard: gradients are summed there in parts, one part per
+    rank, and so every rank gets a sum of all flags. If it is reduced in 16 bits, the sum is inexact, or infinite with a
+    loss scale. Only its sign is used: it is 0 or positive in each part.
     """
 
     mean_loss: Callable[[nn.Module, Any], torch.Tensor]
-    """(model, batch) to the task's mean loss; features may set another way to it."""
+    """Function of (model, batch) that returns the task's mean loss; features may replace it."""
 
     def __init__(self, model: nn.Module, task: Task, *, device: torch.device | None = None) -> None:
         super().__init__()
@@ -54,13 +54,13 @@ class VotingLoss(nn.Module):
         share: torch.Tensor | None = None,
         asked: Callable[[nn.Module, Any], torch.Tensor | None] | None = None,
     ) -> torch.Tensor | None:
-        """The mean loss of the task, a scalar.
+        """Return the mean loss of the task, a scalar, or the result of `asked`.
 
         Args:
-            batch: as the task takes it: inputs [batch, ...] and targets, or any other.
+            batch: as the task takes it: inputs [batch, ...] and targets, or another form.
             flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
-            share: of `target_shares`, whole numbers: FSDP hands others over in 16 bits. None: the mean as it is.
-            asked: done with model and batch in place of the loss: FSDP must see every forward pass from here.
+            share: from `target_shares`, integers, because FSDP casts floats to 16 bits. None: the unweighted mean.
+            asked: called with model and batch instead of the loss: FSDP needs every forward pass to go through here.
         """
         if asked is not None:
             return asked(self.model, batch)
@@ -69,12 +69,12 @@ class VotingLoss(nn.Module):
             loss = by_share(loss, share)
         if flag is None:
             return loss
-        # FSDP may hand both over in 16 bits: there a loss scale above 65504 is infinite, and times a flag of 0 NaN.
+        # FSDP may cast both to 16 bits: there a loss scale above 65504 is infinite, and NaN times a flag of 0.
         return loss + self.vote.float().sum() * flag.float()
 
 
 class StopVote:
-    """Casts this rank's flag and counts all of them, from the gradient of `VotingLoss.vote`."""
+    """Stop vote of a step: casts this rank's flag, and counts all flags in the gradient of `VotingLoss.vote`."""
 
     def __init__(self, loss: VotingLoss, group: RankGroup, mesh: Mesh | None = None) -> None:
         self._weight = loss.vote
@@ -85,7 +85,7 @@ class StopVote:
         self._late = LateFlag()
 
     def cast(self, wish: bool) -> torch.Tensor | None:
-        """The flag (a scalar) to hand to the loss in this step.
+        """Return the flag (a scalar) to pass to the loss in this step; None on a single rank.
 
         Collective among ranks that hold one model together: gradients are averaged between such groups, not inside.
         """
@@ -99,13 +99,14 @@ class StopVote:
         return flag
 
     def put(self, gradient: torch.Tensor) -> None:
-        """The sum of all flags, shaped as the weight, where it came another way than through the weight's gradient."""
+        """Set the sum of all flags, in the shape of the weight, if it was not computed as the weight's gradient."""
         self._weight.grad = gradient
 
     def count(self) -> bool:
-        """True if any rank wished to stop; the same on all ranks, after backward and before gradients are cleared.
+        """Return True if any rank wished to stop; the same on all ranks.
 
-        On a GPU the answer is that of the step before: reading this step's would wait for the device.
+        Call after backward and before gradients are cleared. On a GPU this is the result of the step before: reading
+        that of this step would wait for the device.
         """
         if self._alone:
             return self._wish
@@ -123,23 +124,22 @@ def share(
     *,
     deterministic: bool,
 ) -> nn.Module:
-    """`loss` under DDP or FSDP2, or as it is on a single data-parallel rank. Collective: weights become rank 0's.
+    """Return `loss` under DDP or FSDP2, or unchanged for a single data-parallel rank. Collective.
 
-    Build optimizers after it: FSDP replaces the weights.
+    All ranks get the weights of rank 0. Build optimizers after this call: FSDP replaces the weights.
 
-    With `deterministic`, gradients lie in the same buckets in every step: DDP otherwise lays them out anew after
-    the first step of each attempt, and with four ranks or more another layout is another order of summation, so
-    a resumed run would differ in the last bits. Looking for unused parameters is what keeps the layout fixed.
+    With `deterministic`, gradients are in the same buckets in every step. Otherwise DDP arranges them anew after the
+    first step of each attempt. With four ranks or more this changes the order of summation, so a resumed run would
+    differ in the last bits. The search for unused parameters keeps the arrangement fixed.
 
-    Never with static_graph: with it and no_sync, torch stops to reduce after the first step, and says nothing
-    (pytorch PR 187732).
+    Never use static_graph: with it and no_sync, torch silently stops reducing after the first step (pytorch PR 187732).
     """
     if group.world_size == 1 or parallel.strategy is Strategy.none:
         return loss
     if mesh.devices is not None:
         if mesh.num_data_ranks > 1:
-            # FSDP takes weights of one number format together.
-            dtype = next((each.dtype for each in loss.model.parameters() if each.requires_grad), None)
+            # FSDP needs weights of one number format.
+            dtype = next((weight.dtype for weight in loss.model.parameters() if weight.requires_grad), None)
             loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device, dtype=dtype))
         return share_among_data_ranks(loss, mesh, parallel)
     if deterministic:
@@ -157,13 +157,19 @@ def share(
 
 
 def for_evaluation(module: nn.Module, model: nn.Module) -> nn.Module:
-    """What `ask` is given: the bare model, or FSDP's module, whose forward pass is collective."""
+    """Return the module to pass to `ask`: the bare model, or FSDP's module, whose forward pass is collective."""
     return module if is_fully_sharded(module) else model
 
 
 def ask(module: nn.Module, task: Callable[[nn.Module, Any], torch.Tensor | None], batch: Any) -> torch.Tensor | None:
-    """`task` of the model and `batch`; `module` is of `for_evaluation`."""
+    """Return the result of `task` for the model and `batch`.
+
+    Args:
+        module: result of `for_evaluation`.
+        task: function of (model, batch).
+        batch: as `task` takes it.
+    """
     if is_fully_sharded(module) and isinstance(module, VotingLoss):
-        found: torch.Tensor | None = module(batch, asked=task)
-        return found
+        result: torch.Tensor | None = module(batch, asked=task)
+        return result
     return task(module, batch)

@@ -12,22 +12,22 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_precision(precision: PrecisionConfig) -> None:
-    """What holds for the whole process: fp32 is fp32 on GPUs too, where convolutions use TF32 unless told not to."""
+    """Set TF32 on or off for the whole process; without this, convolutions on GPUs use TF32 for fp32."""
     is_tf32 = precision.compute_dtype is Dtype.tf32
     torch.backends.cuda.matmul.allow_tf32 = is_tf32
     torch.backends.cudnn.allow_tf32 = is_tf32
 
 
 def autocast(precision: PrecisionConfig, device_type: str) -> contextlib.AbstractContextManager[None]:
-    """Context of a forward pass on `device_type` (cpu or cuda); does nothing for fp32 and tf32."""
+    """Return the context of a forward pass on `device_type` (cpu or cuda); it does nothing for fp32 and tf32."""
     wanted = precision.format.autocast
     return contextlib.nullcontext() if wanted is None else torch.autocast(device_type, dtype=_AUTOCAST[wanted])
 
 
 def build_scaler(precision: PrecisionConfig, device_type: str) -> torch.amp.GradScaler:
-    """The loss scaler: at work for fp16 only, as fp16 gradients below 6e-8 are zero; passes through otherwise.
+    """Build the loss scaler; it is enabled for fp16 only, because fp16 gradients below 6e-8 are zero.
 
-    bf16 has the exponents of fp32 and needs none. Works on the CPU as on CUDA.
+    bf16 has the exponents of fp32 and needs no scaler. Works on the CPU and on CUDA.
     """
     return torch.amp.GradScaler(
         device_type,

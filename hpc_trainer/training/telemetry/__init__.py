@@ -1,1 +1,1 @@
-"""What a run tells of itself: metrics, signs of life, speed, memory."""
+"""Reports of a run about itself: metrics, signs of life, speed."""

@@ -85,7 +85,7 @@ class LifeSigns:
             "step": step,
             "num_steps": self.num_steps,
             "steps_per_s": speed,
-            "eta_s": (self.num_steps - step) / speed if speed and self.num_steps else None,  # 0: nobody knows
+            "eta_s": (self.num_steps - step) / speed if speed and self.num_steps else None,  # 0: the end is unknown
             "time": now,
             "attempt": self.attempt,
             "job_id": self.env.job_id,
@@ -115,7 +115,7 @@ class LifeSigns:
             names: the names in the run's folder as the server has them; empty to check for a deadline only.
         """
         if CANCEL in names:
-            # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
+            # `cancel` signals the ranks that it can see; a rank that was just starting finds the marker here.
             self.stop.request("CANCEL marker")
         if self.saves.must_stop:
             self.stop.request(DEADLINE)

@@ -1,4 +1,4 @@
-"""What may be logged: metrics that are one number each."""
+"""Checks of the metrics that a run logs: each is one number."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from hpc_trainer.errors import LoopError
 from hpc_trainer.runs.states import NOT_FINITE
 
 RESERVED = ("step", "time")
-"""Of each line of metrics.jsonl."""
+"""Keys that each line of metrics.jsonl has already."""
 
 
 def cause_of_end(metrics: Mapping[str, float], early_reason: str | None) -> str:
-    """Of a run that has finished: `not_finite` if a final metric is NaN or infinite, else `done` or `early_stop`."""
+    """Return a finished run's cause: `not_finite` if a final metric is NaN or infinite, else `done` or `early_stop`."""
     if not all(map(math.isfinite, metrics.values())):
         return NOT_FINITE
     return "done" if early_reason is None else "early_stop"
 
 
 def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers, also of tensors and arrays that hold one. Raises LoopError for anything else, and for reserved names."""
+    """Convert metrics to numbers; a tensor or an array must hold one number.
+
+    Raises:
+        LoopError: a value is not one number, or a name is reserved.
+    """
     numbers = {}
     for key, value in values.items():
         try:

@@ -1,4 +1,4 @@
-"""What rank 0 writes of a run for others to read while it trains: metrics.jsonl, the tracker, heartbeat.json."""
+"""Reports that rank 0 writes while a run trains: metrics.jsonl, the tracker, heartbeat.json."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _LOG = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Takes metrics by step."""
+    """Service that records metrics by step."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Adds the values of one step."""
+        """Add the values of one step."""
 
     def close(self) -> None:
-        """Writes what is still held back."""
+        """Write everything that is still buffered."""
 
 
 class NoTracker:
-    """metrics.jsonl is enough."""
+    """Tracker that records nothing, for runs with metrics.jsonl alone."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Reporter:
-    """Of one attempt; for rank 0 alone."""
+    """Reporter of one attempt; for rank 0 alone."""
 
     paths: RunPaths
     signs: LifeSigns
@@ -50,7 +50,7 @@ class Reporter:
         self._metrics = MetricsLog(self.paths.metrics)
 
     def start(self, step: int) -> None:
-        """Training goes on from this step: metrics of later ones are gone."""
+        """Prepare for training from this step on: remove the metrics of later steps, and open a new tracker."""
         self._metrics.rewind(step)
         self.close()
         try:
@@ -59,7 +59,13 @@ class Reporter:
             self._give_up(error)
 
     def log(self, step: int, numbers: dict[str, float], *, sync: bool) -> None:
-        """A line of metrics.jsonl, one of the log, and a sign of life. `sync`: on the disk when this returns."""
+        """Write a line to metrics.jsonl and one to the log, and pass the values to the tracker and the heartbeat.
+
+        Args:
+            step: optimizer steps done.
+            numbers: the metrics.
+            sync: True: the line of metrics.jsonl is on the disk when this returns.
+        """
         self.signs.show(numbers)
         self._metrics.append(step, {**numbers, "time": time.time()}, sync=sync, may_wait=True)
         try:
@@ -70,11 +76,14 @@ class Reporter:
         print(f"step {step}/{self.signs.num_steps}  {shown}", flush=True)
 
     def flush(self) -> None:
-        """Write the lines of metrics.jsonl that wait: before a checkpoint, from which no restart tells them again."""
+        """Write the buffered lines of metrics.jsonl.
+
+        Call before a checkpoint: a run that restarts from it does not log these lines again.
+        """
         self._metrics.flush()
 
     def close(self) -> None:
-        """Write what metrics.jsonl and the tracker hold back."""
+        """Write everything that metrics.jsonl and the tracker buffer, and close the tracker."""
         self.flush()
         tracker, self._tracker = self._tracker, NoTracker()
         try:
@@ -83,7 +92,7 @@ class Reporter:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Says once that the tracker is gone. A full disk or a lost package there is no reason to lose a training."""
+        """Drop the tracker and warn once: a full disk or a missing package there must not end a training."""
         tracker, self._tracker = self._tracker, NoTracker()
         with contextlib.suppress(Exception):
             tracker.close()
