@@ -13,7 +13,7 @@ from hpc_trainer.training.ability import Ability, Building
 
 class FreezeAbility(Ability):
     def see_whole(self, model: nn.Module, building: Building) -> None:
-        """Before optimizers and ranks ask which weights are trained."""
+        """Freeze weights before optimizers and ranks ask which weights are trained."""
         patterns = self.config.train.freeze
         for weights in match_weights(model, patterns, "train.freeze").values():
             for weight in weights:
