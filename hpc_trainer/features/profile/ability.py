@@ -1,4 +1,4 @@
-"""Steps are watched: on rank 0 as `monitor.profile_steps` says, on any rank when somebody asks."""
+"""Profiles of steps: on rank 0 as `monitor.profile_steps` says, on any rank on request."""
 
 from __future__ import annotations
 

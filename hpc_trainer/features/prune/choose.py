@@ -1,4 +1,4 @@
-"""What of a model becomes zero: chosen by size, in a run and of a model that is taken out of one."""
+"""Choice by size of what becomes zero in a model, during a run or in a model that is taken out of one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ NamedGroup = tuple[Group, Sequence[str]]
 
 
 def pruned(model: nn.Module, prune: PruneConfig) -> nn.Module:
-    """A copy of `model`, whole and on the CPU, with the smallest weights zero, all at once; without channels that are.
+    """Return a pruned copy of `model`, which is whole and on the CPU, without pruned channels.
 
-    Raises ConfigError: the model has nothing to prune so.
+    The smallest weights become zero all at once.
+
+    Raises:
+        ConfigError: the model has nothing to prune so.
     """
     made = copy.deepcopy(model).requires_grad_(True)
     groups: list[NamedGroup] = []
@@ -42,10 +45,10 @@ def pruned(model: nn.Module, prune: PruneConfig) -> nn.Module:
 
 @torch.no_grad()
 def choose(masks: Masks, prune: PruneConfig, groups: Sequence[NamedGroup], group: RankGroup) -> None:
-    """`masks.share` becomes zero, among it all that was. Collective.
+    """Make the share `masks.share` zero, including all that is zero already. Collective.
 
     Args:
-        groups: of `method=channels`, those whose tensors `masks` holds.
+        groups: with `method=channels`, those whose tensors `masks` holds.
     """
     if prune.method is PruneMethod.channels:
         _choose_channels(masks, prune, groups, group)
@@ -62,7 +65,7 @@ def _choose_weights(masks: Masks, prune: PruneConfig, group: RankGroup) -> None:
     counts = [weight.numel() for weight in masks.weights.values()]
     total, questions = sum(counts), [parts] if is_one else [[part] for part in parts]
     wanted = [round(masks.share * count) for count in ([total] if is_one else counts)]
-    chosen = [each for found in smallest(questions, wanted, group) for each in found]
+    chosen = [each for question in smallest(questions, wanted, group) for each in question]
     for name, each in zip(masks.weights, chosen, strict=True):
         masks.take(name, each)
     masks.sparsity = sum(wanted) / total
