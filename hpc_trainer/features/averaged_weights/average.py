@@ -90,8 +90,7 @@ class AveragedWeights(nn.Module):
             self._launch()
             yield
         finally:
-            # Undo in reverse order, so that weights that overlap in memory (tied by `.data`) get their own bits back
-            # too.
+            # Undo in reverse order: then weights that overlap in memory (tied by `.data`) get their own bits back too.
             for pair in reversed(self._at_rest()[:count]):
                 _swap(*pair)
             self._launch()

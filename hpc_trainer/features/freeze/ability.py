@@ -26,7 +26,7 @@ class FreezeAbility(Ability):
             statistics = f"{name}.running_mean" if name else "running_mean"
             has_statistics = isinstance(module, _NormBase) and module.running_mean is not None
             if has_statistics and fits_any(statistics, patterns):
-                module.eval()  # it stays so: evaluations give each module its own mode back
+                module.eval()  # it stays in this mode: evaluations restore each module's own
 
 
 ABILITY = FreezeAbility

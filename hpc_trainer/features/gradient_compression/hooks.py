@@ -117,8 +117,7 @@ class PowerSgd:
         future = powerSGD_hook(inner, seen).then(settle)
         if not bucket.buffer().is_cuda:
             # The hook sends three messages, the later two from threads of gloo: with a second bucket under way their
-            # order would differ from rank to rank. NCCL's futures call back at once, so there the order is that of the
-            # calls.
+            # order would differ from rank to rank. NCCL's futures call back at once, in the order of the calls.
             future.wait()
         return future
 

@@ -72,7 +72,7 @@ def heights(model: nn.Module) -> Mapping[str, int]:
     inside = list(blocks(model))
     place_of = {id(weight): place for place, block in enumerate(inside, 1) for weight in block.parameters()}
     height_of: dict[str, int] = {}
-    last = 0  # the place of the last block that was met
+    last = 0  # place of the last block so far
     for name, weight in model.named_parameters():
         place = place_of.get(id(weight))
         last = last if place is None else max(last, place)

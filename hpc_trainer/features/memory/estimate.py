@@ -119,7 +119,7 @@ def _total(found: MemoryEstimate) -> int:
 def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
     """Return (estimate of one rank, bytes of its model's tensors by name)."""
     config, mesh = building.config, building.mesh
-    micro = config.train.given_micro_batch_size or 2  # batch norm takes no single sample
+    micro = config.train.given_micro_batch_size or 2  # batch norm refuses a single sample
     real = of_size(building.dataset, building.task, building.samples, micro)
     with fake_tensors():
         trial: nn.Module
@@ -265,7 +265,7 @@ def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int,
     if config.hardware.device_type == "cuda":
         for group in optimizer.param_groups:
             if group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = True  # as torch chooses on a GPU: temporaries of all weights at a time
+                group["foreach"] = True  # torch's choice on a GPU: temporaries of all weights at a time
     inner = getattr(optimizer, "optim", optimizer)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     there = [*weights, *(weight.grad for weight in weights), *tree_leaves(list(inner.state.values()))]

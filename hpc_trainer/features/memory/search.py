@@ -51,7 +51,7 @@ from hpc_trainer.training.rng import random_state_kept
 if TYPE_CHECKING:
     from hpc_trainer.features.memory.estimate import MemoryEstimate
 
-_LEAST_COUNTED = 2  # batch norm takes no single sample
+_LEAST_COUNTED = 2  # batch norm refuses a single sample
 _MOST_REFUSED = 3
 _ESTIMATE_S = 120.0
 """Seconds after which a step is taken to be uncountable."""

@@ -85,7 +85,7 @@ class PipelineStepper(Stepper):
         self._schedule = build_schedule(
             self.module, self.place, self.schedule_name, self.grad_accum_steps, self._loss, self.device,
         )  # fmt: skip
-        # Not in the oldest torch that we support.
+        # The oldest torch that we support lacks this parameter.
         self._may_omit_outputs = "return_outputs" in inspect.signature(self._schedule.step).parameters
 
     @property
@@ -138,7 +138,7 @@ class PipelineStepper(Stepper):
         except RuntimeError as error:
             cause = error.__cause__
             if isinstance(cause, Exception) and "failed to run forward" in str(error):
-                raise cause from None  # as it was before torch wrapped it: its type says who is to blame
+                raise cause from None  # the error before torch wrapped it: its type says who is to blame
             raise
 
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
