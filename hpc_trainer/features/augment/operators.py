@@ -1,7 +1,7 @@
 """Pixel operators on batches of images, each row by its own numbers, on the CPU or on a device.
 
-Colours are changed by kornia's functional operators. Geometry is changed by torch's `grid_sample` over a grid that is
-made without matrix products, whose bits may depend on how many images are in a batch.
+Colours are changed by kornia's functional operators. Geometry is changed by torch's `grid_sample`. Its grid is made
+without matrix products: their bits may depend on how many images are in a batch.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _mixed(images: Tensor, num_samples: int, mixes: Sequence[tuple[str, Tensor, 
 
 _CROPS = ("resized_crop", "padded_crop")
 _OF_PLACE, _LAST = frozenset({*_CROPS, "flip"}), frozenset({"erase", "mixup", "cutmix"})
-"""Operators before and after those that change pixels from 0 to 1; neither need to know black and white."""
+"""Operators before and after those that change pixels from 0 to 1; neither needs to know black and white."""
 _MIXES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"mixup": _mixup, "cutmix": _cutmix}
 _CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "flip": _flip,

@@ -8,7 +8,7 @@ A model takes part if its output layer can be run apart from the rest:
 For n rows and V classes the plain loss holds n x V logits (fp32, and in bf16 once more) and as many gradients. Here the
 logits of each chunk are computed in the forward and again in the backward pass (Chen et al. 2016), and freed
 afterwards. torch's own nn.functional.linear_cross_entropy (2.13) computes gradients in the forward pass, before a loss
-scale for fp16 could help them, and does not support label smoothing.
+scale for fp16 could help them. It does not support label smoothing.
 """
 
 from __future__ import annotations

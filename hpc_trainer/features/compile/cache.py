@@ -5,9 +5,9 @@ files: many nodes in one folder on a shared file system race, and lose (docs/dec
 the first step the folder is filled from an archive in the sweep's folder; after it the folder is packed into one. An
 archive is written under another name and renamed, so a reader gets all of it or nothing.
 
-An archive holds machine code and pickled graphs: reading an archive is running code. An archive is used only if this
-user (or root) owns it and its folder, nobody else may write either, like the run's frozen code, and its checksum is
-right.
+An archive holds machine code and pickled graphs: reading an archive is running code. An archive is used only if its
+checksum is right. As for the run's frozen code, this user (or root) must own it and its folder, and nobody else may
+write either.
 """
 
 from __future__ import annotations

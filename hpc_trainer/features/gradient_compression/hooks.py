@@ -1,8 +1,8 @@
 """Forms in which DDP sends gradients: unchanged, as bf16 or fp16, or as two thin matrices each (PowerSGD).
 
 The stop vote is among the gradients (parallel.VotingLoss) and arrives in each form. In bf16 and fp16 a flag divided by
-the number of ranks is not zero, for up to 16 million ranks, and infinity (a flag times a loss scale above 65504) is
-more than zero too. PowerSGD sends vectors and scalars whole.
+the number of ranks is not zero, for up to 16 million ranks. Infinity (a flag times a loss scale above 65504) is more
+than zero too. PowerSGD sends vectors and scalars whole.
 """
 
 # No `from __future__ import annotations`: DDP reads the annotations of a hook, and they must be no strings.

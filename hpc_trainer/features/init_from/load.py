@@ -27,8 +27,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import FileRecord, OpenFiles, SavedTensor
 
 Found = FirstWeights | str
-"""What was loaded, or an error message: an error that all ranks meet alike is raised where no rank waits for
-another."""
+"""Record of loaded weights, or an error message: an error of all ranks is raised where no rank waits for another."""
 
 
 def load(

@@ -1,8 +1,8 @@
 """Logical ranks: a step whose bits do not depend on how many ranks compute it (docs/decisions/0016).
 
-The batch is cut into `logical_ranks` parts, a power of two. Each rank computes its share of them, one after the other,
-in the same shapes, from the same buffers, each with a random stream of its own. The parts' gradients are added along
-one binary tree. Its lower levels lie inside a rank, its upper ones between ranks:
+The batch is cut into `logical_ranks` parts, a power of two. Each rank computes its share of them, one after the other.
+All parts have the same shapes and begin with the same buffers, and each has its own random stream. The parts' gradients
+are added along one binary tree. Its lower levels lie inside a rank, its upper ones between ranks:
 
     (0 + 1) + (2 + 3)     one rank adds all; of two, each adds its two, then both add the two sums; of four, 0 with 1
                           and 2 with 3, then 0 with 2 and 1 with 3.

@@ -66,8 +66,8 @@ class MemoryEstimate:
     all weights without reshard_after_forward."""
     checkpoint: int
     update: int = 0
-    """What the optimizer's step allocates besides (Muon's matrices; copies that restore weights after a bad step), as
-    far as that exceeds activations and gathered weights, which are freed by then."""
+    """Bytes that the optimizer's step allocates besides (Muon's matrices; copies that undo a bad step).
+    Only what exceeds activations and gathered weights counts, as these are freed by then."""
     communication: int = 0
     """Buffers that ranks keep for communication: PowerSGD's errors, compressed gradients, DiLoCo's weights and
     momenta."""
@@ -79,7 +79,7 @@ class MemoryEstimate:
     num_evaluated_parts: int = 1
     """Number of ranks that share the samples of an evaluation."""
     note: str | None = None
-    """Which figure is a guess, and why."""
+    """Note that says which figure is a guess, and why."""
 
 
 def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEstimate:

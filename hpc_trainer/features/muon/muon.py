@@ -27,8 +27,8 @@ class MuonWithAdamw(OwnStep):
     change of a group and each loaded state. The learning rate is Muon's; AdamW's is a fixed multiple of it.
 
     On CUDA, `found_inf` says that a step must change nothing: a number on the device, as torch's fused optimizers take
-    it (`_step_supports_amp_scaling`). torch's Muon does not know it, so its matrices are restored, which costs a copy
-    of them during a step. Nothing waits for the device.
+    it (`_step_supports_amp_scaling`). torch's Muon does not know it, so its matrices are restored. That costs a copy of
+    them during a step. Nothing waits for the device.
     """
 
     def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer, *, adamw_lr_ratio: float) -> None:

@@ -1,7 +1,7 @@
 """Sharded matrices, each gathered on one rank, worked on there, and sent back in shards.
 
 Newton-Schulz needs a whole matrix, and FSDP2 and tensor parallelism leave no rank with one. Each matrix is gathered on
-one of the ranks that hold a copy together (dp_shard × tp), so that all have as equal work as whole matrices allow. For
+one of the ranks that hold a copy together (dp_shard × tp). All ranks have as equal work as whole matrices allow. For
 matrices with P elements on n ranks (n well below the number of matrices), in 16 bits, a step costs:
 
                         collectives    bytes a rank receives    works on           has whole at a time

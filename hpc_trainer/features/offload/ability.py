@@ -1,7 +1,7 @@
 """Optimizer moments in host memory except during a step.
 
-This rests on optimizers that update each weight by itself (`step_some`). A rank brings and takes back what it holds:
-whole moments, its shards of them (FSDP2, tensor parallel), those of its stage, or those that ZeRO-1 gave it.
+This rests on optimizers that update each weight by itself (`step_some`). A rank moves the moments that it holds: whole
+ones, its shards of them (FSDP2, tensor parallel), those of its stage, or those from ZeRO-1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPU memory of a pipeline's rank, beyond that of its stage as a model of its own.
 
-Activations of a stage are those of one micro-batch times the micro-batches that have gone forward and not yet back:
-with 1f1b at most `stages - index` of them, with gpipe all of a step. In addition, torch keeps a buffer for what comes
+Activations of a stage are those of one micro-batch times the micro-batches that have gone forward and not yet back.
+With 1f1b these are at most `stages - index`, with gpipe all of a step. In addition, torch keeps a buffer for what comes
 from the neighbours, activations and gradients, for each micro-batch of a step.
 """
 

@@ -1,7 +1,7 @@
 """Pipeline parallelism: each rank runs one stage of the model, and micro-batches pass through all stages.
 
 torch.distributed.pipelining moves them. `gpipe` (Huang et al. 2019, arXiv:1811.06965) forwards all micro-batches of a
-step and then goes back. `1f1b` (Narayanan et al. 2019, PipeDream-flush) begins to go back as soon as it can, so it
+step and then goes back. `1f1b` (Narayanan et al. 2019, PipeDream-flush) begins to go back as soon as it can. So it
 keeps the activations of at most as many micro-batches as there are stages. Both add gradients up in the order of
 micro-batches, so a step has the bits of one rank that accumulates. Weights that two stages share are an exception:
 their gradients are added per stage first.
@@ -179,7 +179,7 @@ class PipelineStepper(Stepper):
         return totals[_LOSS]
 
     def _tell_norms(self, told: torch.Tensor) -> None:
-        """Write the gradient norms of this rank into `told`; those of shards are squared. Each has one rank."""
+        """Write into `told` the gradient norms that this rank reports: of weights, or of shards the squares."""
         found = [
             (self.norm_slots[id(weight)], weight.grad)
             for weight in self._weights

@@ -1,4 +1,4 @@
-"""What is zero and stays zero in a model, as state of a run."""
+"""Masks of elements that are zero and stay zero, as state of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Masks:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Set pruned elements to zero, whatever they are. Sends nothing, and waits for no device."""
+        """Set pruned elements to zero, whatever their values. Sends nothing, and waits for no device."""
         for name, weight in (*self.weights.items(), *self._others.items()):
             local_tensor(weight.detach()).masked_fill_(local_tensor(self.pruned[name]), 0.0)
 

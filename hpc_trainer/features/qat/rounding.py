@@ -1,4 +1,4 @@
-"""What torchao is asked for: rounding in training, and the same numbers in fewer bits afterwards."""
+"""Use of torchao: rounding in training, and the same values in fewer bits afterwards."""
 
 from __future__ import annotations
 
@@ -54,10 +54,13 @@ class StraightThrough(nn.Module):
 
 
 def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[str]]:
-    """(names of the linear layers that are rounded, names of those that stay, as `qat.group_size` does not divide their
-    inputs); also those that an export converts by `convert_config`.
+    """Return (names of the linear layers that are rounded, names of those that stay unrounded).
 
-    Raises ConfigError: a pattern fits no layer, or none is left.
+    A layer stays unrounded if `qat.group_size` does not divide its inputs. An export converts the rounded layers too,
+    by `convert_config`.
+
+    Raises:
+        ConfigError: a pattern fits no layer, or none is left.
     """
     linear = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
     for problem in unfit("qat.exclude", qat.exclude, linear, f"linear layer of {type(model).__name__}"):
@@ -75,10 +78,13 @@ def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[s
 
 
 def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
-    """Replaces these layers of `model` in place. Weights stay the same tensors under the same names, and a state_dict
-    has nothing besides: each scale is found anew from the numbers that are rounded.
+    """Replace these layers of `model` by rounding ones, in place.
 
-    Raises ConfigError: torchao is missing.
+    Weights stay the same tensors under the same names. A state_dict has nothing besides: each scale is found anew from
+    the values that are rounded.
+
+    Raises:
+        ConfigError: torchao is missing.
     """
     _import_torchao(qat)
     from torchao.quantization import quantize_
@@ -98,12 +104,12 @@ def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
         filter_fn=lambda module, name: isinstance(module, nn.Linear) and name in wanted,
     )
     for name in names:
-        layer: Any = model.get_submodule(name)  # which torchao has replaced
+        layer: Any = model.get_submodule(name)  # torchao has replaced it
         layer.weight_fake_quantizer = StraightThrough(layer.weight_fake_quantizer)
 
 
 def turn_rounding(model: nn.Module, *, on: bool) -> None:
-    """Of layers that `begin_rounding` made: whether they round. They do from the beginning."""
+    """Turn rounding of layers that `begin_rounding` made on or off. They round from the beginning."""
     from torchao.quantization.qat.linear import enable_linear_fake_quant
 
     for module in model.modules():
@@ -111,11 +117,12 @@ def turn_rounding(model: nn.Module, *, on: bool) -> None:
 
 
 def convert_config(qat: QatConfig) -> Any:
-    """What `torchao.quantization.quantize_` converts trained linear layers with: to what training rounded to.
+    """Return the config by which `torchao.quantization.quantize_` converts trained layers as training rounded them.
 
-    Where torchao has two ways it is the one that computes with whole numbers: on a CPU it is twice as fast.
+    If torchao has two ways, it is the one that computes with integers: on a CPU it is twice as fast.
 
-    Raises ConfigError: torchao is missing.
+    Raises:
+        ConfigError: torchao is missing.
     """
     _import_torchao(qat)
     from torchao.quantization import (

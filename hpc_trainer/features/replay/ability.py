@@ -1,4 +1,4 @@
-"""Old training samples among the new ones; evaluations tell of the old held-out samples beside the new."""
+"""Old training samples among the new ones; evaluations report old held-out samples beside the new ones."""
 
 from __future__ import annotations
 

@@ -114,8 +114,7 @@ class OwnTime:
             loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, _: torch.Tensor) -> None:
-        # Callbacks run in their order, when all gradients are there: DDP's, which waits, is queued by the last
-        # gradient.
+        # Callbacks run in order, when all gradients are there: the last gradient queues that of DDP, which waits.
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_done)
 
     def _backward_is_done(self) -> None:

@@ -16,7 +16,7 @@ def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max
     """Scale the gradients down to `max_norm`; return their L2 norm before. Collective: one all-reduce of one number.
 
     None for `max_norm` leaves the gradients. The norm is a plain scalar, with the same bits on all ranks. torch's
-    clip_grad_norm_ takes one mesh, and fetches each norm that is placed otherwise than the first alone.
+    clip_grad_norm_ takes one mesh. It fetches one by one each norm that is placed otherwise than the first.
 
     Args:
         counted: `counts_here` of each weight.

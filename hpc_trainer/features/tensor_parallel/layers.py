@@ -1,6 +1,6 @@
 """Tensor parallel: ranks share each layer, by the model's own plan (Shoeybi et al. 2019), through torch's own styles.
 
-A model that can be shared out has a method
+A model that can be sharded has a method
 
     def tensor_parallel_plan(self) -> dict[str, torch.distributed.tensor.parallel.ParallelStyle]
 
