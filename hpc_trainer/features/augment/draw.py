@@ -95,7 +95,7 @@ class Mixes:
 
     def only(self, kept: NDArray[np.bool_]) -> Mixes:
         """Return the mixes of which `kept` is true."""
-        return Mixes(*(getattr(self, each.name)[kept] for each in dataclasses.fields(self)))
+        return Mixes(*(getattr(self, field.name)[kept] for field in dataclasses.fields(self)))
 
 
 class Builder:

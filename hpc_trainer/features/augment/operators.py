@@ -98,8 +98,8 @@ class Operators:
         constants = self._constants.get(device)
         if constants is None:
             mean, std = ([0.0], [1.0]) if self._pixels is None else self._pixels
-            black = [-each / by for each, by in zip(mean, std, strict=True)]
-            made = [torch.tensor(list(each), device=device).view(1, -1, 1, 1) for each in (mean, std, black)]
+            black = [-value / by for value, by in zip(mean, std, strict=True)]
+            made = [torch.tensor(list(values), device=device).view(1, -1, 1, 1) for values in (mean, std, black)]
             constants = self._constants[device] = (made[0], made[1], made[2])
         return constants
 

@@ -52,8 +52,8 @@ class AveragedWeights(nn.Module):
         self.register_buffer("n_averaged", torch.tensor(0))  # in host memory: it is read in each step
         self._decay = decay
         self._pairs = _pairing(model, self.module)
-        cut_up: list[Any] = [each for each in (shared or model).modules() if is_fully_sharded(each)]
-        self._reshard: list[Callable[[], None]] = [each.reshard for each in cut_up]
+        cut_up: list[Any] = [module for module in (shared or model).modules() if is_fully_sharded(module)]
+        self._reshard: list[Callable[[], None]] = [module.reshard for module in cut_up]
         kinds: dict[Any, list[int]] = {}
         for index, (_, average) in enumerate(self._pairs()):
             kinds.setdefault((average.device, average.dtype), []).append(index)
@@ -119,7 +119,7 @@ def _pairing(model: nn.Module, outline: nn.Module) -> Callable[[], list[tuple[to
         for name, buffer in module._buffers.items()
         if buffer is not None
     }
-    averages = [local_tensor(each.detach()) for each in [*outline.parameters(), *outline.buffers()]]
+    averages = [local_tensor(tensor.detach()) for tensor in [*outline.parameters(), *outline.buffers()]]
 
     @torch.no_grad()
     def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -191,7 +191,7 @@ def _files(folder: Path) -> dict[str, Path]:
     """Return the files to keep by their name below `folder`: no locks, and none that is still being written."""
     files = {}
     for parent, folders, names in os.walk(folder):
-        folders[:] = [each for each in folders if each != "locks"]
+        folders[:] = [name for name in folders if name != "locks"]
         for name in names:
             if not name.endswith((".tmp", ".lock")) and not name.startswith("."):
                 path = Path(parent, name)

@@ -45,7 +45,7 @@ class CustomOptimAbility(Ability):
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
         """Keep only the configured keys of a group: other keys of such a class may be state of its own."""
         chosen = {"weight_decay", LR_FACTOR, *self._optim.kwargs}
-        state.settings = [{key: each[key] for key in each.keys() & chosen} for each in state.settings]
+        state.settings = [{key: group[key] for key in group.keys() & chosen} for group in state.settings]
 
     def memory(self, held: RankMemory, building: Building) -> None:
         may_skip = self.config.train.max_skipped_steps is not None and self.config.hardware.device_type == "cuda"

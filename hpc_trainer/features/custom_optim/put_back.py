@@ -123,7 +123,7 @@ def _can_copy(value: Any) -> bool:
         is_known = type(value) in (torch.Tensor, torch.nn.Parameter) or is_sharded(value)
         return is_known and value.layout is torch.strided and 0 not in value.stride()
     if isinstance(value, (tuple, list)):
-        return all(_can_copy(each) and not isinstance(each, torch.Tensor) for each in value)
+        return all(_can_copy(item) and not isinstance(item, torch.Tensor) for item in value)
     return value is None or isinstance(value, (bool, int, float, complex, str))
 
 

@@ -114,7 +114,7 @@ def _weights(devices: DeviceMesh | None) -> Iterator[tuple[str, nn.Parameter]]:
         if devices is not None:
             from torch.distributed.tensor import DTensor, Replicate, Shard
 
-            placements = [Replicate() if each == "dp_replicate" else Shard(dim) for each in _names(devices)]
+            placements = [Replicate() if dim_name == "dp_replicate" else Shard(dim) for dim_name in _names(devices)]
             local = DTensor.from_local(local, devices, placements, run_check=False)
         yield name, nn.Parameter(local)
 

@@ -41,7 +41,7 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> int:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     inside = {id(module) for block in blocks(model) for module in block.modules()}
-    chosen = {id(each) for each in model.modules() if id(each) in inside and _fits(each)}
+    chosen = {id(module) for module in model.modules() if id(module) in inside and _fits(module)}
     if not chosen:
         raise ConfigError(
             f"precision=fp8 is for linear layers in blocks whose sides {_MULTIPLE} divides, and {type(model).__name__} "

@@ -146,8 +146,8 @@ class PowerSgd:
         inner = self._inner
         inner.iter = state["step"]
         inner.rng.set_state(tensors_to_arrays(state["rng"]))
-        inner.error_dict = {index: each.to(self._device, copy=True) for index, each in state["errors"].items()}
-        inner.q_memory_dict = {index: each.to(self._device, copy=True) for index, each in state["q"].items()}
+        inner.error_dict = {index: error.to(self._device, copy=True) for index, error in state["errors"].items()}
+        inner.q_memory_dict = {index: matrix.to(self._device, copy=True) for index, matrix in state["q"].items()}
         inner.p_memory_dict = {
             index: inner.q_memory_dict[index].new_empty(size) for index, size in state["p_sizes"].items()
         }

@@ -125,10 +125,10 @@ def _tables() -> Mapping[str, tuple[list[str], Kind]]:
     found: dict[str, tuple[list[str], Kind]] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
-        names = [each.id for each in targets if isinstance(each, ast.Name) and each.id in tables]
+        names = [target.id for target in targets if isinstance(target, ast.Name) and target.id in tables]
         if not names or not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue
         for model_type, classes in ast.literal_eval(node.value.args[0]):
-            for each in (classes,) if isinstance(classes, str) else classes:
-                found.setdefault(each, ([], tables[names[0]]))[0].append(model_type)
+            for class_name in (classes,) if isinstance(classes, str) else classes:
+                found.setdefault(class_name, ([], tables[names[0]]))[0].append(model_type)
     return found

@@ -31,7 +31,7 @@ def remembered(path: Path) -> str:
     if digests.get(key, [])[:-1] == form:
         return str(digests[key][-1])
     digest = sha256_of(path)
-    kept = {name: each for name, each in digests.items() if name != key}
+    kept = {name: entry for name, entry in digests.items() if name != key}
     _write({**dict(list(kept.items())[1 - _MOST :]), key: [*form, digest]})
     return digest
 
@@ -44,7 +44,7 @@ def _read() -> dict[str, list[Any]]:
     """Return the remembered digests; {} if the file cannot be read, or is no such file."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         digests = json.loads(_place().read_bytes())
-        if isinstance(digests, dict) and all(isinstance(each, list) and len(each) == 6 for each in digests.values()):
+        if isinstance(digests, dict) and all(isinstance(entry, list) and len(entry) == 6 for entry in digests.values()):
             return digests
     return {}
 

@@ -109,7 +109,7 @@ def _open(path: Path) -> Iterator[int]:
 @torch.no_grad()
 def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) -> Found:
     """Fill `model` from `saved`; return what was loaded, or an error message. Not collective; the same on all ranks."""
-    tensors = {name: each for name, each in saved.items() if isinstance(each, SavedTensor)}
+    tensors = {name: tensor for name, tensor in saved.items() if isinstance(tensor, SavedTensor)}
     try:
         there = renamed(tensors, config, f"init_from={config.path}")
     except ConfigError as error:
@@ -146,7 +146,9 @@ def _problems(
     """Yield why the weights do not fit the model, a line each, by the names of the model."""
     where = f"init_from={config.path}"
     for key in ("include", "exclude"):
-        patterns = [each for each in getattr(config, key) if not any(fnmatchcase(name, each) for name in there)]
+        patterns = [
+            pattern for pattern in getattr(config, key) if not any(fnmatchcase(name, pattern) for name in there)
+        ]
         yield from unfit(f"init_from.{key}", patterns, here, "weight of the model")
     places = {_memory(here[name]) for name in wanted if name in there}
     missing = [name for name in wanted if name not in there and _memory(here[name]) not in places]

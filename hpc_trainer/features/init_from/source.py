@@ -208,7 +208,7 @@ def _find_run(named: str, runs_dir: Path) -> Path:
     matches = [path for path, names in runs.items() if named in names] or [
         path
         for path, names in runs.items()
-        if not _SET_ASIDE.search(path.name) and any(each.startswith(named) or each.endswith(named) for each in names)
+        if not _SET_ASIDE.search(path.name) and any(name.startswith(named) or name.endswith(named) for name in names)
     ]
     if len(matches) > 1:
         names = ", ".join(f"{path.parent.name}/{path.name}" for path in matches[:5])

@@ -47,8 +47,8 @@ class Lion(OwnStep):
         momenta = [local_tensor(self.state[weight]["exp_avg"]) for weight in piece]
         gradients = [local_tensor(weight.grad) for weight in piece]
         if scale is not None:
-            gradients = [each / scale for each in gradients]
-        before = [] if bad is None else [each.clone() for each in (*weights, *momenta)]
+            gradients = [gradient / scale for gradient in gradients]
+        before = [] if bad is None else [tensor.clone() for tensor in (*weights, *momenta)]
         updates = torch._foreach_mul(momenta, first)
         torch._foreach_add_(updates, gradients, alpha=1 - first)
         torch._foreach_sign_(updates)

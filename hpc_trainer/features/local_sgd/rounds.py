@@ -73,8 +73,8 @@ class RoundStepper(Stepper):
     @torch.no_grad()
     def _meet(self, model: nn.Module) -> None:
         """Give all ranks the same weights and buffers. Collective."""
-        buffers = [each for each in model.buffers() if each.is_floating_point()]  # counts are alike already
-        average([*(each.detach() for each in _trained(model).values()), *buffers], self.group)
+        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]  # counts are alike already
+        average([*(weight.detach() for weight in _trained(model).values()), *buffers], self.group)
         if self.outer is not None:
             self.outer.step(model)
 

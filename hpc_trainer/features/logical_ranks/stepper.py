@@ -63,7 +63,7 @@ class LogicalStepper(Stepper):
             if part == 0:
                 after = _copies(state.model)
             # A weight that no sample used has the gradient 0, so it does not matter which ranks used the weight.
-            leaves = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
+            leaves = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
             tree.add(_flat([*leaves, torch.stack(losses).sum().float(), no_vote]))
             for weight in weights:
                 weight.grad = None
@@ -131,21 +131,23 @@ def between_ranks(tensors: Sequence[torch.Tensor], group: RankGroup) -> list[tor
 def _flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return one vector for each number format, in the order in which the formats first come."""
     formats = dict.fromkeys(tensor.dtype for tensor in tensors)
-    return [torch.cat([each.detach().reshape(-1) for each in tensors if each.dtype == dtype]) for dtype in formats]
+    return [
+        torch.cat([tensor.detach().reshape(-1) for tensor in tensors if tensor.dtype == dtype]) for dtype in formats
+    ]
 
 
 def _unflat(flat: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors of `_flat(like)`, as views of `flat`."""
     formats = list(dict.fromkeys(tensor.dtype for tensor in like))
-    sizes = [[each.numel() for each in like if each.dtype == dtype] for dtype in formats]
+    sizes = [[tensor.numel() for tensor in like if tensor.dtype == dtype] for dtype in formats]
     parts = {dtype: iter(torch.split(whole, size)) for dtype, whole, size in zip(formats, flat, sizes, strict=True)}
-    return [next(parts[each.dtype]).view(each.shape) for each in like]
+    return [next(parts[tensor.dtype]).view(tensor.shape) for tensor in like]
 
 
 def _from_rank_zero(tensors: Iterable[torch.Tensor], group: RankGroup) -> None:
     """Copy rank 0's values to all ranks, in place. Collective."""
     if group.world_size > 1:
-        broadcast([each.detach() for each in tensors])
+        broadcast([tensor.detach() for tensor in tensors])
 
 
 def _copies(model: nn.Module) -> list[torch.Tensor]:

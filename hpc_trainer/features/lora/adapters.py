@@ -31,7 +31,9 @@ def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
         ConfigError: there is no such layer, or peft has no adapter for its kind.
     """
     names = [*_chosen(model, config)]
-    besides = [each for found in match_weights(model, config.also, "train.lora.also").values() for each in found]
+    besides = [
+        weight for weights in match_weights(model, config.also, "train.lora.also").values() for weight in weights
+    ]
     peft = optional("peft", "train.lora")
     adapters = peft.LoraConfig(
         r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, bias="none",
@@ -52,7 +54,9 @@ def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
 
 def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
     """Yield names of layers, in the model's order. Raises ConfigError if a pattern fits none, or there is none."""
-    layers = {name: each for name, each in model.named_modules() if any(True for _ in each.parameters(recurse=False))}
+    layers = {
+        name: module for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
+    }
     for problem in unfit("train.lora.targets", config.targets, layers, f"layer of {type(model).__name__}"):
         raise ConfigError(problem)
     inside = {id(layer) for block in blocks(model) for layer in block.modules()}
@@ -75,7 +79,9 @@ def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
 
 def leave_out_base(model: nn.Module) -> None:
     """Make state dicts of `model` and of its copies hold and load only what is trained, and buffers."""
-    base = frozenset(name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad)
+    base = frozenset(
+        name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
+    )
 
     def leave_out(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name in base:

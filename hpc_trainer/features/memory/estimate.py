@@ -103,11 +103,11 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     estimates = [_on_rank(_building(config, task, dataset, samples, Mesh(shape=shape, rank=rank))) for rank in firsts]
     seen: set[str] = set()
     checkpoint = 0
-    for each, sizes in estimates:
+    for rank_estimate, sizes in estimates:
         new = sum(size for name, size in sizes.items() if name not in seen)
-        checkpoint += int(each.checkpoint * (new / max(1, sum(sizes.values()))))
+        checkpoint += int(rank_estimate.checkpoint * (new / max(1, sum(sizes.values()))))
         seen |= sizes.keys()
-    largest = max((each for each, _ in estimates), key=_total)
+    largest = max((rank_estimate for rank_estimate, _ in estimates), key=_total)
     return dataclasses.replace(largest, checkpoint=checkpoint)
 
 
@@ -127,13 +127,13 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
         loss, decays = _build_loss(building)
         optimizer = make_optimizer(building, loss.model, decays)
         trial = loss
-        for each in building.abilities:
-            trial, batch = each.trial(trial, batch, building)
+        for ability in building.abilities:
+            trial, batch = ability.trial(trial, batch, building)
         found = measure(config, trial, batch, building.shares, mesh.shape.dp_shard)
         made, guess = _update(config, optimizer)
     held = _held(building, loss.model, optimizer, found, num_bytes(tensors_of(batch)), made, guess)
-    for each in building.abilities:
-        each.memory(held, building)
+    for ability in building.abilities:
+        ability.memory(held, building)
     there = held.trained // held.num_parts + held.optimizer_here
     is_put_back = held.is_put_back and not held.is_skipped_by_scaler
     return MemoryEstimate(
@@ -150,7 +150,7 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
         checkpoint=held.checkpoint,
         num_evaluated_parts=held.num_evaluated_parts,
         note=held.note,
-    ), {name: each.nbytes for name, each in loss.model.state_dict().items()}
+    ), {name: tensor.nbytes for name, tensor in loss.model.state_dict().items()}
 
 
 def _build_loss(building: Building) -> tuple[VotingLoss, Collection[bool]]:
@@ -215,7 +215,7 @@ def _held(
 
 def _saved_bytes(model: nn.Module) -> int:
     """Return the bytes of the weights in the state_dict, which leaves out the base weights of adapters."""
-    saved = {id(each) for each in model.state_dict(keep_vars=True).values()}
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return num_bytes(weight for weight in model.parameters() if id(weight) in saved)
 
 
@@ -235,8 +235,8 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
     with fake_tensors():
         loss, _ = _build_loss(building)
     sizes = BatchSizes.of(found.micro_batch_size, config.train.grad_accum_steps or 1)
-    for each in building.abilities:
-        sizes = each.sizes(sizes, loss, building)
+    for ability in building.abilities:
+        sizes = ability.sizes(sizes, loss, building)
     size = min(sizes.eval_batch_size, -(-len(dataset) // found.num_evaluated_parts))
     real = of_size(dataset, task, samples, size)
     with fake_tensors():
@@ -269,7 +269,7 @@ def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int,
     inner = getattr(optimizer, "optim", optimizer)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     there = [*weights, *(weight.grad for weight in weights), *tree_leaves(list(inner.state.values()))]
-    known = [each for each in there if isinstance(each, torch.Tensor)]
+    known = [tensor for tensor in there if isinstance(tensor, torch.Tensor)]
     with contextlib.suppress(DataDependentOutputException), LiveBytes(known) as live:
         optimizer.step()
         return live.peak, None
@@ -281,7 +281,7 @@ def _bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_
     if is_guess:
         return {weight: 2 * num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
     return {
-        weight: num_bytes(each for each in state.values() if isinstance(each, torch.Tensor))
+        weight: num_bytes(value for value in state.values() if isinstance(value, torch.Tensor))
         for weight, state in optimizer.state.items()
     }
 
@@ -300,8 +300,8 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     """
     config = from_plain(asked["config"])
     mesh = Mesh(shape=mesh_shape(config.parallel, config.hardware.world_size), rank=0)
-    for each in abilities(config):
-        each.begin(mesh, None)
+    for ability in abilities(config):
+        ability.begin(mesh, None)
     samples = asked.get("samples")
     try:
         found = estimate(config, StandIn.from_plain(samples) if samples else None)

@@ -56,15 +56,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.besides = 0
         """Bytes alive, and the bytes that `growing` counts in addition."""
         self.peak = self.growing = 0
-        for each in known:
-            self._add(each, 0)
+        for tensor in known:
+            self._add(tensor, 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count the tensors that it makes."""
         result = func(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
-                self._add(each, 1)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf, 1)
         self.peak = max(self.peak, self.now)
         self.growing = max(self.growing, self.now + self.besides)
         return result

@@ -95,11 +95,11 @@ def _check_trial_is_possible(loss: nn.Module) -> None:
 def _recorded(run: RunContext, place: dict[str, Any]) -> dict[str, Any]:
     """Return on rank 0 {"found": ..}, or {"below": size} if that size ran out of memory later, or {}."""
     journal = Journal(run.paths)
-    here = [each for each in journal.fits() if all(each[1].get(key) == value for key, value in place.items())]
+    here = [fit for fit in journal.fits() if all(fit[1].get(key) == value for key, value in place.items())]
     if not here:
         return {}
     attempt, found = here[-1]
-    ended = [each.cause for each in journal.read() if each.attempt >= attempt]
+    ended = [record.cause for record in journal.read() if record.attempt >= attempt]
     return {"below": found["micro_batch_size"]} if OUT_OF_MEMORY in ended else {"found": found}
 
 
@@ -202,12 +202,12 @@ class Trials:
         verdicts = self.run.group.gather(verdict)
         if _TOO_LARGE in verdicts and not is_evaluation:
             self._least_too_large = min(size, self._least_too_large or size)
-        others = sorted({each for each in verdicts if each not in (_FITS, _TOO_LARGE)})
+        others = sorted({verdict for verdict in verdicts if verdict not in (_FITS, _TOO_LARGE)})
         if others:
             self.refusals[size] = others[0]
             if self.run.is_rank_zero:
                 print(f"train.micro_batch_size=auto: {size} samples cannot be used: {others[0]}")
-        return all(each == _FITS for each in verdicts)
+        return all(verdict == _FITS for verdict in verdicts)
 
     def failure(self) -> Exception:
         """Return the error that says why no size could be used."""
@@ -287,7 +287,7 @@ class Trials:
             real = of_size(self.dataset, self.loss.task, self._sample, size)
             return map_tensors(real, lambda each: each.to(self.run.device))
         inputs, targets = (
-            each.to(self.run.device).repeat(size, *[1] * (each.ndim - 1)) for each in self._sample
+            tensor.to(self.run.device).repeat(size, *[1] * (tensor.ndim - 1)) for tensor in self._sample
         )  # fmt: skip
         for prepare in self.prepare:
             inputs = prepare(inputs)

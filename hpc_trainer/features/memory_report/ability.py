@@ -49,7 +49,7 @@ class MemoryReportAbility(Ability):
         ranks = self._run.group.gather(self.figures())
         if not self._run.is_rank_zero:
             return
-        most = {key: _most([each[key] for each in ranks]) for key in ranks[0]}
+        most = {key: _most([rank[key] for rank in ranks]) for key in ranks[0]}
         with contextlib.suppress(OSError):  # like a heartbeat: a failure must not end the training
             write_json(self._run.paths.memory, {**most, "step": step, "attempt": self._run.attempt}, sync=False)
         print(_in_words(most))
@@ -106,8 +106,8 @@ class MemoryReportAbility(Ability):
                 value for value in moments if isinstance(value, torch.Tensor) and value.device in here
             ),
         }
-        for each in self._abilities:
-            for name, tensors in each.held().items():
+        for ability in self._abilities:
+            for name, tensors in ability.held().items():
                 found[name] = found.get(name, 0) + _bytes_here(tensors)
         return found
 

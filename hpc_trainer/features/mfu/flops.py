@@ -71,7 +71,7 @@ def peak_flops(config: TrainConfig, device: torch.device) -> float | None:
     dtype = config.precision.format.products
     names = (torch.cuda.get_device_name(device), config.hardware.gpu_type)
     peaks = (peak_tflops(name, dtype) for name in names)
-    peak = next((each for each in peaks if each is not None), None)
+    peak = next((value for value in peaks if value is not None), None)
     return None if peak is None else peak * 1e12
 
 

@@ -71,8 +71,8 @@ class MuonWithAdamw(OwnStep):
             bad: a bool on the device.
             scale: what the gradients were multiplied by, if anything.
         """
-        weights = [each for group in self.muon.param_groups for each in group["params"] if each.grad is not None]
-        before = [local_tensor(each).clone() for each in weights]
+        weights = [weight for group in self.muon.param_groups for weight in group["params"] if weight.grad is not None]
+        before = [local_tensor(weight).clone() for weight in weights]
         for weight in weights:
             assert weight.grad is not None
             gradient, momentum = local_tensor(weight.grad), self.state[weight].get("momentum_buffer")
@@ -151,9 +151,9 @@ def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter
         ConfigError: a pattern of `names` fits no weight.
     """
     in_blocks = {id(module) for block in blocks(model) for module in block.modules()}
-    heads = [each for each in model.modules() if isinstance(each, nn.Linear) and id(each) not in in_blocks]
-    known = [each for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))]
-    apart = {id(module.weight) for module in [*known, *heads[-1:]]}
+    heads = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in in_blocks]
+    embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    apart = {id(module.weight) for module in [*embeddings, *heads[-1:]]}
     for fits in match_weights(model, names, "optim.adamw_weights").values():
         apart |= {id(weight) for weight in fits}
     decay_of = decaying(model)

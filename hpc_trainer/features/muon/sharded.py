@@ -46,7 +46,7 @@ class ShardedMuon(OwnStep, torch.optim.Muon):
         super().__init__(weights, **values)
         (group,) = self.param_groups
         self._number = {weight: index for index, weight in enumerate(group["params"])}
-        self.matrices = WholeMatrices(group["params"], [num_flops(each.shape) for each in group["params"]], ranks)
+        self.matrices = WholeMatrices(group["params"], [num_flops(weight.shape) for weight in group["params"]], ranks)
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
         """Step the weights. Collective among the ranks that hold a copy: two all-to-alls.

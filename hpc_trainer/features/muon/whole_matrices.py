@@ -153,7 +153,7 @@ class WholeMatrices:
         numbers = torch.tensor([[*box.offsets, *box.lengths] for box in mine], device=weights[0].device)
         gathered = [torch.empty_like(numbers) for _ in range(self._num_ranks)]
         dist.all_gather(gathered, numbers, group=self._group)
-        by_rank = [[Box(tuple(row[:2]), tuple(row[2:])) for row in each.tolist()] for each in gathered]
+        by_rank = [[Box(tuple(row[:2]), tuple(row[2:])) for row in table.tolist()] for table in gathered]
         return [list(boxes) for boxes in zip(*by_rank, strict=True)]
 
     def _route(self, chosen: Sequence[int]) -> _Route:

@@ -30,7 +30,7 @@ def _micro_batches(config: TrainConfig) -> Iterator[str]:
     total, given = whole_batch(train, config.hardware, parallel), train.given_micro_batch_size
     if parallel.pipeline_schedule is not PipelineSchedule["1f1b"]:
         return
-    if min(parts, total, *(each for each in (given, train.grad_accum_steps) if each is not None)) < 1:
+    if min(parts, total, *(value for value in (given, train.grad_accum_steps) if value is not None)) < 1:
         return
     if total % (parts * (given or 1) * (train.grad_accum_steps or 1)):  # another rule reports that
         return

@@ -82,12 +82,12 @@ class Measured:
 
     def to_plain(self) -> dict[str, Any]:
         """Return what JSON can hold, for `from_plain`."""
-        return {"costs": self.costs, "ends": [each.to_plain() for each in self.ends]}
+        return {"costs": self.costs, "ends": [end.to_plain() for end in self.ends]}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Measured:
         """Undo `to_plain`."""
-        return cls(costs=plain["costs"], ends=[Between.from_plain(each) for each in plain["ends"]])
+        return cls(costs=plain["costs"], ends=[Between.from_plain(end) for end in plain["ends"]])
 
 
 def stages_of(
@@ -174,7 +174,7 @@ def keep(model: nn.Module, stage: Stage) -> None:
 
 def _drop(module: nn.Module, prefix: str, needed: set[str]) -> None:
     for table in (module._parameters, module._buffers):
-        for name in [each for each in table if prefix + each not in needed]:
+        for name in [key for key in table if prefix + key not in needed]:
             del table[name]
             module._non_persistent_buffers_set.discard(name)
     for name, child in list(module._modules.items()):
@@ -217,16 +217,16 @@ def measure(
             ends.append(Between(tuple(value.shape), value.dtype))
         return value
 
-    is_fake = any(isinstance(each, FakeTensor) for _, each in _tensors(model))  # `plan --memory` is in such a mode
+    is_fake = any(isinstance(tensor, FakeTensor) for _, tensor in _tensors(model))  # `plan --memory` is in such a mode
     fake = contextlib.nullcontext() if is_fake or example is not None else fake_tensors()
     with fake, torch.no_grad(), autocast(precision, device_type):
         # On the type of device that will run them: autocast differs between types.
         if example is None:
-            tensors = {name: torch.empty_like(each, device=device_type) for name, each in _tensors(model)}
+            tensors = {name: torch.empty_like(tensor, device=device_type) for name, tensor in _tensors(model)}
             example = torch.empty(inputs.shape, dtype=inputs.dtype, device=device_type)
         else:
-            tensors = {name: each.to(example.device) for name, each in model.named_parameters()}
-            tensors |= {name: each.to(example.device, copy=True) for name, each in model.named_buffers()}
+            tensors = {name: tensor.to(example.device) for name, tensor in model.named_parameters()}
+            tensors |= {name: tensor.to(example.device, copy=True) for name, tensor in model.named_buffers()}
         tensors |= {name: cast(tensors[name]) for name, _ in model.named_parameters()}
         model.forward = run
         try:
@@ -266,4 +266,4 @@ def _num_weights(model: nn.Module, name: str) -> int:
     node: Any = model
     for word in name.split("."):
         node = getattr(node, word)
-    return node.numel() if isinstance(node, torch.Tensor) else sum(each.numel() for each in node.parameters())
+    return node.numel() if isinstance(node, torch.Tensor) else sum(weight.numel() for weight in node.parameters())

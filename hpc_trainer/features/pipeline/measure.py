@@ -37,11 +37,11 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
         config=config, device=torch.device("cpu"), task=build_task(config), dataset=dataset, mesh=mesh,
         abilities=abilities(config),
     )  # fmt: skip
-    for each in building.abilities:
-        each.begin(mesh, None)
+    for ability in building.abilities:
+        ability.begin(mesh, None)
     model = build_model(config, dataset)
-    for each in building.abilities:
-        each.see_whole(model, building)
+    for ability in building.abilities:
+        ability.see_whole(model, building)
     measured = measure(
         model, inputs=Between.from_plain(asked["inputs"]), precision=config.precision,
         device_type=asked["device_type"], param_dtype=gathered_dtype(config.parallel),

@@ -190,9 +190,9 @@ class PipelineStepper(Stepper):
         slots = tuple(_NORMS + slot for slot, _ in found)
         if slots != self._slots[0]:  # the first step: a list would be copied to the device in each, and waited for
             self._slots = slots, torch.tensor(slots, device=self.device)
-        gradients = [local_tensor(each) for _, each in found]
+        gradients = [local_tensor(gradient) for _, gradient in found]
         # As torch's clip_grad_norm_ takes them, for the same bits.
-        norms = torch.stack([each.float() for each in torch._foreach_norm(gradients, 2.0)])
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients, 2.0)])
         told[self._slots[1]] = norms.square() if self._is_cut else norms
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:

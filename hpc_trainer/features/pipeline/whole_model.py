@@ -44,7 +44,7 @@ class Whole:
         """Describe a whole model, before a stage is cut out of it."""
         state = model.state_dict()
         return cls(
-            forms={name: (each.dtype, tuple(each.shape)) for name, each in state.items()},
+            forms={name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()},
             trained=tuple(name for name, weight in model.named_parameters() if weight.requires_grad),
             buffers=frozenset(name for name, _ in model.named_buffers() if name in state),
         )
@@ -70,8 +70,8 @@ class Whole:
         described = {
             name: {
                 "structure": structure,
-                "whole": {leaf: [DTYPE_NAMES[each.dtype], list(each.shape)] for leaf, each in tensors.items()},
-                "cut": {leaf: [DTYPE_NAMES[each.dtype], list(each.shape)] for leaf, each in shards.items()},
+                "whole": {leaf: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for leaf, tensor in tensors.items()},
+                "cut": {leaf: [DTYPE_NAMES[shard.dtype], list(shard.shape)] for leaf, shard in shards.items()},
             }
             for name, (tensors, shards, structure) in mine.items()
         }

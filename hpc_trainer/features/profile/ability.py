@@ -39,8 +39,8 @@ class ProfileAbility(Ability):
         return make_watched
 
     def close(self, error: BaseException | None) -> None:
-        for each in self._watchers:
-            each.close()
+        for watcher in self._watchers:
+            watcher.close()
 
 
 ABILITY = ProfileAbility

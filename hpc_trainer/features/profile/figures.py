@@ -93,7 +93,7 @@ def kind_of(name: str) -> str:
 def merged(spans: Iterable[Span], begin: float, end: float) -> list[tuple[float, float]]:
     """Return the union of spans, in order, cut to begin .. end."""
     union: list[tuple[float, float]] = []
-    for start, stop in sorted((max(begin, each.start), min(end, each.end)) for each in spans):
+    for start, stop in sorted((max(begin, span.start), min(end, span.end)) for span in spans):
         if stop <= start:
             continue
         if union and start <= union[-1][1]:
@@ -130,7 +130,7 @@ def figures_of(
         inside_s: seconds of each step without what came before it.
         peak_memory_share: share of the GPU's memory.
     """
-    begin, end = min(each.start for each in steps), max(each.end for each in steps)
+    begin, end = min(step.start for step in steps), max(step.end for step in steps)
     wall = end - begin
     waited = _length(merged(waits, begin, end))
     busy = [*work, *waits] if device == "cpu" else work
@@ -140,7 +140,7 @@ def figures_of(
         kind = kind_of(name)
         shares[kind] = shares.get(kind, 0.0) + microseconds / wall
     longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:_MANY_GAPS]
-    whole_s = [(each.end - each.start) / 1e6 for each in steps]
+    whole_s = [(step.end - step.start) / 1e6 for step in steps]
     between_s = [max(0.0, whole - inside) for whole, inside in zip(whole_s, inside_s, strict=False)]
     longest_wait = max(zip(between_s, range(first_step, first_step + len(steps)), strict=False), default=(0.0, 0))
     usual_s = wall / 1e6 - longest_wait[0]
@@ -169,13 +169,13 @@ def _length(spans: Iterable[tuple[float, float]]) -> float:
 def _at(start: float, stop: float, host: Sequence[Span], waits: Sequence[Span]) -> str:
     """Return what the main thread did from start to stop: the operator or wait that covers most, else Python."""
     best, covered = "", 0.0
-    for each in [*host, *waits]:
-        overlap = min(stop, each.end) - max(start, each.start)
+    for span in [*host, *waits]:
+        overlap = min(stop, span.end) - max(start, span.start)
         if overlap > covered:
-            best, covered = each.name, overlap
+            best, covered = span.name, overlap
     if covered > 0.5 * (stop - start):
         return "waiting for a batch" if best == DATA_WAIT else best
-    before = max((each for each in host if each.end <= start), key=lambda each: each.end, default=None)
+    before = max((span for span in host if span.end <= start), key=lambda span: span.end, default=None)
     return f"Python, after {before.name}" if before is not None else "Python"
 
 
@@ -200,7 +200,7 @@ def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -
     for milliseconds, activity in figures.gaps:
         yield f"idle {milliseconds:.3g} ms: {activity}"
     hints = list(advice(figures, config))
-    yield from (f"advice: {each}" for each in hints)
+    yield from (f"advice: {hint}" for hint in hints)
     if not hints:
         yield "advice: none; nothing stands out"
 

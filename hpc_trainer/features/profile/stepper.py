@@ -169,27 +169,27 @@ def read_figures(
     events: Any, device: torch.device, *, first_step: int, num_steps: int, inside_s: Sequence[float]
 ) -> ProfileFigures | None:
     """Return the figures of the profiler's events (torch.autograd.profiler_util); None if no step was seen whole."""
-    marks = [each for each in events if each.name.startswith(STEP) and _is_on_cpu(each)]
+    marks = [event for event in events if event.name.startswith(STEP) and _is_on_cpu(event)]
     # The mark that was begun after the last step is no step.
-    steps = sorted(marks, key=lambda each: each.time_range.start)[:num_steps]
+    steps = sorted(marks, key=lambda mark: mark.time_range.start)[:num_steps]
     if not steps:
         return None
-    main = [each for each in events if _is_on_cpu(each) and each.thread == steps[0].thread]
-    operators = [each for each in main if not _is_mark(each)]
-    outermost = [_span(each) for each in operators if _is_outermost(each)]
-    work, own = outermost, [(each.name, each.self_cpu_time_total) for each in operators if not _is_in_wait(each)]
+    main = [event for event in events if _is_on_cpu(event) and event.thread == steps[0].thread]
+    operators = [event for event in main if not _is_mark(event)]
+    outermost = [_span(event) for event in operators if _is_outermost(event)]
+    work, own = outermost, [(event.name, event.self_cpu_time_total) for event in operators if not _is_in_wait(event)]
     memory = None
     if device.type == "cuda":
-        work = [_span(each) for each in events if not _is_on_cpu(each) and not _is_mark(each)]
-        own = [(each.name, each.end - each.start) for each in work]
+        work = [_span(event) for event in events if not _is_on_cpu(event) and not _is_mark(event)]
+        own = [(span.name, span.end - span.start) for span in work]
         total = torch.cuda.get_device_properties(device).total_memory
         memory = torch.cuda.max_memory_allocated(device) / total
     return figures_of(
         device=device.type,
         first_step=first_step,
-        steps=[_span(each) for each in steps],
-        waits=[_span(each) for each in main if each.name == DATA_WAIT],
-        optimizer=[_span(each) for each in main if each.name.startswith(OPTIMIZER)],
+        steps=[_span(step) for step in steps],
+        waits=[_span(event) for event in main if event.name == DATA_WAIT],
+        optimizer=[_span(event) for event in main if event.name.startswith(OPTIMIZER)],
         work=work,
         host=outermost,
         own_us=own,
@@ -212,11 +212,11 @@ def _is_mark(event: Any) -> bool:
 
 
 def _is_outermost(event: Any) -> bool:
-    return all(_is_mark(each) for each in _parents(event))
+    return all(_is_mark(parent) for parent in _parents(event))
 
 
 def _is_in_wait(event: Any) -> bool:
-    return any(each.name == DATA_WAIT for each in _parents(event))
+    return any(parent.name == DATA_WAIT for parent in _parents(event))
 
 
 def _parents(event: Any) -> Iterator[Any]:

@@ -48,8 +48,8 @@ class PruneAbility(Ability):
 
     def restored(self) -> None:
         """Mask the averages of the weights too, and report weights that stay whole, once all is built."""
-        for each in self._others:
-            self._masks.also_mask(each.stand_ins())
+        for ability in self._others:
+            self._masks.also_mask(ability.stand_ins())
         if self._left and self._group.is_rank_zero:
             left = ", ".join(self._left)
             print(f"prune: whole stay {left}, as prune.m={self.config.prune.m} does not divide their inputs.")
@@ -99,7 +99,7 @@ class PruneAbility(Ability):
     def _tell(self, step: int) -> None:
         """Report the pruned share of each layer. Collective."""
         masks = self._masks
-        shares = {name: (int(whole(each).sum()), each.numel()) for name, each in masks.pruned.items()}
+        shares = {name: (int(whole(mask).sum()), mask.numel()) for name, mask in masks.pruned.items()}
         if not self._group.is_rank_zero:
             return
         pruned, total = (sum(each) for each in zip(*shares.values(), strict=True))

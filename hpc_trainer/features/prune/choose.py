@@ -65,9 +65,9 @@ def _choose_weights(masks: Masks, prune: PruneConfig, group: RankGroup) -> None:
     counts = [weight.numel() for weight in masks.weights.values()]
     total, questions = sum(counts), [parts] if is_one else [[part] for part in parts]
     wanted = [round(masks.share * count) for count in ([total] if is_one else counts)]
-    chosen = [each for question in smallest(questions, wanted, group) for each in question]
-    for name, each in zip(masks.weights, chosen, strict=True):
-        masks.take(name, each)
+    chosen = [mask for question in smallest(questions, wanted, group) for mask in question]
+    for name, mask in zip(masks.weights, chosen, strict=True):
+        masks.take(name, mask)
     masks.sparsity = sum(wanted) / total
 
 
@@ -80,10 +80,10 @@ def _choose_of_each(masks: Masks, prune: PruneConfig) -> None:
 
 def _choose_channels(masks: Masks, prune: PruneConfig, groups: Sequence[NamedGroup], ranks: RankGroup) -> None:
     sizes = [sizes_of(group, {name: masks.weights[name] for name in names}, masks.pruned) for group, names in groups]
-    mine = [each.tolist() for each in smallest_units(sizes, masks.share, together=prune.scope.name == "global")]
-    chosen = [torch.tensor(each, dtype=torch.bool) for each in ranks.broadcast(mine)]
+    mine = [units.tolist() for units in smallest_units(sizes, masks.share, together=prune.scope.name == "global")]
+    chosen = [torch.tensor(units, dtype=torch.bool) for units in ranks.broadcast(mine)]
     for (group, names), units in zip(groups, chosen, strict=True):
         rows = units.repeat_interleave(group.unit)
         for name in names:
             masks.take(name, rows_like(masks.weights[name], rows))
-    masks.sparsity = sum(int(each.sum()) for each in chosen) / sum(map(len, chosen))
+    masks.sparsity = sum(int(units.sum()) for units in chosen) / sum(map(len, chosen))

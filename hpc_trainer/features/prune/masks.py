@@ -19,7 +19,7 @@ class Masks:
 
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
         self.weights = dict(weights)
-        self.pruned = {name: torch.zeros_like(each.detach(), dtype=torch.bool) for name, each in weights.items()}
+        self.pruned = {name: torch.zeros_like(weight.detach(), dtype=torch.bool) for name, weight in weights.items()}
         self.share = 0.0
         """The largest share that was asked for: what is zero stays zero, also if the schedule has changed."""
         self.sparsity = 0.0
@@ -28,7 +28,7 @@ class Masks:
 
     def also_mask(self, others: Mapping[str, torch.Tensor]) -> None:
         """Make `apply` zero these tensors too: they stand for the weights of the same names, placed alike."""
-        self._others |= {name: each for name, each in others.items() if name in self.pruned}
+        self._others |= {name: tensor for name, tensor in others.items() if name in self.pruned}
 
     @torch.no_grad()
     def apply(self) -> None:

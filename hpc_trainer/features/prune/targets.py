@@ -25,7 +25,7 @@ def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], l
     """
     match_weights(model, [*prune.include, *prune.exclude], "prune.include or prune.exclude")
     decays, names = decaying(model), dict(model.named_parameters())
-    embeddings = {each.weight for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))}
+    embeddings = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
     able = [name for name, weight in names.items() if decays.get(weight)]
     for pattern in prune.include:
         if not any(fits_any(name, [pattern]) for name in able):
@@ -73,7 +73,7 @@ def groups_to_prune(model: nn.Module, prune: PruneConfig) -> list[Group]:
         if (not prune.include or _any(names, prune.include)) and not _any(names, prune.exclude)
     ]
     groups = [group for group in groups if group.num_units > 1]
-    groups = [group for group in groups if all(each.requires_grad for each in tensors_of(model, group).values())]
+    groups = [group for group in groups if all(weight.requires_grad for weight in tensors_of(model, group).values())]
     if not groups:
         raise ConfigError(
             f"prune.method=channels finds no channel of {type(model).__name__} to remove: of each group one unit "

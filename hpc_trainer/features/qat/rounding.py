@@ -62,11 +62,11 @@ def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[s
     Raises:
         ConfigError: a pattern fits no layer, or none is left.
     """
-    linear = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     for problem in unfit("qat.exclude", qat.exclude, linear, f"linear layer of {type(model).__name__}"):
         raise ConfigError(problem)
-    wanted = {name: each for name, each in linear.items() if not fits_any(name, qat.exclude)}
-    uneven = [name for name, each in wanted.items() if qat.to in _OF_GROUPS and each.in_features % qat.group_size]
+    wanted = {name: layer for name, layer in linear.items() if not fits_any(name, qat.exclude)}
+    uneven = [name for name, layer in wanted.items() if qat.to in _OF_GROUPS and layer.in_features % qat.group_size]
     chosen = [name for name in wanted if name not in uneven]
     if not chosen:
         why = f" whose inputs qat.group_size={qat.group_size} divides" if uneven else ""
@@ -154,16 +154,16 @@ def import_torchao() -> None:
     `-W error`.
     """
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    before = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "invalid escape sequence|.* is an invalid escape sequence")
             import torchao.quantization.qat  # noqa: F401
     finally:
-        for each, level in zip(loggers, before, strict=True):
-            each.setLevel(level)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _import_torchao(qat: QatConfig) -> None:

@@ -54,15 +54,15 @@ def _both(first: Any, second: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
     """Let recomputation update copies of batch norm's running statistics, which each pass updates."""
-    norms = [each for each in block.modules() if isinstance(each, _NormBase) and each.training]
-    before = [dict(each._buffers) for each in norms]
-    for each in norms:
-        each._buffers.update({name: buffer.clone() for name, buffer in each._buffers.items() if buffer is not None})
+    norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.training]
+    before = [dict(norm._buffers) for norm in norms]
+    for norm in norms:
+        norm._buffers.update({name: buffer.clone() for name, buffer in norm._buffers.items() if buffer is not None})
     try:
         yield
     finally:
-        for each, buffers in zip(norms, before, strict=True):
-            each._buffers.update(buffers)
+        for norm, buffers in zip(norms, before, strict=True):
+            norm._buffers.update(buffers)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

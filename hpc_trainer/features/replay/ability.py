@@ -26,8 +26,8 @@ class ReplayAbility(Ability):
         return {"old": Joined(self._old("eval", task))}
 
     def _old(self, split: Split, task: Task) -> list[MapDataset]:
-        configs = (dataclasses.replace(self.config, data=typed_data(each)) for each in self.config.replay.data)
-        return [build_dataset(each, split, task) for each in configs]
+        configs = (dataclasses.replace(self.config, data=typed_data(values)) for values in self.config.replay.data)
+        return [build_dataset(config, split, task) for config in configs]
 
 
 ABILITY = ReplayAbility

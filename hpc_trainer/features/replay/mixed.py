@@ -67,7 +67,7 @@ class Joined:
             if len(places) == len(rows):
                 return batch
             if inputs is None or targets is None:
-                inputs, targets = (each.new_empty((len(rows), *each.shape[1:])) for each in batch)
+                inputs, targets = (tensor.new_empty((len(rows), *tensor.shape[1:])) for tensor in batch)
             where = torch.from_numpy(places)
             inputs[where], targets[where] = batch
         assert inputs is not None
@@ -112,15 +112,15 @@ class Mixed(Joined):
 
 def _check_alike(one: MapDataset, other: MapDataset) -> None:
     """Raise ConfigError if a model of one data set cannot take the other, or would misread it."""
-    for each in (one, other):
-        if getattr(each, "stream", None) is not None:
+    for dataset in (one, other):
+        if getattr(dataset, "stream", None) is not None:
             raise ConfigError(
                 "replay draws samples by their number, and a stream has none. Give the data set __len__ and "
                 "__getitem__, or use replay.share=null."
             )
     facts = ("input_shape", "num_classes", *DESCRIBED)
     for name in facts:
-        here, there = (_plain(getattr(each, name, None)) for each in (one, other))
+        here, there = (_plain(getattr(dataset, name, None)) for dataset in (one, other))
         if name == "preprocessing" and isinstance(here, Mapping) and kind_of(here) is not None:
             continue  # of our own kinds: mean and std are compared below, and old pictures may have been larger
         if None not in (here, there) and here != there:
@@ -134,7 +134,7 @@ def _check_alike(one: MapDataset, other: MapDataset) -> None:
                 f"replay: the data sets have {name}={here} and {name}={there}, and one model takes both alike. {fix}, "
                 "or use replay.share=null."
             )
-    batches = [each.__getitems__(range(1)) for each in (one, other)]
+    batches = [dataset.__getitems__(range(1)) for dataset in (one, other)]
     for what, here, there in zip(("inputs", "targets"), *batches, strict=True):
         if (here.dtype, here.shape) != (there.dtype, there.shape):
             raise ConfigError(

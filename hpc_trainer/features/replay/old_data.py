@@ -42,13 +42,13 @@ def resolved(replay: ReplayConfig, init_from: InitFromConfig, data: DataConfig, 
     Raises:
         ConfigError: the old data are not known, not there any more, or of another kind than `data`.
     """
-    old = [typed_data(each) for each in replay.data] or _of_run(init_from, task)
+    old = [typed_data(values) for values in replay.data] or _of_run(init_from, task)
     for each in old:
         lines = [*data_problems(each, task), *_differences(each, data)]
         if lines:
             raise ConfigError("\n".join(f"replay: the old data (data={each.name}): {line}" for line in lines))
     kept = [_shortened(with_absolute_paths(each)) for each in old]
-    return dataclasses.replace(replay, data=[each for place, each in enumerate(kept) if each not in kept[:place]])
+    return dataclasses.replace(replay, data=[item for place, item in enumerate(kept) if item not in kept[:place]])
 
 
 def typed_data(values: Any) -> DataConfig:
@@ -112,7 +112,7 @@ def _of_run(init_from: InitFromConfig, task: TaskConfig) -> list[DataConfig]:
             "would mean others. Write both tables as arrays, encoded alike (data=arrays)."
         )
     earlier = spec.config.get("replay", {}).get("data", [])
-    return [*(typed_data(each) for each in earlier), data]
+    return [*(typed_data(values) for values in earlier), data]
 
 
 def _check_task(spec: RunSpec, task: TaskConfig, where: str) -> None:

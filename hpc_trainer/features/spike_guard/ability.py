@@ -90,7 +90,7 @@ class SpikeGuardAbility(Ability):
 def is_time_to_check(config: TrainConfig, step: int) -> bool:
     """Return True if the loop reads values anyway, or a bad state would be saved or evaluated."""
     every = (config.monitor.log_every_steps, config.checkpoint.every_steps, config.train.eval_every_steps)
-    return step == config.train.num_steps or any(each > 0 and step % each == 0 for each in every)
+    return step == config.train.num_steps or any(interval > 0 and step % interval == 0 for interval in every)
 
 
 ABILITY = SpikeGuardAbility

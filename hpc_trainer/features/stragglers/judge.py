@@ -51,11 +51,11 @@ class Judge:
 
     def _judge(self, rank: int) -> Verdict | None:
         mine = [look[rank] for look in self._looks]
-        own_s, data_s, step_s = (statistics.median(each[index] for each in mine) for index in range(3))
+        own_s, data_s, step_s = (statistics.median(times[index] for times in mine) for index in range(3))
         others_s, others_data_s = (
             statistics.median(_of_others(look, rank, index) for look in self._looks) for index in range(2)
         )
-        least = min(each[0] for each in mine)
+        least = min(times[0] for times in mine)
         is_slow = least > self._factor * others_s and least - others_s > LEAST_SHARE * step_s
         factor, before = own_s / max(1e-9, others_s), self._told.get(rank)
         if is_slow and (before is None or factor > _WORSE * before):
@@ -72,4 +72,4 @@ class Judge:
 
 def _of_others(look: Sequence[tuple[float, float, float]], rank: int, index: int) -> float:
     """Return the median over all other ranks; including this rank would halve the deviation of one of two ranks."""
-    return statistics.median(each[index] for other, each in enumerate(look) if other != rank)
+    return statistics.median(times[index] for other, times in enumerate(look) if other != rank)

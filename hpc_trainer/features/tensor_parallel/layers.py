@@ -116,10 +116,10 @@ def _as_copies(module: nn.Module, inputs: Any, tp: DeviceMesh) -> Any:
     from torch.distributed.tensor import DTensor, Replicate
 
     return tuple(
-        DTensor.from_local(each, tp, (Replicate(),), run_check=False)
-        if isinstance(each, torch.Tensor) and not isinstance(each, DTensor)
-        else each
-        for each in inputs
+        DTensor.from_local(value, tp, (Replicate(),), run_check=False)
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+        else value
+        for value in inputs
     )
 
 

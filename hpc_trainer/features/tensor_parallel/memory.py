@@ -27,10 +27,10 @@ def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], shares: Shares, 
     for pattern, style in plan.items():
         for module in matching(model, pattern):
             if isinstance(style, ColwiseParallel):
-                divided |= {id(each) for each in module.parameters(recurse=False)}
+                divided |= {id(weight) for weight in module.parameters(recurse=False)}
                 module.register_forward_hook(partial(_entered, shares))
             elif isinstance(style, RowwiseParallel):
-                divided |= {id(each) for each in module.parameters(recurse=False) if each.ndim > 1}
+                divided |= {id(weight) for weight in module.parameters(recurse=False) if weight.ndim > 1}
                 module.register_forward_hook(partial(_left, shares))
     shares.count, shares.divided = count, frozenset(divided)
 
