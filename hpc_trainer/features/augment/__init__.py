@@ -1,4 +1,4 @@
-"""`augment`: training samples are changed at random (docs/augment.md)."""
+"""`augment`: random changes of training samples (docs/augment.md)."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _side(config: TrainConfig) -> int | None:
-    """Of loaded images in pixels, where the configuration tells."""
-    found = 8 if isinstance(config.data, DigitsConfig) else getattr(config.data, "image_size", None)
-    return found if isinstance(found, int) else None
+    """Return the side of loaded images in pixels; None if the configuration does not tell."""
+    side = 8 if isinstance(config.data, DigitsConfig) else getattr(config.data, "image_size", None)
+    return side if isinstance(side, int) else None
 
 
 def _channels(config: TrainConfig) -> int | None:
-    found = 1 if isinstance(config.data, DigitsConfig) else getattr(config.data, "num_channels", None)
-    return found if isinstance(found, int) else None
+    channels = 1 if isinstance(config.data, DigitsConfig) else getattr(config.data, "num_channels", None)
+    return channels if isinstance(channels, int) else None
 
 
 def _package(augment: AugmentConfig) -> Iterator[str]:

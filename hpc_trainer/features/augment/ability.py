@@ -1,4 +1,4 @@
-"""Training samples are augmented where they are read, or on the device; evaluation images are cropped alike."""
+"""Augmentation of training samples, where they are read or on the device; evaluation images are cropped alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_trainer.training.ability import Ability
 
 class AugmentAbility(Ability):
     _operators: Operators | None = None
-    """Of `run_on=device`."""
+    """Operators for `run_on=device`; None otherwise."""
 
     def samples(self, dataset: MapDataset, split: Split) -> MapDataset:
         if split == "eval":

@@ -1,7 +1,7 @@
-"""What is drawn for each sample, on the host: which operators change it, and by what numbers. No pixel is touched here.
+"""Random draws for each sample, on the host: which operators change it, and by what numbers. No pixel changes here.
 
-Uniform numbers come from raw bits, which numpy promises to leave as they are (NEP 19). Each operator has its own places
-among a sample's numbers: to turn one on changes nothing of what others draw.
+Uniform numbers come from raw bits, which numpy promises not to change (NEP 19). Each operator has its own places among
+a sample's numbers, so turning one on changes nothing of what the others draw.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Numbers = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _PIXELS, _LABEL, _WEIGHT = 1, 2, 3
-"""Streams of a sample; 0 is for its data set's own `augment`."""
+"""Random streams of a sample; stream 0 is for its data set's own `augment`."""
 _TRIES = 10
-"""Boxes that are drawn until one fits, as torchvision does."""
+"""Number of boxes that are drawn to find one that fits, as torchvision does."""
 _BOX = 2 * _TRIES + 2
 _CROP = slice(0, _BOX)
 _FLIP = _CROP.stop
@@ -40,7 +40,7 @@ _ERASED_AREA, _ERASED_ASPECT = (0.02, 0.33), (math.log(0.3), math.log(3.3))
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of loaded images, and of those that the model sees; pixels."""
+    """Sizes of loaded images, and of those that the model sees, in pixels."""
 
     height: int
     width: int
@@ -49,9 +49,9 @@ class Shape:
 
 
 class Program:
-    """Which operator changes which rows of a batch, in order; `count` rows each, by `width` numbers a row.
+    """Operators that change rows of a batch, in order: (name, number of rows, numbers a row) each.
 
-    A plain class: what goes through a batch for its tensors (`batch_trees`) passes over it.
+    A plain class, so that code that walks a batch for its tensors (`batch_trees`) passes over it.
     """
 
     __slots__ = ("steps",)
@@ -62,11 +62,12 @@ class Program:
 
 @dataclass(slots=True)
 class Drawn:
-    """Images with what was drawn for them, on their way to where pixels are changed. Two small tensors travel with
-    them, whatever was drawn: a copy of each to a GPU costs as much as its start.
+    """Images with what was drawn for them, on their way to where pixels are changed.
 
-    `images`: the batch's, then partners of those that are mixed. `rows` (int64) and `numbers` (float32): what the
-    operators of `program` take, one after the other. `num_samples`: images of the batch.
+    Two small tensors travel with the images, whatever was drawn: copying a tensor to a GPU costs as much as its start.
+
+    `images`: the batch's, then partners of mixed ones. `rows` (int64) and `numbers` (float32): inputs of the operators
+    of `program`, one after the other. `num_samples`: images of the batch.
     """
 
     images: Tensor
@@ -78,9 +79,11 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Mixes:
-    """Samples of a batch that are mixed: their `rows`, the number of each one's `partners` in the data set, `places` of
-    these among the images that are read, `weights` of the sample itself, and the `boxes` (top, left, height, width)
-    that come from the partner, where `is_cut`.
+    """Samples of a batch that are mixed.
+
+    `rows`: their rows in the batch. `partners`: the index of each one's partner in the data set. `places`: rows of the
+    partners among the images that are read. `weights`: weight of the sample itself. `boxes`: (top, left, height, width)
+    that come from the partner, if `is_cut`.
     """
 
     rows: Rows
@@ -91,23 +94,23 @@ class Mixes:
     is_cut: NDArray[np.bool_]
 
     def only(self, kept: NDArray[np.bool_]) -> Mixes:
-        """Those of them."""
-        return Mixes(*(getattr(self, each.name)[kept] for each in dataclasses.fields(self)))
+        """Return the mixes of which `kept` is true."""
+        return Mixes(*(getattr(self, field.name)[kept] for field in dataclasses.fields(self)))
 
 
 class Builder:
-    """Gathers the steps of a program, (operator, rows, numbers) each."""
+    """Builder of a program from its steps, (operator, rows, numbers) each."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, Rows, Numbers]] = []
 
     def add(self, name: str, rows: Rows, numbers: Numbers) -> None:
-        """Operator `name` by `numbers` [k, width] for `rows`, [k], or [2 k] for one that takes partners too."""
+        """Add operator `name` with `numbers` [k, width] for `rows` [k]; [2 k] if the operator takes partners too."""
         if len(numbers):
             self.steps.append((name, rows, numbers))
 
     def drawn(self, images: Tensor, num_samples: int) -> Drawn:
-        """With `images` all that operators need."""
+        """Return `images` together with all inputs of the operators."""
         rows = np.concatenate([np.empty(0, dtype=np.int64), *(rows for _, rows, _ in self.steps)])
         numbers = np.concatenate([np.empty(0), *(numbers.ravel() for *_, numbers in self.steps)]).astype(np.float32)
         program = Program(tuple((name, *numbers.shape) for name, _, numbers in self.steps))
@@ -117,7 +120,7 @@ class Builder:
 def uniforms(
     config: AugmentConfig, seed: int, samples: Sequence[tuple[int, int]]
 ) -> tuple[Numbers, NDArray[np.uint64]]:
-    """Of each (epoch, sample) its numbers in [0, 1), [n, count], and one word more, [n]."""
+    """Return for each (epoch, sample) its numbers in [0, 1), [n, count], and one more 64-bit word, [n]."""
     count = _FIRST_OP + 2 * config.randaugment_ops
     words = np.empty((len(samples), 1 + count), dtype=np.uint64)
     for row, (epoch, sample) in enumerate(samples):
@@ -127,7 +130,7 @@ def uniforms(
 
 
 def new_class(seed: int, sample: int, share: float, num_classes: int, label: int) -> int:
-    """`label`, or for a share of samples another class: a function of (seed, sample), alike in all epochs."""
+    """Return `label`, or for a share of samples another class: a function of (seed, sample), alike in all epochs."""
     first, second = map(int, bits_of(seed, 0, sample, _LABEL).random_raw(2))
     if (first >> 11) * 2.0**-53 >= share:
         return label
@@ -138,7 +141,11 @@ def mixes(
     config: AugmentConfig, seed: int, samples: Sequence[tuple[int, int]], u: Numbers, words: NDArray[np.uint64],
     num_samples: int, shape: Shape,
 ) -> Mixes:  # fmt: skip
-    """Whom a batch's samples are mixed with. `num_samples`: of the data set, any of which may be a partner."""
+    """Draw the partners that samples of a batch are mixed with.
+
+    Args:
+        num_samples: samples of the data set, any of which may be a partner.
+    """
     rows = np.flatnonzero(u[:, _IS_MIXED] < config.mix_share)
     is_cut = u[rows, _IS_CUT] >= (0.5 if config.mixup_alpha else 0.0)
     if not config.cutmix_alpha:
@@ -158,7 +165,7 @@ def mixes(
 
 
 def add_images(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, *, has_colours: bool) -> None:
-    """What changes each image by itself: crop, flip, RandAugment, colours, erasing."""
+    """Add the operators that change each image by itself: crop, flip, RandAugment, colours, erasing."""
     everyone = np.arange(len(u))
     _add_crop(config, u, shape, build, everyone)
     if config.randaugment_ops:
@@ -185,7 +192,7 @@ def add_images(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, 
 
 
 def add_mixes(found: Mixes, build: Builder) -> None:
-    """What puts two images together."""
+    """Add the operators that mix two images."""
     for name, chosen, numbers in (
         ("mixup", ~found.is_cut, found.weights[:, None]),
         ("cutmix", found.is_cut, found.boxes),
@@ -202,7 +209,7 @@ def _add_crop(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, e
         boxes = _placed(boxes, u[:, _CROP], shape.height, shape.width)
         boxes[~fits, :2] = (np.array([shape.height, shape.width]) - boxes[~fits, 2:]) // 2
         top, left, height, width = boxes.T
-        # Where a pixel of the new image lies in the old one, both counted from their middles.
+        # Position of a new image's pixel in the old one, both measured from the middle.
         zero, sign = np.zeros(len(u)), np.where(is_flipped, -1.0, 1.0)
         across = [sign * width / shape.out_width, zero, left + width / 2 - shape.width / 2]
         down = [zero, height / shape.out_height, top + height / 2 - shape.height / 2]
@@ -219,7 +226,7 @@ def _add_crop(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, e
 def _boxes(
     u: Numbers, height: int, width: int, area: tuple[float, float], log_aspect: tuple[float, float]
 ) -> tuple[Numbers, NDArray[np.bool_]]:
-    """(the first of the boxes drawn that is no larger, [n, 4], its place still 0; whether there is one)."""
+    """Return (the first drawn box that fits, [n, 4], its place still 0; True for rows where a box fits)."""
     areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :_TRIES])
     aspects = np.exp(log_aspect[0] + (log_aspect[1] - log_aspect[0]) * u[:, _TRIES : 2 * _TRIES])
     widths, heights = np.rint(np.sqrt(areas * aspects)), np.rint(np.sqrt(areas / aspects))
@@ -231,23 +238,23 @@ def _boxes(
 
 
 def _placed(boxes: Numbers, u: Numbers, height: int, width: int) -> Numbers:
-    """At random inside of an image."""
+    """Move the boxes to random places inside an image, in place, and return them."""
     boxes[:, 0] = np.floor(u[:, -2] * (height - boxes[:, 2] + 1))
     boxes[:, 1] = np.floor(u[:, -1] * (width - boxes[:, 3] + 1))
     return boxes
 
 
 def _middle(shape: Shape, aspect: float) -> tuple[float, float]:
-    """(height, width) of the largest box of a legal aspect ratio."""
+    """Return (height, width) of the largest box of a legal aspect ratio."""
     return min(shape.height, round(shape.width * aspect)), min(shape.width, round(shape.height * aspect))
 
 
 def _cut_boxes(weights: Numbers, u_y: Numbers, u_x: Numbers, shape: Shape) -> Numbers:
-    """(top, left, height, width) of what a partner gives, around a place drawn, as far as it lies in the image."""
-    found = []
+    """Return the boxes (top, left, height, width) that partners fill: around a drawn place, cut to the image."""
+    spans = []
     for u, size in ((u_y, shape.out_height), (u_x, shape.out_width)):
         side, middle = np.floor(size * np.sqrt(1.0 - weights)), np.floor(u * size)
         low = np.maximum(middle - side // 2, 0)
-        found.append((low, np.minimum(middle - side // 2 + side, size) - low))
-    (top, height), (left, width) = found
+        spans.append((low, np.minimum(middle - side // 2 + side, size) - low))
+    (top, height), (left, width) = spans
     return np.stack([top, left, height, width], axis=1)

@@ -1,7 +1,7 @@
-"""Pixels: operators on batches of images, each row by numbers of its own, on the CPU or on a device.
+"""Pixel operators on batches of images, each row by its own numbers, on the CPU or on a device.
 
-Colours are kornia's functional operators. Places are torch's `grid_sample` over a grid that is made here without matrix
-products, whose bits may hang on how many images are in a batch.
+Colours are changed by kornia's functional operators. Geometry is changed by torch's `grid_sample`. Its grid is made
+without matrix products: their bits may depend on how many images are in a batch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hpc_trainer.features.augment.draw import Drawn, Shape
 
 
 class Operators:
-    """Carries out what was drawn.
+    """Executor of the operators that were drawn.
 
     Args:
-        config: what is on.
-        shape: of images before and after.
-        pixels: (mean, std) of each channel by which values were made of pixels; None: not known.
+        config: says which operators are on.
+        shape: sizes of images before and after.
+        pixels: (mean, std) of each channel by which pixels were normalized; None: unknown.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Operators:
             import kornia.enhance  # before worker processes are forked: each would import it  # noqa: F401
 
     def __call__(self, drawn: Drawn) -> Tensor:
-        """The images of the batch [num_samples, C, out_height, out_width]; those of `drawn` stay as they are."""
+        """Return the images of the batch [num_samples, C, out_height, out_width]; those of `drawn` stay unchanged."""
         with _one_thread(drawn.images.device):
             return self._run(drawn)
 
@@ -57,7 +57,7 @@ class Operators:
                 images.index_copy_(0, rows, _CHANGES[name](images[rows], numbers))
             else:
                 mixes.append((name, rows, numbers))
-        # Whatever was drawn for this batch: else a sample's last bits would hang on those beside it.
+        # Whatever was drawn for this batch: else a sample's last bits would depend on the other samples.
         if is_before_colours:
             images = self._to_pixels(images)
         if is_in_colours:
@@ -65,7 +65,7 @@ class Operators:
         return _mixed(images, drawn.num_samples, mixes) if mixes else images[: drawn.num_samples]
 
     def _steps(self, drawn: Drawn) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Of each step the operator, its rows (then those of partners), and its numbers [rows, width]."""
+        """Yield for each step the operator, its rows (then those of partners), and its numbers [rows, width]."""
         at_row = at_number = 0
         for name, count, width in drawn.program.steps:
             num_rows = 2 * count if name in _MIXES else count
@@ -82,8 +82,9 @@ class Operators:
         return copy(images, numbers, size, self._padding, black.to(images.dtype))
 
     def _to_pixels(self, values: Tensor) -> Tensor:
-        """One operation at a time: a fused one rounds otherwise at the end of a vector, and so by the place in a
-        batch.
+        """Return pixels from 0 to 1, one operation at a time.
+
+        A fused operation rounds differently at the end of a vector, so the result would depend on the place in a batch.
         """
         mean, std, _ = self._of(values.device)
         return (values * std).add_(mean).clamp_(0.0, 1.0)
@@ -93,18 +94,18 @@ class Operators:
         return (pixels - mean).div_(std)
 
     def _of(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """(mean, std, the value of black), [1, C, 1, 1] each; made once: to copy them would wait for the device."""
-        found = self._constants.get(device)
-        if found is None:
+        """Return (mean, std, the value of black), [1, C, 1, 1] each; cached, since a copy would wait for the device."""
+        constants = self._constants.get(device)
+        if constants is None:
             mean, std = ([0.0], [1.0]) if self._pixels is None else self._pixels
-            black = [-each / by for each, by in zip(mean, std, strict=True)]
-            made = [torch.tensor(list(each), device=device).view(1, -1, 1, 1) for each in (mean, std, black)]
-            found = self._constants[device] = (made[0], made[1], made[2])
-        return found
+            black = [-value / by for value, by in zip(mean, std, strict=True)]
+            made = [torch.tensor(list(values), device=device).view(1, -1, 1, 1) for values in (mean, std, black)]
+            constants = self._constants[device] = (made[0], made[1], made[2])
+        return constants
 
 
 def warped(images: Tensor, matrices: Tensor, size: tuple[int, int], *, padding_mode: str) -> Tensor:
-    """Images [n, C, *size], bilinear, each pixel from where `matrices` [n, 6] (`rand_augment`) say."""
+    """Return images [n, C, *size], bilinear, each pixel read from where `matrices` [n, 6] (`rand_augment`) map it."""
     (height, width), (out_height, out_width) = images.shape[2:], size
     x = torch.arange(out_width, device=images.device) - (out_width - 1) / 2
     y = torch.arange(out_height, device=images.device) - (out_height - 1) / 2
@@ -116,30 +117,30 @@ def warped(images: Tensor, matrices: Tensor, size: tuple[int, int], *, padding_m
 
 
 def by_slices(images: Tensor, numbers: Tensor, size: tuple[int, int], border: int, black: Tensor) -> Tensor:
-    """Images [n, C, *size] out of these with a black border around them, by `numbers` (top, left, whether flipped).
+    """Cut images [n, C, *size] out of `images` with a black border, by `numbers` (top, left, 1 if flipped).
 
-    A slice a sample, which on a CPU takes a fifth of the time of `by_index`.
+    One slice for each sample, which on a CPU takes a fifth of the time of `by_index`.
     """
     (height, width), (out_height, out_width) = images.shape[2:], size
-    found = black.expand(len(images), images.shape[1], *size).clone()
-    for image, source, (low_y, low_x, is_flipped) in zip(found, images, numbers.long().tolist(), strict=True):
+    cut = black.expand(len(images), images.shape[1], *size).clone()
+    for image, source, (low_y, low_x, is_flipped) in zip(cut, images, numbers.long().tolist(), strict=True):
         down, to_down = _overlap(low_y - border, height, out_height)
         across, to_across = _overlap(low_x - border, width, out_width)
         image[:, to_down, to_across] = source[:, down, across]
         if is_flipped:
             image.copy_(image.flip(-1))
-    return found
+    return cut
 
 
 def _overlap(low: int, size: int, out_size: int) -> tuple[slice, slice]:
-    """Along one side: the pixels of `size` that `out_size` pixels from `low` on have, and where they come to."""
+    """Return along one side the slice of `size` that `out_size` pixels from `low` on cover, and the slice it fills."""
     first = min(max(low, 0), size)
     last = max(min(low + out_size, size), first)
     return slice(first, last), slice(first - low, last - low) if last > first else slice(0, 0)
 
 
 def by_index(images: Tensor, numbers: Tensor, size: tuple[int, int], border: int, black: Tensor) -> Tensor:
-    """The same, without a wait for a device and with as many kernels for any number of samples."""
+    """Return the same as `by_slices` without waiting for a device, with as many kernels for any number of samples."""
     count, channels, height, width = images.shape
     whole = black.expand(count, channels, height + 2 * border, width + 2 * border).clone()
     whole[:, :, border : border + height, border : border + width] = images
@@ -157,13 +158,13 @@ def _move(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _by_kornia(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Kornia's operator, by a number for each image or by none."""
+    """Return kornia's operator, which takes one number for each image or none."""
 
     def change(images: Tensor, numbers: Tensor) -> Tensor:
         import kornia.enhance
 
-        found: Tensor = getattr(kornia.enhance, name)(images, *([numbers.flatten()] if numbers.shape[1] else []))
-        return found
+        changed: Tensor = getattr(kornia.enhance, name)(images, *([numbers.flatten()] if numbers.shape[1] else []))
+        return changed
 
     return change
 
@@ -173,7 +174,7 @@ def _posterize(images: Tensor, bits: Tensor) -> Tensor:
 
 
 def _autocontrast(images: Tensor, none: Tensor) -> Tensor:
-    """A channel of one value stays, as in torchvision."""
+    """Stretch each channel to 0 to 1; a channel of one value stays, as in torchvision."""
     has_contrast = images.amax((-2, -1), keepdim=True) > images.amin((-2, -1), keepdim=True)
     return torch.where(has_contrast, _by_kornia("normalize_min_max")(images, none), images)
 
@@ -196,7 +197,7 @@ def _cutmix(images: Tensor, others: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _inside(images: Tensor, boxes: Tensor) -> Tensor:
-    """Which pixels lie in the boxes (top, left, height, width), [n, 1, H, W]."""
+    """Return a mask [n, 1, H, W] of the pixels inside the boxes (top, left, height, width)."""
     top, left, height, width = boxes.view(-1, 4, 1).unbind(1)
     y = torch.arange(images.shape[2], device=images.device)
     x = torch.arange(images.shape[3], device=images.device)
@@ -205,21 +206,21 @@ def _inside(images: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _mixed(images: Tensor, num_samples: int, mixes: Sequence[tuple[str, Tensor, Tensor]]) -> Tensor:
-    """The first `num_samples` images; what lies behind them are partners, each of one image."""
-    found = images[:num_samples]
+    """Return the first `num_samples` images, mixed with their partners, which are the images behind them."""
+    mixed = images[:num_samples]
     if len(mixes) == 1 and len(mixes[0][2]) == num_samples:
         name, _, numbers = mixes[0]
-        return _MIXES[name](found, images[num_samples:], numbers)
-    found = found.clone()
+        return _MIXES[name](mixed, images[num_samples:], numbers)
+    mixed = mixed.clone()
     for name, rows, numbers in mixes:
         own, partners = rows[: len(numbers)], rows[len(numbers) :]
-        found.index_copy_(0, own, _MIXES[name](images[own], images[partners], numbers))
-    return found
+        mixed.index_copy_(0, own, _MIXES[name](images[own], images[partners], numbers))
+    return mixed
 
 
 _CROPS = ("resized_crop", "padded_crop")
 _OF_PLACE, _LAST = frozenset({*_CROPS, "flip"}), frozenset({"erase", "mixup", "cutmix"})
-"""Before and after what changes pixels from 0 to 1: these need not know what black and white are."""
+"""Operators before and after those that change pixels from 0 to 1; neither needs to know black and white."""
 _MIXES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"mixup": _mixup, "cutmix": _cutmix}
 _CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "flip": _flip,
@@ -239,7 +240,7 @@ _CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @contextlib.contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU: two threads add up a mean in another order than one, and loader processes have one."""
+    """Use one thread on a CPU: two threads add up a mean in another order than one, and loader processes have one."""
     before = torch.get_num_threads()
     if device.type != "cpu" or before == 1:
         yield

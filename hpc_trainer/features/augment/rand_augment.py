@@ -1,4 +1,4 @@
-"""RandAugment (Cubuk et al. 2020, arXiv:1909.13719): its operators and their strengths, as torchvision has them."""
+"""RandAugment (Cubuk et al. 2020, arXiv:1909.13719): its operators and strengths, as in torchvision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPERATORS = (
 )  # fmt: skip
 _MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 _FACTORS = ("brightness", "saturation", "contrast", "sharpness")
-_LARGEST = 30  # the magnitude at which each is at its strongest
+_LARGEST = 30  # the magnitude at which each operator is strongest
 _SHEAR, _MOVE, _ANGLE, _FACTOR = 0.3, 150 / 331, np.deg2rad(30.0), 0.9
 _BITS, _FEWEST_BITS = 8, 4
 
@@ -23,15 +23,15 @@ _BITS, _FEWEST_BITS = 8, 4
 def of_one_round(
     u_operator: Numbers, u_sign: Numbers, magnitude: int, height: int, width: int, *, has_colours: bool
 ) -> Iterator[tuple[str, NDArray[np.int64], Numbers]]:
-    """(operator, rows that have drawn it, their numbers [k, width]) of one operator for each row.
+    """Yield (operator, rows that drew it, their numbers [k, width]) of one round; each row draws one operator.
 
     Args:
-        u_operator: [n] in [0, 1), which one.
-        u_sign: [n] in [0, 1), whether a change goes one way or the other.
+        u_operator: [n] in [0, 1), chooses the operator.
+        u_sign: [n] in [0, 1), chooses the direction of a change.
         magnitude: 0 to 30.
         height: of the images, pixels.
-        width: the same.
-        has_colours: False: to change the saturation of grey images changes nothing.
+        width: of the images, pixels.
+        has_colours: False for grey images, whose saturation cannot change.
     """
     chosen = np.floor(u_operator * len(OPERATORS)).astype(np.int64)
     sign, share = np.where(u_sign < 0.5, -1.0, 1.0), magnitude / _LARGEST
@@ -58,13 +58,14 @@ def of_one_round(
 
 
 def _matrices(name: str, strength: Numbers) -> Numbers:
-    """Where a pixel (x, y) of the new image lies in the old one, [k, 6]: x' = a x + b y + c, y' = d x + e y + f. In
-    pixels, from the middle.
+    """Return matrices [k, 6] that map a pixel (x, y) of the new image to the old one.
+
+    x' = a x + b y + c, y' = d x + e y + f, in pixels from the middle.
     """
-    found = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(strength), 1))
+    matrices = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(strength), 1))
     if name == "rotate":
-        found[:, 0] = found[:, 4] = np.cos(strength)
-        found[:, 1], found[:, 3] = np.sin(strength), -np.sin(strength)
+        matrices[:, 0] = matrices[:, 4] = np.cos(strength)
+        matrices[:, 1], matrices[:, 3] = np.sin(strength), -np.sin(strength)
     else:
-        found[:, {"shear_x": 1, "shear_y": 3, "translate_x": 2, "translate_y": 5}[name]] = strength
-    return found
+        matrices[:, {"shear_x": 1, "shear_y": 3, "translate_x": 2, "translate_y": 5}[name]] = strength
+    return matrices

@@ -1,4 +1,4 @@
-"""Data sets around the run's own: training batches augmented by epoch, and images cropped to what the model sees."""
+"""Data sets around the run's own: training batches augmented by epoch, and images cropped to the model's size."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from hpc_trainer.features.augment.operators import Operators
 from hpc_trainer.tasks.cross_entropy import IGNORED
 
 _CACHED_BYTES = 2**21
-"""Of images that are read and changed at a time on a CPU: they stay in its cache meanwhile."""
+"""Bytes of images that are read and changed at a time on a CPU, so that they stay in its cache."""
 
 
 class Cropped:
-    """The samples of `source`, of images the middle [C, size, size]: what evaluations see.
+    """Samples of `source` with images cropped to the middle [C, size, size], as evaluations see them.
 
-    Raises ConfigError: they are no images, or too small.
+    Raises:
+        ConfigError: the samples are no images, or too small.
     """
 
     def __init__(self, source: MapDataset, config: AugmentConfig) -> None:
@@ -44,7 +45,7 @@ class Cropped:
         return len(self._source)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch as `source` has it, cropped; nothing is drawn."""
+        """Return a batch of `source`, cropped; nothing is drawn."""
         inputs, targets = self._source.__getitems__(indices)
         return self._middle(inputs), targets
 
@@ -57,7 +58,11 @@ class Cropped:
 
 
 class AugmentedSamples(Cropped):
-    """The training samples. Raises ConfigError as `Cropped`, and where colours or classes are not as operators need."""
+    """Training samples, augmented.
+
+    Raises:
+        ConfigError: as `Cropped`, or colours or classes are not as the operators need them.
+    """
 
     def __init__(self, source: MapDataset, config: AugmentConfig) -> None:
         super().__init__(source, config)
@@ -68,14 +73,16 @@ class AugmentedSamples(Cropped):
             )
         self._by_epoch = by_epoch(source)
         self.operators = self._made_operators() if self._shape is not None else None
-        """What changes pixels; None: nothing does."""
+        """Operators that change pixels; None if nothing does."""
 
     def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Any, Tensor]:
-        """As the protocol says. With `run_on=device` inputs are `Drawn`; with mixes targets are shares of classes
-        [batch, num_classes], float32; a row of zeros counts nothing.
+        """Return a training batch, as the protocol says.
 
-        A sample's partner is any sample of the data set, as it is in this epoch: a function of (seed, epoch, sample)
-        too, so it must be read besides.
+        With `run_on=device` inputs are `Drawn`. With mixes, targets are shares of classes [batch, num_classes],
+        float32; a row of zeros does not count.
+
+        A sample's partner is any sample of the data set, as it is in this epoch. The partner is a function of (seed,
+        epoch, sample) too, so it must be read in addition.
         """
         shape, operators = self._shape, self.operators
         if shape is None or operators is None:
@@ -110,7 +117,7 @@ class AugmentedSamples(Cropped):
         build = draw.Builder()
         draw.add_images(config, u, shape, build, has_colours=inputs.shape[1] > 1)
         if mixes is not None:
-            # What has no class is mixed with nothing.
+            # A sample without a class is mixed with nothing.
             mixes = mixes.only((targets[mixes.rows] != IGNORED).numpy() & (targets[mixes.places] != IGNORED).numpy())
             draw.add_mixes(mixes, build)
             targets = self._shares(targets, num, mixes)
@@ -149,7 +156,11 @@ class AugmentedSamples(Cropped):
         return torch.tensor(labels)
 
     def _shares(self, targets: Tensor, num_samples: int, mixes: draw.Mixes) -> Tensor:
-        """[num_samples, num_classes] of the targets of these samples, then of the partners that `mixes` names."""
+        """Return shares of classes [num_samples, num_classes], mixed with those of partners.
+
+        Args:
+            targets: classes of the samples, then of the partners that `mixes` names.
+        """
         assert self.num_classes is not None
         mixed, weights = torch.from_numpy(mixes.rows), torch.from_numpy(mixes.weights).float()
         own = torch.ones(num_samples)

@@ -1,4 +1,4 @@
-"""`train.ema_decay`: evaluations use an average of the weights."""
+"""`train.ema_decay`: evaluations with an average of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averaged weights in a run: beside the model's, taken along after each update, swapped in for evaluations."""
+"""Averaged weights of a run: kept beside the model's, updated after each step, swapped in for evaluations."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class AveragedWeightsAbility(Ability):
     _average: AveragedWeights
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
-        """After the weights became rank 0's."""
+        """Make the average once the weights are rank 0's."""
         assert self.config.train.ema_decay is not None
         self._average = AveragedWeights(state.model, self.config.train.ema_decay, module)
         state.more["ema"] = self._average
 
     def after_update(self) -> None:
-        """After a skipped step too: whether it was is not known before the GPU has told."""
+        """Update the average, after a skipped step too: only the GPU knows yet whether the step was skipped."""
         self._average.update()
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:

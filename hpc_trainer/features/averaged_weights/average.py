@@ -1,9 +1,9 @@
 """Averaged weights: what evaluations use with `train.ema_decay`, while training goes on from the raw ones.
 
-One way for every strategy. Beside the model lie as many tensors more, under the model's names. Of what ranks hold in
-parts (FSDP2, tensor parallel, pipeline stages) each rank averages its own, so a step sends nothing for it. Evaluations
-run the model itself, with the averages in the memory of its weights and the weights in that of the averages: however
-ranks share a forward pass, as by FSDP's gathering, it is the same one.
+The same method serves every strategy. The averages are as many tensors beside the model's, under the same names. Each
+rank averages its own shards (FSDP2, tensor parallel, pipeline stages), so a step sends nothing for it. Evaluations run
+the model itself, with the averages in the memory of its weights and the weights in that of the averages. So the forward
+pass is the same one, however ranks share it, such as by FSDP's gathering.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 
 
 class AveragedWeights(nn.Module):
-    """The exponential average of the weights and buffers of `model`, as much memory again; nothing that can be called.
+    """Exponential average of the weights and buffers of `model`, as much memory again; it cannot be called.
 
-    The first step's weights are its beginning. Batch norm's statistics are averaged too: those of the raw weights
-    would not fit the average. Integers and truth values are those of the model: counts, tables of positions.
+    The average starts as the weights of the first step. Batch norm's statistics are averaged too: those of the raw
+    weights would not fit the average. Integers and booleans are copied from the model: counts, tables of positions.
 
     Its state has the keys of torch's AveragedModel: `module.NAME` for each NAME of the model's, and `n_averaged`.
 
     Args:
         model: as this rank holds it; weights may be DTensors.
         decay: in (0, 1), the share of the average that a step keeps.
-        shared: what ranks share `model` by, with `model` in it; None: `model` itself.
+        shared: wrapper by which ranks share `model`, with `model` in it; None: `model` itself.
 
     Raises:
         ConfigError: a module writes its state by a method of its own.
@@ -49,11 +49,11 @@ class AveragedWeights(nn.Module):
         stage = find_whole(model)
         if stage is not None:
             set_whole(self.module.get_submodule(stage[0].rstrip(".")), stage[1])
-        self.register_buffer("n_averaged", torch.tensor(0))  # in host memory: it is asked in each step
+        self.register_buffer("n_averaged", torch.tensor(0))  # in host memory: it is read in each step
         self._decay = decay
         self._pairs = _pairing(model, self.module)
-        cut_up: list[Any] = [each for each in (shared or model).modules() if is_fully_sharded(each)]
-        self._reshard: list[Callable[[], None]] = [each.reshard for each in cut_up]
+        cut_up: list[Any] = [module for module in (shared or model).modules() if is_fully_sharded(module)]
+        self._reshard: list[Callable[[], None]] = [module.reshard for module in cut_up]
         kinds: dict[Any, list[int]] = {}
         for index, (_, average) in enumerate(self._pairs()):
             kinds.setdefault((average.device, average.dtype), []).append(index)
@@ -61,7 +61,7 @@ class AveragedWeights(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """The average takes in the model's weights as they are after a step. Sends nothing, and waits for no device."""
+        """Update the average with the model's weights after a step. Sends nothing, and waits for no device."""
         is_first, pairs = self.n_averaged == 0, self._pairs()
         for indices in self._kinds:
             values, averages = zip(*(pairs[index] for index in indices), strict=True)
@@ -73,12 +73,14 @@ class AveragedWeights(nn.Module):
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Inside, the model has the averages, and this object the model's weights; then each has its own bits again.
+        """Swap the averages into the model and its weights into this object, and swap them back afterwards.
 
-        So it is after an error too. Save nothing inside, and step no optimizer. Takes the memory of the largest weight
-        for a moment. Not collective. Integers and truth values are the same in both, and stay.
+        Both have their own bits again afterwards, also after an error. Save nothing inside, and step no optimizer.
+        Takes the memory of the largest weight for a moment. Not collective. Integers and booleans are the same in both,
+        and stay.
 
-        Raises ConfigError: a buffer is not what it was.
+        Raises:
+            ConfigError: a buffer is None or has another shape than before.
         """
         count = 0
         try:
@@ -88,28 +90,28 @@ class AveragedWeights(nn.Module):
             self._launch()
             yield
         finally:
-            # The last first: undone so, weights that overlap in memory (tied by `.data`) have their own bits too.
+            # Undo in reverse order: then weights that overlap in memory (tied by `.data`) get their own bits back too.
             for pair in reversed(self._at_rest()[:count]):
                 _swap(*pair)
             self._launch()
 
     def _at_rest(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What differs; FSDP has let go of weights that are whole after a forward pass, and gathers them anew."""
+        """Reshard weights that FSDP gathered for a forward pass, and return the pairs that differ."""
         for reshard in self._reshard:
             reshard()
         return [pair for pair in self._pairs() if _is_averaged(pair[1])]
 
     def _launch(self) -> None:
-        """So that a forward pass is the same graph with averages and without, where operations are collected."""
+        """Flush queued operations so that the forward graph is the same with and without averages."""
         kind_of(self._pairs()[0][1].device).launch()
 
 
 def _pairing(model: nn.Module, outline: nn.Module) -> Callable[[], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """What tells this rank's part of each weight and buffer, when it is asked: (the model's, that of `outline`).
+    """Return a function that lists (the model's tensor, that of `outline`) for each local weight and buffer.
 
-    A function, not lists of a module: `certify` looks into those, and what is in here is the model's.
+    It is a function, not lists of a module: `certify` looks into those, and these tensors are the model's.
     """
-    # As they are now: after an evaluation FSDP shows whole ones. A buffer may become another tensor in a step.
+    # Weights as they are now: after an evaluation FSDP shows whole ones. A step may replace a buffer by another tensor.
     weights = list(model.parameters())
     places = {
         id(buffer): (module._buffers, name, f"{path}.{name}" if path else name, buffer.shape)
@@ -117,7 +119,7 @@ def _pairing(model: nn.Module, outline: nn.Module) -> Callable[[], list[tuple[to
         for name, buffer in module._buffers.items()
         if buffer is not None
     }
-    averages = [local_tensor(each.detach()) for each in [*outline.parameters(), *outline.buffers()]]
+    averages = [local_tensor(tensor.detach()) for tensor in [*outline.parameters(), *outline.buffers()]]
 
     @torch.no_grad()
     def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -142,29 +144,33 @@ def _is_averaged(tensor: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
-    """By their contents: FSDP, captured graphs and the optimizer know the memory."""
+    """Swap the contents, not the tensors: FSDP, captured graphs and the optimizer know the memory."""
     held = one.clone()
     one.copy_(other)
     other.copy_(held)
 
 
 class _WithMore(nn.Module):
-    """Of a module whose state is more than tensors (`get_extra_state`); evaluations run with the model's own."""
+    """Outline of a module whose state is more than tensors (`get_extra_state`); evaluations use the model's own."""
 
     def __init__(self, source: nn.Module) -> None:
         super().__init__()
         self._tell = source.get_extra_state
 
     def get_extra_state(self) -> Any:
-        """A copy, for loading may fill it."""
+        """Return a copy, since loading may fill it."""
         return copy.deepcopy(self._tell())
 
     def set_extra_state(self, state: Any) -> None:
-        """Nothing: the model has loaded its own."""
+        """Do nothing: the model has loaded its own state."""
 
 
 def _outline(module: nn.Module, made: dict[int, Any]) -> nn.Module:
-    """Modules of the same names, with copies of the tensors, and nothing to run. `made`: of what, by id, for ties."""
+    """Return modules of the same names with copies of the tensors, and nothing to run.
+
+    Args:
+        made: outlines and copies by the id of their source, for ties.
+    """
     if id(module) in made:
         return made[id(module)]  # type: ignore[no-any-return]
     has_more = type(module).get_extra_state is not nn.Module.get_extra_state
@@ -181,9 +187,10 @@ def _outline(module: nn.Module, made: dict[int, Any]) -> nn.Module:
 
 
 def _name_alike(outline: nn.Module, module: nn.Module) -> None:
-    """The names in a state_dict of `outline` become those in one of `module`, whose hooks may give other ones.
+    """Give the state_dict of `outline` the names that hooks of `module` give its own.
 
-    Raises ConfigError: it has a method of its own for that, whose names nobody knows.
+    Raises:
+        ConfigError: `module` has its own method for its state_dict, whose names are unknown.
     """
     kind = type(module)
     for method in ("state_dict", "_save_to_state_dict"):
@@ -196,7 +203,7 @@ def _name_alike(outline: nn.Module, module: nn.Module) -> None:
     for hooks in ("_state_dict_pre_hooks", "_state_dict_hooks", "_load_state_dict_post_hooks"):
         getattr(outline, hooks).update(getattr(module, hooks))
     before: dict[int, Any] = module._load_state_dict_pre_hooks
-    for number, hook in before.items():  # each knows whether it is handed the module
+    for number, hook in before.items():  # each hook knows whether it is handed the module
         outline._load_state_dict_pre_hooks[number] = partial(hook.hook, outline) if hook.with_module else hook
 
 

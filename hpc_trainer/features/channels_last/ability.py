@@ -1,4 +1,4 @@
-"""Weights of convolutions and images with their channels last in memory; numbers stay where they are in a tensor."""
+"""Weights of convolutions and images with channels last in memory; their elements keep their indices."""
 
 from __future__ import annotations
 

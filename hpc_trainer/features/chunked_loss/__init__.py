@@ -1,4 +1,4 @@
-"""`train.loss_chunk_size`: logits of so many rows at a time."""
+"""`train.loss_chunk_size`: logits of a few rows at a time."""
 
 from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.table.feature import Feature, Row

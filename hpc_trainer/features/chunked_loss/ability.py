@@ -2,13 +2,13 @@
 
 A model takes part if its output layer can be run apart from the rest:
 
-    model(inputs, with_head=False)    what the output layer gets, [batch, dim] or [batch, seq, dim]
+    model(inputs, with_head=False)    input of the output layer, [batch, dim] or [batch, seq, dim]
     model.apply_head(hidden)          its logits, [rows, dim] to [rows, num_classes]
 
-Of n rows and V classes the plain loss holds n x V logits (fp32, and in bf16 once more) and as many gradients. Here each
-chunk's logits are computed twice, in the forward and again in the backward pass (Chen et al. 2016), and are gone after.
-torch's own nn.functional.linear_cross_entropy (2.13) computes gradients in the forward pass, before a loss scale for
-fp16 could help them, and knows no label smoothing.
+For n rows and V classes the plain loss holds n x V logits (fp32, and in bf16 once more) and as many gradients. Here the
+logits of each chunk are computed in the forward and again in the backward pass (Chen et al. 2016), and freed
+afterwards. torch's own nn.functional.linear_cross_entropy (2.13) computes gradients in the forward pass, before a loss
+scale for fp16 could help them. It does not support label smoothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ChunkedLossAbility(Ability):
 
     @random_state_kept()
     def sizes(self, sizes: BatchSizes, loss: nn.Module, building: Building) -> BatchSizes:
-        """An evaluation has no chunks: its batches have no more rows than one, but a sample at least."""
+        """Limit evaluation batches, which have no chunks, to the rows of one chunk, but at least one sample."""
         most, dataset = self.config.train.loss_chunk_size, building.eval_set
         if most is None or dataset is None or not len(dataset):
             return sizes
@@ -56,7 +56,7 @@ ABILITY = ChunkedLossAbility
 
 
 def use_chunks(loss: VotingLoss, chunk_size: int) -> None:
-    """From now on `loss` holds the logits of so many rows at a time."""
+    """Make `loss` hold the logits of `chunk_size` rows at a time."""
     assert isinstance(loss.task, CrossEntropy)
     loss.mean_loss = partial(_by_chunks, chunk_size, loss.task.label_smoothing)
 
@@ -71,7 +71,7 @@ def _by_chunks(chunk_size: int, label_smoothing: float, model: nn.Module, batch:
 
 
 def check_has_head(model: nn.Module) -> None:
-    """Raises ConfigError unless the output layer of `model` can be run apart."""
+    """Raise ConfigError unless the output layer of `model` can be run apart."""
     takes = inspect.signature(model.forward).parameters
     if not callable(getattr(model, "apply_head", None)) or "with_head" not in takes:
         raise ConfigError(
@@ -89,14 +89,14 @@ def chunked_cross_entropy(
     chunk_size: int,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Mean cross entropy in nats, a scalar: that of `functional.cross_entropy(head(hidden), targets)`.
+    """Return the mean cross entropy in nats, a scalar equal to `functional.cross_entropy(head(hidden), targets)`.
 
     Args:
-        head: hidden states to logits, row by row.
+        head: maps hidden states to logits, row by row.
         hidden: [rows, dim].
-        targets: int64 class ids, [rows]; -100 counts nothing.
+        targets: int64 class ids, [rows]; -100 does not count.
         chunk_size: rows whose logits are held at a time, ≥ 1.
-        label_smoothing: share of the probability that all classes get alike, in [0, 1).
+        label_smoothing: share of the probability that is spread evenly over all classes, in [0, 1).
     """
     total: torch.Tensor | None = None
     for rows, wanted in zip(torch.split(hidden, chunk_size), torch.split(targets, chunk_size), strict=True):
@@ -115,10 +115,10 @@ def _sum(
 
 
 def _own_casts(device_type: str) -> contextlib.AbstractContextManager[None]:
-    """Autocast as it is, but each chunk casts the weight anew.
+    """Keep autocast as it is, but let each chunk cast the weight anew.
 
-    One cast for all chunks, as autocast keeps it, would have their gradients added up in 8 bits of mantissa; so each is
-    made fp32 first.
+    Autocast's cached cast would be shared by all chunks, and their gradients would be added up in 8 bits of mantissa.
+    With a cast for each chunk, each gradient becomes fp32 first.
     """
     if not torch.is_autocast_enabled(device_type):
         return contextlib.nullcontext()

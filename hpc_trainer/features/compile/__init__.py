@@ -1,4 +1,4 @@
-"""`train.compile`: the step through torch.compile, and what was compiled kept for the sweep's other runs."""
+"""`train.compile`: the step through torch.compile, with the compiled code cached for the sweep's other runs."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         yield f"{mode} {_GRAPHS}: train.grad_accum_steps={accum} must be 1. Use {ways}."
 
 
-# Gradients that are added up there are wrong without an error (pytorch issue 96693), or with one (169545).
+# Accumulated gradients are wrong there without an error (pytorch issue 96693), or fail with one (169545).
 _WHOLE = "train.grad_accum_steps=1 train.micro_batch_size=null"
 _GRAPHS = "captures CUDA graphs, whose results the next forward pass overwrites"
 

@@ -1,4 +1,4 @@
-"""The compiler at work in a run: what it makes comes from the sweep's cache, and goes there after the first step."""
+"""Compilation in a run: compiled code comes from the sweep's cache, and is saved there after the first step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class CompileAbility(Ability):
             check_has_blocks(model, "train.compile_scope=blocks compiles blocks", "train.compile_scope=model")
 
     def on_loss(self, loss: nn.Module, building: Building) -> None:
-        """Collective. An estimate counts the step as it is written."""
+        """Compile the step. Collective.
+
+        An estimate counts the uncompiled step.
+        """
         if building.run is not None:
             self._cache = open_cache(self.config, building.run)
             compile_step(loss, self.config.train)

@@ -1,12 +1,13 @@
-"""What torch.compile made, kept in the sweep's folder: its first run compiles, other runs and restarts read.
+"""Code that torch.compile made, cached in the sweep's folder: its first run compiles, other runs and restarts read.
 
-torch caches in a folder (TORCHINDUCTOR_CACHE_DIR). That folder is one of this rank's alone here, in the node's own
-temporary files: many nodes in one folder on a shared file system race, and lose (docs/decisions/0017-compile-cache.md).
-Before the first step it is filled from an archive in the sweep's folder, after it packed into one. An archive is
-written under another name and renamed, so who reads it gets all of it or nothing.
+torch caches in a folder (TORCHINDUCTOR_CACHE_DIR). Here each rank has its own such folder, in the node's temporary
+files: many nodes in one folder on a shared file system race, and lose (docs/decisions/0017-compile-cache.md). Before
+the first step the folder is filled from an archive in the sweep's folder; after it the folder is packed into one. An
+archive is written under another name and renamed, so a reader gets all of it or nothing.
 
-An archive holds machine code and pickled graphs: reading one is running code. It is taken only if this user (or root)
-owns it and its folder and nobody else may write either, like the run's frozen code, and if its checksum is right.
+An archive holds machine code and pickled graphs: reading an archive is running code. An archive is used only if its
+checksum is right. As for the run's frozen code, this user (or root) must own it and its folder, and nobody else may
+write either.
 """
 
 from __future__ import annotations
@@ -36,36 +37,38 @@ from hpc_trainer.runs.shared_folder import is_there
 from hpc_trainer.training.context import RunContext
 
 _HEAD = b"hpc_trainer compile cache 1\n"
-# Where torch and Triton write; both ask at each use.
+# Variables of the folders that torch and Triton write to; both read them at each use.
 _FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _VARIABLES = {_FOLDER_VARIABLE: "", "TRITON_CACHE_DIR": "triton"}
 _TORCH_DEFAULT = "torchinductor_"  # torch sets the variable itself, when it is imported, to /tmp/torchinductor_<user>
-# Of the configuration, what can change a graph. A key too many costs a run one compilation, and no error.
+# Configuration keys that can change a graph. A superfluous key costs a run one compilation, and no error.
 _IN_GRAPH = [name.split(".") for name, key in KEYS.items() if key.in_graph and "." in name]
 
 
 def cache_key(config: TrainConfig, facts: Mapping[str, Any]) -> str:
-    """16 hex digits. torch compares far more before it takes a graph: the key only says which archive may fit.
+    """Return the key of a compile cache, 16 hex digits.
+
+    torch compares far more before it takes a graph: the key only says which archive may fit.
 
     Args:
-        facts: of the resume contract: `code`, `versions`, `device`, `world_size`.
+        facts: facts of the resume contract: `code`, `versions`, `device`, `world_size`.
     """
     plain = to_plain(config)
     parts: dict[str, Any] = {}
     for section, name in _IN_GRAPH:
-        # A key of another variant is not; an empty list is nothing, as in keys of before.
+        # A key of another variant is left out. So is an empty list, as in cache keys of earlier versions.
         if plain[section].get(name, []) != []:
             parts.setdefault(section, {})[name] = plain[section][name]
-    (parts["parallel"],) = parts["parallel"].values()  # a word by itself: as in keys of before
+    (parts["parallel"],) = parts["parallel"].values()  # a value by itself: as in cache keys of earlier versions
     parts |= {name: facts.get(name) for name in ("code", "versions", "device", "world_size")}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def open_cache(config: TrainConfig, run: RunContext) -> CompileCache | None:
-    """The cache of one rank, filled if the sweep has one that may fit; None where the environment names a folder.
+    """Return the cache of one rank, filled if the sweep has an archive that may fit. Collective.
 
-    Each local rank has an archive: where ranks see all GPUs of their node, its GPU's number is in what was compiled.
-    Close it at the end. Collective.
+    It is None if the environment names a cache folder. Each local rank has its own archive: if ranks see all GPUs of
+    their node, the number of the rank's GPU is in the compiled code. Close the cache at the end.
     """
     key = run.group.broadcast(cache_key(config, run.contract.facts) if run.is_rank_zero else None)
     named = os.environ.get(_FOLDER_VARIABLE, "")
@@ -80,12 +83,15 @@ def open_cache(config: TrainConfig, run: RunContext) -> CompileCache | None:
 
 @dataclass(slots=True)
 class CompileCache:
-    """One rank's cache. `archive`: in the sweep's folder; `writes`: one rank of each archive packs it."""
+    """Compile cache of one rank.
+
+    `archive` is in the sweep's folder. `writes` is true for the rank that packs it: one for each archive.
+    """
 
     archive: Path
     writes: bool
     folder: Path = field(init=False)
-    """The node's own."""
+    """Cache folder of this rank, on the node."""
     _loaded: frozenset[str] = frozenset()
     _before: dict[str, str | None] = field(default_factory=dict)
     _is_saved: bool = False
@@ -99,7 +105,7 @@ class CompileCache:
             os.environ[name] = str(self.folder / below)
 
     def load(self) -> bool:
-        """Fills the node's folder from the archive; False, with a line in the log, if there is none to be used."""
+        """Fill the node's folder from the archive; return False if no archive can be used."""
         try:
             content = read_archive(self.archive)
         except (HpcTrainerError, OSError) as error:
@@ -114,7 +120,10 @@ class CompileCache:
         return True
 
     def save_once(self) -> None:
-        """After the first step: packs what is new. A full or broken file system is a warning. Not collective."""
+        """Pack the archive after the first step, if there are new files. Not collective.
+
+        A full or broken file system is a warning.
+        """
         if self._is_saved:
             return
         self._is_saved = True
@@ -132,7 +141,7 @@ class CompileCache:
             print(f"WARNING: the compile cache was not saved: {error}")
 
     def close(self) -> None:
-        """Removes the node's folder. May be called again."""
+        """Remove the node's folder, and restore the environment. May be called again."""
         for name, value in self._before.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -142,10 +151,10 @@ class CompileCache:
 
 
 def read_archive(path: Path) -> bytes | None:
-    """The zip in an archive; None if there is none, or if it is damaged (it is written anew then).
+    """Return the zip in an archive; None if there is none, or if it is damaged (it is replaced then).
 
     Raises:
-        UntrustedFileError: another user owns it or its folder, or may write it, or it is a link.
+        UntrustedFileError: another user owns the archive or its folder, others may write them, or it is a link.
     """
     if not is_there(path):
         return None
@@ -160,7 +169,7 @@ def read_archive(path: Path) -> bytes | None:
 
 
 def write_archive(path: Path, names: Mapping[str, Path]) -> None:
-    """Replaces the archive by one with these files, whole.
+    """Replace the archive by one with these files, atomically.
 
     Raises:
         UntrustedFileError: the folder is another user's, or others may write it.
@@ -179,12 +188,12 @@ def write_archive(path: Path, names: Mapping[str, Path]) -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """What is worth keeping, by its name below `folder`: no locks, and nothing that is still being written."""
-    found = {}
+    """Return the files to keep by their name below `folder`: no locks, and none that is still being written."""
+    files = {}
     for parent, folders, names in os.walk(folder):
-        folders[:] = [each for each in folders if each != "locks"]
+        folders[:] = [name for name in folders if name != "locks"]
         for name in names:
             if not name.endswith((".tmp", ".lock")) and not name.startswith("."):
                 path = Path(parent, name)
-                found[str(path.relative_to(folder))] = path
-    return found
+                files[str(path.relative_to(folder))] = path
+    return files

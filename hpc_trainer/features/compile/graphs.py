@@ -18,7 +18,7 @@ from hpc_trainer.models.blocks import blocks
 from hpc_trainer.models.random_stream import in_own_stream
 from hpc_trainer.runtime.devices import kinds_in_use
 
-# torch.compile's own words.
+# Names of the modes for torch.compile.
 _MODES = {
     CompileMode.default: None,
     CompileMode.reduce_overhead: "reduce-overhead",
@@ -30,7 +30,7 @@ _SPARE_GRAPHS = 8
 
 
 class _CompiledForward:
-    """Stands in for a module's `forward`: compiled while the module trains, as it is while it evaluates.
+    """Replacement of a module's `forward`: compiled while the module trains, uncompiled while it evaluates.
 
     So the smaller last batch of an evaluation compiles nothing. Shapes are fixed (`dynamic=False`): training batches
     are all of one size. A deep copy of the module runs on its own weights.
@@ -48,9 +48,9 @@ class _CompiledForward:
 
 
 class _DrawsNothing(_CompiledForward):
-    """One whose first pass that trains must draw no random numbers.
+    """Compiled forward whose first training pass must draw no random numbers.
 
-    What a memory budget computes again draws anew, and the gradient is that of another dropout mask (torch 2.13,
+    Recomputation under a memory budget draws new numbers, and the gradient is that of another dropout mask (torch 2.13,
     pytorch issue 190758).
     """
 
@@ -77,7 +77,7 @@ def _random_states() -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Inside, whatever was compiled runs as it was written: for trials of many shapes."""
+    """Run compiled code uncompiled within the context, for trials of many shapes."""
     _CompiledForward.is_off = True
     try:
         yield
@@ -86,12 +86,12 @@ def uncompiled() -> Iterator[None]:
 
 
 def compile_step(loss: nn.Module, config: LoopConfig) -> None:
-    """Makes `loss`, the model with its loss, or the model's blocks, compile at their first step; in place.
+    """Make `loss`, the model with its loss, or the model's blocks compile at their first step, in place.
 
-    Names of weights stay. After `share_layers`; before `recompute_blocks`, DDP and FSDP, which then see calls of whole
-    blocks.
+    Names of weights stay. Call this after `share_layers`, and before `recompute_blocks`, DDP and FSDP, which then see
+    calls of whole blocks.
     """
-    found = [loss] if config.compile_scope is CompileScope.model else list(blocks(loss))
+    modules = [loss] if config.compile_scope is CompileScope.model else list(blocks(loss))
     is_budgeted = config.recompute is Recompute.budget
     torch._functorch.config.activation_memory_budget = config.recompute_budget if is_budgeted else 1.0
     # torch 2.13 asks a block's input for its gradient, and warns of that itself.
@@ -100,20 +100,20 @@ def compile_step(loss: nn.Module, config: LoopConfig) -> None:
     # Blocks of one class share their graphs if they are alike: weights are inputs of a graph.
     compiled = {
         kind: torch.compile(kind.forward, dynamic=False, mode=_MODES[config.compile_mode])
-        for kind in {type(each) for each in found}
+        for kind in {type(module) for module in modules}
     }
-    for each in found:
-        forward: Any = (_DrawsNothing if is_budgeted else _CompiledForward)(each, compiled[type(each)])
-        each.forward = forward
-    limit = len(found) + _SPARE_GRAPHS
+    for module in modules:
+        forward: Any = (_DrawsNothing if is_budgeted else _CompiledForward)(module, compiled[type(module)])
+        module.forward = forward
+    limit = len(modules) + _SPARE_GRAPHS
     torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
 
 
 @contextlib.contextmanager
 def compilations_within(span: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """While the block runs, each compilation is inside a span of its own: the first, later ones, lazy backward passes.
+    """Put each compilation during the block into a span of its own: the first, later ones, lazy backward passes.
 
-    torch tells of them one at a time; compilations inside another one belong to it.
+    torch reports compilations one at a time; those inside another one belong to it.
     """
     open_span = contextlib.ExitStack()
 
@@ -136,9 +136,9 @@ def compilations_within(span: Callable[[], contextlib.AbstractContextManager[Non
 
 
 def graph_counts() -> dict[str, int]:
-    """Of this process: graphs that were compiled, those of them that came from a cache, and kernels' graphs made anew.
+    """Return counts of this process: graphs compiled, graphs from a cache, and kernels' graphs made anew.
 
-    `failed`: frames that torch gave up, and runs as they are.
+    `failed`: frames that torch gave up on and runs uncompiled.
     """
     counters = torch._dynamo.utils.counters
     return {

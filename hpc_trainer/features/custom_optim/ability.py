@@ -1,4 +1,4 @@
-"""A person's optimizer at work: tried on parts of weights first, made, and put back where a GPU finds a step bad."""
+"""The user's optimizer: tried on sharded weights first, then built, and undone if a GPU finds a step bad."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class CustomOptimAbility(Ability):
         return partial(make, step_unless=lambda optimizer, bad: put_back.step_unless(bad))
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
-        """What else a group of such a class has may be state of its own."""
+        """Keep only the configured keys of a group: other keys of such a class may be state of its own."""
         chosen = {"weight_decay", LR_FACTOR, *self._optim.kwargs}
-        state.settings = [{key: each[key] for key in each.keys() & chosen} for each in state.settings]
+        state.settings = [{key: group[key] for key in group.keys() & chosen} for group in state.settings]
 
     def memory(self, held: RankMemory, building: Building) -> None:
         may_skip = self.config.train.max_skipped_steps is not None and self.config.hardware.device_type == "cuda"

@@ -1,4 +1,4 @@
-"""How the optimizer of `optim=custom` is made, and what it is refused for then: what only the class itself can tell."""
+"""Construction of the optimizer of `optim=custom`, and refusals that only its class can decide."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from hpc_trainer.training.optim.build import Group, Recipe, begin_momenta
 
 
 def recipe_of(config: CustomOptimConfig, recipe: Recipe, trust: Sequence[str] = ()) -> Recipe:
-    """The groups of `recipe`, and the class of `optim._target_`.
+    """Return the groups of `recipe` with the class of `optim._target_`.
 
-    Raises ConfigError, now or when it is made: it leads nowhere, is not trusted, or refuses what it is given.
+    Raises:
+        ConfigError: now or when the optimizer is made: the target does not exist, is not trusted, or refuses its
+            arguments.
     """
     kind: Any = locate("optim._target_", config._target_, trust)
 
     def make(groups: list[Group]) -> torch.optim.Optimizer:
         try:
             built: torch.optim.Optimizer = kind(groups, lr=config.lr, **config.kwargs)
-        except ConfigError:  # a ValueError too
+        except ConfigError:  # a ConfigError is a ValueError too
             raise
         except (ValueError, TypeError) as error:
             raise _refusal(config, error) from error
@@ -36,7 +38,7 @@ def recipe_of(config: CustomOptimConfig, recipe: Recipe, trust: Sequence[str] = 
 
 
 def _refusal(config: CustomOptimConfig, error: Exception) -> ConfigError:
-    """What the optimizer's class said against its arguments, with what it was given."""
+    """Return the error of the optimizer's class, with the arguments that it was given."""
     said = str(error).rstrip(".")
     fix = "It is built as Class(groups, lr=optim.lr, **optim.kwargs): give it arguments that it takes."
     if config._target_.rpartition(".")[2] == "Muon":
@@ -45,10 +47,10 @@ def _refusal(config: CustomOptimConfig, error: Exception) -> ConfigError:
 
 
 def _check(config: CustomOptimConfig, built: Any) -> None:
-    """Of what `_target_` has built.
+    """Check what `_target_` has built.
 
     Raises:
-        ConfigError: it is no optimizer, its steps need a closure, or it has no weight decay and shall have one.
+        ConfigError: it is no optimizer, its steps need a closure, or it lacks the weight decay that is configured.
     """
     if not isinstance(built, torch.optim.Optimizer):
         raise ConfigError(

@@ -1,11 +1,11 @@
-"""A step of any optimizer that changes nothing if the GPU finds it bad, and for which nobody waits.
+"""Steps of any optimizer that change nothing if the GPU finds them bad, and for which nothing waits.
 
-Some optimizers look at `found_inf` themselves (training/optim/skip.py). Of others the step is taken, and put back:
+Some optimizers read `found_inf` themselves (training/optim/skip.py). For others the step is taken, and undone:
 
-    weights, and tensors of the state on the device    copied before the step; on the device one or the other is chosen
-    counts, flags, new keys, tensors on the CPU        put back before the next step: the answer has come by then
+    weights, and tensors of the state on the device    copied before the step; the device chooses one or the other
+    counts, flags, new keys, tensors on the CPU        restored before the next step: the answer has come by then
 
-So the host is a step ahead of the device at most, and the device computes that step while the host looks.
+So the host is a step ahead of the device at most, and the device computes that step while the host checks.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import torch
 
 from hpc_trainer.runtime.tensors import is_sharded, local_tensor, read_late
 
-# Of a group: weights are put back by themselves, and the loop sets the rate before each step.
+# Keys of a group that are not state here: weights are restored separately, and the loop sets the rate before each step.
 _NOT_STATE = ("params", "lr")
 _MISSING = object()
 
 Undo = Callable[[], Any]
 Node = dict[Any, Any]
-"""A dict of the state: all of it, a weight's, a group, or one inside of those."""
+"""A dict of the optimizer: its whole state, the state of a weight, a group, or a dict inside one of those."""
 
 
 class PutBack:
-    """Takes the steps of `optimizer`, and takes back those that were bad.
+    """Wrapper that takes the steps of `optimizer`, and undoes those that were bad.
 
-    State is what torch.optim.Optimizer.state_dict tells of: `state` and the groups. Random numbers that a step draws
-    are drawn all the same.
+    State is what torch.optim.Optimizer.state_dict covers: `state` and the groups. Random numbers that a bad step draws
+    stay drawn.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer: torch.optim.Optimizer = weakref.proxy(optimizer)  # which holds this by its hooks
+        self._optimizer: torch.optim.Optimizer = weakref.proxy(optimizer)  # which holds this object by its hooks
         self._was_bad: Callable[[], bool] = lambda: False
         self._undo: list[Undo] = []
         optimizer.register_state_dict_pre_hook(lambda _: self.undo_if_bad())
@@ -45,16 +45,16 @@ class PutBack:
 
     @torch.no_grad()
     def undo_if_bad(self) -> None:
-        """Puts back what the host keeps if the last step was bad, before anybody looks at it."""
+        """Restore what the host keeps if the last step was bad, before anything reads it."""
         if self._undo and self._was_bad():
             for undo in self._undo:
                 undo()
         self._undo.clear()
 
     def step_unless(self, bad: torch.Tensor) -> None:
-        """A step that changes nothing where `bad`, a bool scalar on the weights' device, is true.
+        """Take a step that changes nothing if `bad`, a bool scalar on the weights' device, is true.
 
-        Waits for `bad` where the state holds what cannot be copied: tensors in lists, objects.
+        It waits for `bad` if the state holds values that cannot be copied: tensors in lists, objects.
         """
         self.undo_if_bad()
         before = [(node, dict(node)) for node in self._nodes()]
@@ -84,9 +84,9 @@ class PutBack:
 
 
 def is_put_back(optimizer: torch.optim.Optimizer) -> bool:
-    """True of one that has to be put back and can be: all its state is in `state` and groups.
+    """Return True if bad steps of the optimizer have to be undone and can be: all its state is in `state` and groups.
 
-    So it is not of ZeRO's, and of those with a state_dict of their own: for these the host waits.
+    It is False for ZeRO's, and for optimizers with a state_dict of their own: for these the host waits.
     """
     asks_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
     return not asks_itself and not hasattr(optimizer, "optim") and _tells_all(optimizer)
@@ -97,7 +97,12 @@ def _tells_all(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _put_back(node: Node, key: Any, value: Any, was: Any, bad: torch.Tensor) -> Iterator[Undo]:
-    """Of what was `value` before the step, with the copy `was`: the device's part now, and what the host is to do."""
+    """Undo one entry of the state if `bad`: on the device now, on the host by what this yields.
+
+    Args:
+        value: the entry before the step.
+        was: copy of `value`.
+    """
     now = node.get(key, _MISSING)
     if isinstance(value, dict):
         if now is not value:
@@ -113,25 +118,25 @@ def _put_back(node: Node, key: Any, value: Any, was: Any, bad: torch.Tensor) -> 
 
 
 def _can_copy(value: Any) -> bool:
-    """True of tensors whose elements have a place each, and of numbers and words, also in tuples and lists."""
+    """Return True for tensors whose elements do not overlap, and for numbers and strings, also in tuples and lists."""
     if isinstance(value, torch.Tensor):
         is_known = type(value) in (torch.Tensor, torch.nn.Parameter) or is_sharded(value)
         return is_known and value.layout is torch.strided and 0 not in value.stride()
     if isinstance(value, (tuple, list)):
-        return all(_can_copy(each) and not isinstance(each, torch.Tensor) for each in value)
+        return all(_can_copy(item) and not isinstance(item, torch.Tensor) for item in value)
     return value is None or isinstance(value, (bool, int, float, complex, str))
 
 
 @torch.no_grad()
 def _copied(value: Any) -> Any:
-    """Of a DTensor this rank's part; a dict is a node, whose values are copied one by one."""
+    """Return a copy: of a DTensor this rank's shard; of a dict the dict itself, whose values are copied one by one."""
     if isinstance(value, torch.Tensor):
         return local_tensor(value).clone()
     return value if isinstance(value, dict) else copy.deepcopy(value)
 
 
 def _is_alike(now: Any, value: torch.Tensor) -> bool:
-    """True if `now` is the same tensor, or a new one in its place that can be overwritten with its elements."""
+    """Return True if `now` is the same tensor, or a new one that can be overwritten with its elements."""
     return now is value or (
         isinstance(now, torch.Tensor)
         and _can_copy(now)
@@ -141,6 +146,6 @@ def _is_alike(now: Any, value: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def _choose(bad: torch.Tensor, was: torch.Tensor, now: torch.Tensor) -> None:
-    """Overwrites `now` with `was` where `bad` is true. Nothing is read on the host, and a NaN of `now` is gone."""
+    """Overwrite `now` with `was` if `bad` is true. The host reads nothing, and a NaN of `now` is gone."""
     part = local_tensor(now)
     torch.where(bad, was, part, out=part)

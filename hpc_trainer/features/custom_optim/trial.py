@@ -1,4 +1,4 @@
-"""Two steps of `optim=custom` on small weights in parts, before any data are read: not every optimizer can do those."""
+"""Two steps of `optim=custom` on small sharded weights, before any data are read: not every optimizer can do those."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _LONGEST = 200
 
 
 def try_on_parts(config: TrainConfig, mesh: Mesh) -> None:
-    """Nothing, unless ranks hold parts of weights. Collective.
+    """Take two steps on sharded weights, if the run's ranks hold shards. Collective.
 
     Raises:
-        ConfigError: its step fails on parts, and not on whole weights; or it cannot be built.
+        ConfigError: a step fails on shards and not on whole weights, or the optimizer cannot be built.
     """
     assert isinstance(config.optim, CustomOptimConfig)
     is_fsdp = config.parallel.strategy is Strategy.fsdp
@@ -43,11 +43,11 @@ def try_on_parts(config: TrainConfig, mesh: Mesh) -> None:
     error = _error_of(config, devices, last)
     if (
         error is None or _error_of(config, None, _LastCall()) is not None
-    ):  # one that can do no step at all tells so itself
+    ):  # an optimizer that can do no step at all says so itself
         return
     said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST].rstrip(".!")
-    found = _OPERATION.search(str(error))
-    operation = last.name if found is None else found.group()
+    match = _OPERATION.search(str(error))
+    operation = last.name if match is None else match.group()
     where = f"parallel={config.parallel.strategy.value} parallel.tensor_parallel={mesh.shape.tp}"
     raise ConfigError(
         f"optim._target_={config.optim._target_} must be able to update parts of weights (DTensor), as {where} gives "
@@ -57,7 +57,7 @@ def try_on_parts(config: TrainConfig, mesh: Mesh) -> None:
 
 
 def try_without_ranks(config: TrainConfig) -> None:
-    """As `try_on_parts`, in a process that is no rank: nothing is sent. Raises ConfigError."""
+    """Run `try_on_parts` in a process that is no rank: nothing is sent. Raises ConfigError."""
     shape = mesh_shape(config.parallel, config.hardware.world_size)
     if shape.dp_shard * shape.tp == 1:
         return
@@ -75,7 +75,7 @@ def try_without_ranks(config: TrainConfig) -> None:
 
 
 class _LastCall(TorchFunctionMode):
-    """What of torch was called last: where its error names no operation, it was this one's."""
+    """Name of the torch function that was called last, for an error that names no operation."""
 
     name = "Python"
 
@@ -87,25 +87,25 @@ class _LastCall(TorchFunctionMode):
 
 
 def _error_of(config: TrainConfig, devices: DeviceMesh | None, last: _LastCall) -> Exception | None:
-    """What two steps end in, on parts of weights on `devices`, or on whole ones."""
+    """Return the error of two steps on weights sharded on `devices`, or on whole ones; None if they succeed."""
     model = nn.ParameterDict(dict(_weights(devices)))
     assert isinstance(config.optim, CustomOptimConfig)
     change = partial(recipe_of, config.optim, trust=config.trust)
     optimizer = build_optimizer(config.optim, model, change=change)
     try:
         with warnings.catch_warnings(), last:
-            warnings.simplefilter("ignore")  # the run's own steps will say them
+            warnings.simplefilter("ignore")  # the run's own steps will show them
             for _ in range(2):  # the first makes the state, the second goes on with it
                 for weight in model.values():
                     weight.grad = torch.ones_like(weight)
                 optimizer.step()
-    except Exception as error:  # a person's own code may raise anything
+    except Exception as error:  # the user's own code may raise anything
         return error
     return None
 
 
 def _weights(devices: DeviceMesh | None) -> Iterator[tuple[str, nn.Parameter]]:
-    """A vector and a matrix, and with tensor parallelism a matrix that is cut by its columns."""
+    """Yield a vector and a matrix; with tensor parallelism, or unsharded, a matrix split by columns too."""
     by_columns = devices is None or "tp" in _names(devices)
     for name, shape, dim in (("gain", (4,), 0), ("rows", (4, 4), 0), ("columns", (4, 4), 1)):
         if name == "columns" and not by_columns:
@@ -114,7 +114,7 @@ def _weights(devices: DeviceMesh | None) -> Iterator[tuple[str, nn.Parameter]]:
         if devices is not None:
             from torch.distributed.tensor import DTensor, Replicate, Shard
 
-            placements = [Replicate() if each == "dp_replicate" else Shard(dim) for each in _names(devices)]
+            placements = [Replicate() if dim_name == "dp_replicate" else Shard(dim) for dim_name in _names(devices)]
             local = DTensor.from_local(local, devices, placements, run_check=False)
         yield name, nn.Parameter(local)
 

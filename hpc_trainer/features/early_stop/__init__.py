@@ -1,4 +1,4 @@
-"""`train.early_stop`: ends when an evaluation's metric no longer gets better."""
+"""`train.early_stop`: the run ends when an evaluation's metric no longer gets better."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Early stopping: the best evaluation so far, and how long ago it was."""
+"""Early stopping: the best evaluation so far, and the number of evaluations since."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ABILITY = EarlyStopAbility
 
 
 def is_better(mode: Mode, value: float, best: float | None) -> bool:
-    """True if `value` is better than `best`, or the first; equal is not better, and nan never is."""
+    """Return True if `value` is better than `best`, or the first; an equal value is not better, and nan never is."""
     if math.isnan(value):
         return False
     if best is None:
@@ -38,10 +38,11 @@ def is_better(mode: Mode, value: float, best: float | None) -> bool:
 
 
 class EarlyStop:
-    """Follows one metric of the evaluations. Its `state_dict` goes into checkpoints.
+    """Record of one metric of the evaluations. Its `state_dict` goes into checkpoints.
 
-    `value` and `step` are of the best evaluation so far (None before the first), `num_worse` counts the evaluations
-    since, `seen_step` is the step of the last one: an evaluation that is seen again, after a resume, counts once.
+    `value` and `step` are those of the best evaluation so far (None before the first). `num_worse` counts the
+    evaluations since. `seen_step` is the step of the last one: an evaluation that is seen again, after a resume, counts
+    once.
     """
 
     def __init__(self, config: EarlyStopConfig) -> None:
@@ -52,9 +53,10 @@ class EarlyStop:
         self.seen_step = 0
 
     def see(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation at `step`. Metrics are those of all ranks, so all ranks see the same.
+        """Record an evaluation at `step`. Metrics are those of all ranks, so all ranks decide alike.
 
-        Raises ConfigError: there is no such metric.
+        Raises:
+            ConfigError: there is no such metric.
         """
         if step <= self.seen_step:
             return
@@ -69,7 +71,7 @@ class EarlyStop:
 
     @property
     def reason_to_stop(self) -> str | None:
-        """Why the run should end now; None: it should not."""
+        """Reason why the run should end now; None: it should not."""
         patience = self._config.patience
         if patience is None or self.num_worse < patience:
             return None
@@ -77,10 +79,10 @@ class EarlyStop:
         return f"early stop: {self._config.metric} is no better for {self.num_worse} evaluations, {best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """Return the state that a resumed run needs."""
         return {"value": self.value, "step": self.step, "num_worse": self.num_worse, "seen_step": self.seen_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` returned. Raises KeyError: a part is missing."""
+        """Load what `state_dict` returned. Raises KeyError if a part is missing."""
         self.value, self.step = state["value"], state["step"]
         self.num_worse, self.seen_step = state["num_worse"], state["seen_step"]

@@ -1,4 +1,4 @@
-"""The linear layers of blocks in 8 bits, before ranks share the model and the compiler sees it."""
+"""Linear layers of blocks in 8 bits, before ranks share the model and the compiler sees it."""
 
 from __future__ import annotations
 

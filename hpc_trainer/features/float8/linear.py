@@ -12,18 +12,19 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.blocks import blocks
 
 _MULTIPLE = 16
-"""Both sides of a weight: what the kernels of torch._scaled_mm take."""
+"""Divisor of both sides of a weight, as the kernels of torch._scaled_mm need it."""
 
 
 def use_float8(model: nn.Module, *, emulate: bool = False) -> int:
-    """Replaces the linear layers in the blocks of `model`, in place; returns how many. Before DDP, FSDP, compilation.
+    """Replace the linear layers in the blocks of `model`, in place; return how many.
 
-    Weights stay fp32, the same tensors under the same names: a checkpoint is that of any other precision, and there is
-    no state besides, as each tensor's scale is found anew at each product (tensorwise, dynamic). Layers outside of
-    blocks (an output layer) and those with a side that 16 does not divide stay as they are.
+    Call this before DDP, FSDP and compilation. Weights stay fp32, the same tensors under the same names, so a
+    checkpoint is that of any other precision. There is no further state: each tensor's scale is found anew at each
+    product (tensorwise, dynamic). Layers outside of blocks (an output layer) and those with a side that 16 does not
+    divide stay as they are.
 
     Args:
-        emulate: the same rounding by fp32 products; for tests, on any device.
+        emulate: round in the same way, but with fp32 products; for tests, on any device.
 
     Raises:
         ConfigError: torchao is missing, this GPU has no fp8, or there is no such layer.
@@ -40,7 +41,7 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> int:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     inside = {id(module) for block in blocks(model) for module in block.modules()}
-    chosen = {id(each) for each in model.modules() if id(each) in inside and _fits(each)}
+    chosen = {id(module) for module in model.modules() if id(module) in inside and _fits(module)}
     if not chosen:
         raise ConfigError(
             f"precision=fp8 is for linear layers in blocks whose sides {_MULTIPLE} divides, and {type(model).__name__} "

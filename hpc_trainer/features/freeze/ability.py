@@ -13,7 +13,7 @@ from hpc_trainer.training.ability import Ability, Building
 
 class FreezeAbility(Ability):
     def see_whole(self, model: nn.Module, building: Building) -> None:
-        """Before optimizers and ranks ask which weights are trained."""
+        """Freeze weights before optimizers and ranks ask which weights are trained."""
         patterns = self.config.train.freeze
         for weights in match_weights(model, patterns, "train.freeze").values():
             for weight in weights:
@@ -26,7 +26,7 @@ class FreezeAbility(Ability):
             statistics = f"{name}.running_mean" if name else "running_mean"
             has_statistics = isinstance(module, _NormBase) and module.running_mean is not None
             if has_statistics and fits_any(statistics, patterns):
-                module.eval()  # it stays so: evaluations give each module its own mode back
+                module.eval()  # it stays in this mode: evaluations restore each module's own
 
 
 ABILITY = FreezeAbility

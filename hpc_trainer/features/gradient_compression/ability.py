@@ -18,9 +18,9 @@ class GradientCompressionAbility(Ability):
     def memory(self, held: RankMemory, building: Building) -> None:
         parallel = self.config.parallel
         if parallel.comm_hook is not CommHook.powersgd:
-            held.communication += held.trained // 2  # all buckets may be on their way at a time
+            held.communication += held.trained // 2  # all buckets may be in flight at once
         elif parallel.powersgd_error_feedback:
-            held.communication += held.trained  # but for the two thin matrices
+            held.communication += held.trained  # not counted: the two thin matrices
             held.checkpoint += held.trained * building.mesh.shape.world_size
 
 

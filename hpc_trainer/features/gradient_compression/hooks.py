@@ -1,11 +1,11 @@
-"""What DDP sends of the gradients: as they are, as bf16 or fp16, or as two thin matrices each (PowerSGD).
+"""Forms in which DDP sends gradients: unchanged, as bf16 or fp16, or as two thin matrices each (PowerSGD).
 
-The stop vote is among the gradients (parallel.VotingLoss) and arrives whatever they are sent as. bf16, fp16: a flag
-divided by the number of ranks is no zero in either, for up to 16 million ranks, and infinity (a flag times a loss scale
-above 65504) is more than zero too. PowerSGD: vectors and numbers are sent whole.
+The stop vote is among the gradients (parallel.VotingLoss) and arrives in each form. In bf16 and fp16 a flag divided by
+the number of ranks is not zero, for up to 16 million ranks. Infinity (a flag times a loss scale above 65504) is more
+than zero too. PowerSGD sends vectors and scalars whole.
 """
 
-# No `from __future__ import annotations`: DDP looks at the types of a hook, and wants no texts.
+# No `from __future__ import annotations`: DDP reads the annotations of a hook, and they must be no strings.
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -16,16 +16,16 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed exports i
 from hpc_trainer.config.schema.parallel import CommHook, ParallelConfig
 from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
 
-# Added to the length of a column before it is divided by it: one that is all zero would become NaN, and stay so.
+# Added to the length of a column before the column is divided by it: a zero column would become NaN, and stay so.
 _EPSILON = 1e-8
 
 
 def add_comm_hook(module: nn.Module, parallel: ParallelConfig, *, seed: int) -> dict[str, Any]:
-    """Gives DDP the hook of `parallel.comm_hook`; returns what of it is state, by name, for the checkpoint.
+    """Give DDP the hook of `parallel.comm_hook`; return the hook's state by name, for the checkpoint.
 
     Args:
-        module: under DistributedDataParallel, before its first step; as it is, if there is no hook.
-        seed: of PowerSGD's first matrices, the same on all ranks.
+        module: under DistributedDataParallel, before its first step; any module if there is no hook.
+        seed: seed of PowerSGD's first matrices, the same on all ranks.
     """
     if parallel.comm_hook is CommHook.none:
         return {}
@@ -41,7 +41,7 @@ def add_comm_hook(module: nn.Module, parallel: ParallelConfig, *, seed: int) -> 
     return {"powersgd": state}
 
 
-# By names of our own: DDP refuses torch's bf16 hook by its name where there is no NCCL, and gloo can do it.
+# Under our own names: DDP refuses torch's bf16 hook by its name where there is no NCCL, and gloo can do it.
 def _bf16(group: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -61,19 +61,19 @@ def _powersgd(state: "PowerSgd", bucket: GradBucket) -> torch.futures.Future[tor
 class PowerSgd:
     """torch's PowerSGD (Vogels et al. 2019, arXiv:1905.13727) with its state in the checkpoint, each rank's own.
 
-    Other than in torch's hook (2.13), the error of what is sent whole (vectors, small matrices, the stop vote) is
-    forgotten: there it is each rank's distance from the mean, which grows from step to step, and would let a vote be
-    heard again. And a step whose gradients are no numbers leaves errors and matrices as they were, or all that come
-    after would be none either.
+    Unlike in torch's hook (2.13), the errors of gradients that are sent whole (vectors, small matrices, the stop vote)
+    are dropped. In torch's hook such an error is each rank's distance from the mean: it grows from step to step, and
+    would make an old vote count again. A step whose gradients are not finite leaves errors and matrices as they were:
+    otherwise all later ones would not be finite either.
 
     On a GPU torch's hook waits for the device, once for each bucket.
 
     Args:
         rank: columns of the matrices, ≥ 1.
-        start_step: steps that send whole gradients before, ≥ 2.
-        has_feedback: what was not sent is added to the next gradient.
+        start_step: number of first steps that send whole gradients, ≥ 2.
+        has_feedback: True to add what was not sent to the next gradient.
         seed: 0 to 2**32 - 1.
-        device: of the gradients.
+        device: device of the gradients.
     """
 
     differs_by_rank: ClassVar[bool] = True
@@ -89,11 +89,11 @@ class PowerSgd:
 
     @property
     def errors(self) -> dict[int, torch.Tensor]:
-        """By the number of the bucket, what this rank has not sent yet: one number for each gradient in it."""
+        """Gradients that this rank has not sent yet, by the number of the bucket: one value for each element in it."""
         return self._inner.error_dict  # type: ignore[no-any-return]
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The mean of this bucket over all ranks, or what the two matrices keep of it. Collective."""
+        """Return the mean of this bucket over all ranks, or what the two matrices keep of it. Collective."""
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
         inner, index = self._inner, bucket.index()
@@ -116,14 +116,14 @@ class PowerSgd:
 
         future = powerSGD_hook(inner, seen).then(settle)
         if not bucket.buffer().is_cuda:
-            # It sends three messages, the later two from threads of gloo: with a second bucket under way their order
-            # would differ from rank to rank. NCCL's futures call back at once, so there the order is the ranks' own.
+            # The hook sends three messages, the later two from threads of gloo: with a second bucket under way their
+            # order would differ from rank to rank. NCCL's futures call back at once, in the order of the calls.
             future.wait()
         return future
 
     def _keep(self, fresh: torch.Tensor, before: torch.Tensor | None, is_good: torch.Tensor) -> None:
-        """`fresh` becomes what was before, unless it is good; nobody waits for a device to know."""
-        if before is None:  # the first matrix: torch's own has met the bad gradient
+        """Restore `before` in `fresh` unless `is_good` is true; nothing waits for the device."""
+        if before is None:  # the first matrix: torch's own has seen the bad gradient
             draws = torch.Generator().manual_seed(fresh.numel())
             before = torch.randn(fresh.shape, generator=draws).to(fresh)
         if before.is_cuda:
@@ -131,7 +131,7 @@ class PowerSgd:
         fresh.copy_(torch.where(is_good, fresh, before))
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, errors and matrices by bucket, and the state of the generator of first matrices."""
+        """Return the step, errors and matrices by bucket, and the state of the generator of first matrices."""
         inner = self._inner
         return {
             "step": inner.iter,
@@ -142,22 +142,22 @@ class PowerSgd:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undoes `state_dict`. Raises KeyError, ValueError: it is another's."""
+        """Load what `state_dict` returned. Raises KeyError or ValueError if it is something else."""
         inner = self._inner
         inner.iter = state["step"]
         inner.rng.set_state(tensors_to_arrays(state["rng"]))
-        inner.error_dict = {index: each.to(self._device, copy=True) for index, each in state["errors"].items()}
-        inner.q_memory_dict = {index: each.to(self._device, copy=True) for index, each in state["q"].items()}
+        inner.error_dict = {index: error.to(self._device, copy=True) for index, error in state["errors"].items()}
+        inner.q_memory_dict = {index: matrix.to(self._device, copy=True) for index, matrix in state["q"].items()}
         inner.p_memory_dict = {
             index: inner.q_memory_dict[index].new_empty(size) for index, size in state["p_sizes"].items()
         }
 
 
 class _Bucket:
-    """A bucket as torch's hook takes it, which asks each gradient for its rows.
+    """Bucket as torch's hook takes it, which asks each gradient for its rows.
 
-    Gradients are seen in their order of memory: numbers without dimensions as vectors of one, convolutions in
-    channels_last as matrices whose columns stand in another order, which is no matter to their rank.
+    Gradients are viewed in their order of memory: scalars as vectors of one element, convolutions in channels_last as
+    matrices with their columns in another order, which does not change their rank.
     """
 
     def __init__(self, bucket: GradBucket, rank: int, least_gain: float) -> None:
@@ -167,7 +167,7 @@ class _Bucket:
         return getattr(self._bucket, name)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Views of the buffer."""
+        """Return the gradients as views of the buffer."""
         buffer = self._bucket.buffer()
         parts = []
         for gradient in self._bucket.gradients():
@@ -177,7 +177,7 @@ class _Bucket:
         return parts
 
     def sent_whole(self) -> Iterator[tuple[int, int]]:
-        """(begin, end) in the buffer of each gradient that is not worth two matrices, by torch's rule."""
+        """Yield (begin, end) in the buffer of each gradient that is not worth two matrices, by torch's rule."""
         buffer = self._bucket.buffer()
         for gradient in self.gradients():
             rows, columns = gradient.shape[0], gradient.numel() // max(1, gradient.shape[0])

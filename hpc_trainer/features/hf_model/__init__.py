@@ -1,4 +1,4 @@
-"""`model=hf`: a model of transformers. What its folder says stands in the configuration when a run is planned."""
+"""`model=hf`: a model of transformers. Its folder's configuration is copied into the run's when a run is planned."""
 
 from __future__ import annotations
 

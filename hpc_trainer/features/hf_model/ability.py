@@ -1,4 +1,4 @@
-"""What a checkpoint says of a run with `model=hf`: with which transformers it was made."""
+"""Version of transformers that a run with `model=hf` uses, recorded for its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `model=hf` is, read when a run is planned: from config.json, and from the tables of transformers as text.
+"""Description of a `model=hf`, read at plan time from config.json and, as text, from the tables of transformers.
 
 transformers is not imported: that takes seconds, and torch. Nothing is downloaded, and nothing in a folder is run.
 """
@@ -22,11 +22,11 @@ from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 _NOT_KEPT = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
-"""What says nothing of the model, or only how its file was written: weights are fp32 here."""
+"""Keys that say nothing about the model, or only how its file was written: weights are fp32 here."""
 
 
 class Kind(enum.Enum):
-    """What a class of transformers gives, by its table there; these have logits of a kind that tasks take."""
+    """Output of a class of transformers, by its table there; tasks take the logits of these kinds."""
 
     causal_lm = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
     sequence_classification = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
@@ -34,13 +34,13 @@ class Kind(enum.Enum):
 
 
 def described(model: HfConfig, data: DataConfig) -> HfConfig:
-    """`model` with its `architecture`, and `config` as it is built from: what was given, then what the folder says.
+    """Return `model` with its `architecture` and whole `config`: what was given, then what the folder says.
 
-    Of what was described already it is the same, also where the folder is gone.
+    A model that is described already stays the same, also if its folder is gone.
 
     Raises:
-        ConfigError: transformers is missing or does not know the class, the folder has no config.json, or the data are
-            none for such a model.
+        ConfigError: transformers is missing or does not know the class, the folder has no config.json, or the data do
+            not fit such a model.
     """
     problem = missing("model=hf", "transformers")
     if problem is not None:
@@ -80,7 +80,7 @@ def described(model: HfConfig, data: DataConfig) -> HfConfig:
 
 
 def _read(model: HfConfig) -> Mapping[str, Any]:
-    """config.json of the folder; of a model that was described already nothing more."""
+    """Return config.json of the folder; {} without a folder, or for a model that is described already."""
     if model.path is None or (model.architecture is not None and "model_type" in model.config):
         return {}
     place = Path(model.path).expanduser() / CONFIG_FILE
@@ -99,7 +99,7 @@ def _read(model: HfConfig) -> Mapping[str, Any]:
 
 
 def _check_data(architecture: str, kind: Kind, data: DataConfig) -> None:
-    """As far as the configuration says what the data are."""
+    """Raise ConfigError if the data do not fit the kind of model, as far as the configuration says what they are."""
     has_images = isinstance(data, DigitsConfig) or hasattr(data, "image_size")
     has_tokens = known_vocabulary(data) is not None
     if kind is Kind.image_classification and has_tokens:
@@ -116,7 +116,7 @@ def _check_data(architecture: str, kind: Kind, data: DataConfig) -> None:
 
 @functools.cache
 def _tables() -> Mapping[str, tuple[list[str], Kind]]:
-    """Class -> (types of configuration that go with it, kind), as transformers has them."""
+    """Return the classes of transformers: name -> (types of configuration that go with it, kind)."""
     spec = importlib.util.find_spec("transformers")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -125,10 +125,10 @@ def _tables() -> Mapping[str, tuple[list[str], Kind]]:
     found: dict[str, tuple[list[str], Kind]] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
-        names = [each.id for each in targets if isinstance(each, ast.Name) and each.id in tables]
+        names = [target.id for target in targets if isinstance(target, ast.Name) and target.id in tables]
         if not names or not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue
         for model_type, classes in ast.literal_eval(node.value.args[0]):
-            for each in (classes,) if isinstance(classes, str) else classes:
-                found.setdefault(each, ([], tables[names[0]]))[0].append(model_type)
+            for class_name in (classes,) if isinstance(classes, str) else classes:
+                found.setdefault(class_name, ([], tables[names[0]]))[0].append(model_type)
     return found

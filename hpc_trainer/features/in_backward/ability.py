@@ -1,7 +1,7 @@
-"""Weights are updated one by one in the backward pass, when their gradients are complete.
+"""Weights updated one by one in the backward pass, when their gradients are complete.
 
-It rests on optimizers that update each weight by itself (`step_some`). A rank updates what it holds: its parts of the
-weights (FSDP2, tensor parallel) or those of its stage.
+This rests on optimizers that update each weight by itself (`step_some`). A rank updates what it holds: its shards of
+the weights (FSDP2, tensor parallel) or those of its stage.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hpc_trainer.training.parallel.fully_sharded import bytes_gathered
 
 class InBackwardAbility(Ability):
     def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
-        """An estimate takes the step by itself."""
+        """Move the optimizer's step into the backward pass; an estimate takes the step by itself."""
         return recipe if building.run is None else recipe.then(step_in_backward)
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Each gradient is there until its weight is updated; FSDP's until all of the block's are."""
+        """Count one gradient, which lives until its weight is updated; FSDP's live until the block is updated."""
         parallel, held.growing = self.config.parallel, held.peak
         held.gradients = max(num_bytes([weight]) for weight in held.model.parameters() if weight.requires_grad)
         held.has_gradients = parallel.strategy is Strategy.fsdp
@@ -36,11 +36,11 @@ class InBackwardAbility(Ability):
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer) -> None:
-    """From now on a backward pass updates each weight when its gradient is complete, and frees that.
+    """Make a backward pass update each weight when its gradient is complete, and free the gradient.
 
-    FSDP2 calls the same hook, when a weight's part of the gradient is reduced. `optimizer.step()` then has nothing left
+    FSDP2 calls the same hook when a weight's shard of the gradient is reduced. `optimizer.step()` then has nothing left
     to do. (torch's tutorial "How to save memory by fusing the optimizer step into the backward pass" has an optimizer
-    for each weight; with one for all its state is saved as ever.)
+    for each weight; with one for all, its state is saved as usual.)
     """
     for number, group in enumerate(optimizer.param_groups):
         for weight in group["params"]:

@@ -1,4 +1,4 @@
-"""`init_from`: a new run begins with weights that exist."""
+"""`init_from`: a new run begins with existing weights."""
 
 from __future__ import annotations
 

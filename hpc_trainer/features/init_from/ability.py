@@ -1,7 +1,7 @@
-"""Weights that exist go into the model while it is whole, so ranks may share it in any way afterwards.
+"""Existing weights, loaded into the model while it is whole, so that ranks may share it in any way afterwards.
 
-Only where the run has saved nothing yet: a resumed run has all in its own checkpoint, and looks for no source. With
-`train.lora` it has the adapters alone there, and each start takes the rest from the source.
+They are loaded only if the run has saved nothing yet: a resumed run has everything in its own checkpoint, and reads no
+source. With `train.lora` its checkpoint has the adapters alone, and each start takes the rest from the source.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class InitFromAbility(Ability):
     _has_saved = False
 
     def __new__(cls, config: TrainConfig) -> InitFromAbility:
-        """Of a run with adapters a `BaseAbility`."""
+        """Return a `BaseAbility` for a run with adapters."""
         return super().__new__(BaseAbility if config.train.lora.rank > 0 else cls)
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
-        """An estimate needs no numbers. Collective in a run."""
+        """Load the weights into the whole model. Collective in a run; an estimate loads none."""
         run = self._run = building.run
         if run is None:
             return
@@ -44,7 +44,7 @@ class InitFromAbility(Ability):
             print(found.line())
 
     def restored(self) -> None:
-        """Raises StorageError: none of its own checkpoints could be read, so these are no weights of anybody's."""
+        """Raise StorageError if no checkpoint of the run could be read: init_from was not loaded either."""
         is_left_out = self._has_saved and not self.loads_always
         if is_left_out and self._run is not None and self._run.saved_step is None:
             raise StorageError(
@@ -54,12 +54,12 @@ class InitFromAbility(Ability):
 
 
 class BaseAbility(InitFromAbility):
-    """Of weights that no checkpoint of the run has: adapters stand beside them."""
+    """Loading of the base weights that no checkpoint of the run has: adapters stand beside them."""
 
     loads_always: ClassVar[bool] = True
 
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As each start does. Raises ConfigError: the source has changed, or is gone."""
+        """Load the source again, as each start does. Raises ConfigError if the source has changed, or is gone."""
         load(model, self.config.init_from, RankGroup())
         return weights
 

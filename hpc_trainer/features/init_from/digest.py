@@ -1,7 +1,7 @@
-"""SHA-256 of files of weights. Of large ones it is remembered: 1 GB takes about a second, at each plan and submit.
+"""SHA-256 of weight files, remembered for large ones: 1 GB takes about a second, at each plan and submit.
 
-What is remembered counts while device, inode, size and both times of the file are as they were. It only names a run:
-a rank reads the bytes themselves before it loads them.
+A remembered digest counts while device, inode, size and both times of the file are unchanged. It only names a run: a
+rank reads the bytes themselves before it loads them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _MOST = 200  # files
 
 
 def remembered(path: Path) -> str:
-    """SHA-256 of a file, of a large one from the time before, if it is as it was. Raises OSError."""
+    """Return the SHA-256 of a file; of a large, unchanged file the remembered one. Raises OSError."""
     with open_given(path) as file:
         info = os.fstat(file.fileno())
     if info.st_size < _SMALL:
         return sha256_of(path)
     key = str(path.resolve())
     form = [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
-    known = _read()
-    if known.get(key, [])[:-1] == form:
-        return str(known[key][-1])
+    digests = _read()
+    if digests.get(key, [])[:-1] == form:
+        return str(digests[key][-1])
     digest = sha256_of(path)
-    kept = {name: each for name, each in known.items() if name != key}
+    kept = {name: entry for name, entry in digests.items() if name != key}
     _write({**dict(list(kept.items())[1 - _MOST :]), key: [*form, digest]})
     return digest
 
@@ -41,11 +41,11 @@ def _place() -> Path:
 
 
 def _read() -> dict[str, list[Any]]:
-    """What cannot be read, or is no such file, is forgotten."""
+    """Return the remembered digests; {} if the file cannot be read, or is no such file."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        found = json.loads(_place().read_bytes())
-        if isinstance(found, dict) and all(isinstance(each, list) and len(each) == 6 for each in found.values()):
-            return found
+        digests = json.loads(_place().read_bytes())
+        if isinstance(digests, dict) and all(isinstance(entry, list) and len(entry) == 6 for entry in digests.values()):
+            return digests
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Loads weights into a whole model on the CPU, tensor by tensor: there is never a second model in memory."""
+"""Loading of weights into a whole model on the CPU, tensor by tensor: there is never a second model in memory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import FileRecord, OpenFiles, SavedTensor
 
 Found = FirstWeights | str
-"""What was loaded, or what is wrong: an error that all ranks meet alike is raised where no rank waits for another."""
+"""Record of loaded weights, or an error message: an error of all ranks is raised where no rank waits for another."""
 
 
 def load(
     model: nn.Module, config: InitFromConfig, group: RankGroup, beat: Callable[[], None] = lambda: None
 ) -> FirstWeights:
-    """Fills `model`, whole on the CPU. Every rank reads, and calls `beat` on the way. Collective.
+    """Fill `model`, whole on the CPU. Every rank reads, and calls `beat` meanwhile. Collective.
 
     Raises:
         ConfigError: the content is not that of the plan, or it does not fit the model.
@@ -66,14 +66,14 @@ def load(
     if said is not None:
         raise ConfigError(said)
     take = partial(_take, model, config)
-    found = _from_checkpoint(place, group, take) if is_checkpoint(place) else _from_files(place, group, take)
-    if isinstance(found, str):
-        raise ConfigError(found)
-    return found
+    result = _from_checkpoint(place, group, take) if is_checkpoint(place) else _from_files(place, group, take)
+    if isinstance(result, str):
+        raise ConfigError(result)
+    return result
 
 
 def _from_checkpoint(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], Found]) -> Found:
-    """Collective. Raises CheckpointError, UntrustedFileError."""
+    """Load the model of a checkpoint. Collective. Raises CheckpointError, UntrustedFileError."""
     store = CheckpointStore(place.parent, group=group, keep_last=1, attempt=0, read_only=True)
     info = store.newest_valid(only=step_of(place))
     if info is None:
@@ -82,7 +82,7 @@ def _from_checkpoint(place: Path, group: RankGroup, take: Callable[[Mapping[str,
 
 
 def _from_files(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], Found]) -> Found:
-    """Collective. Raises CheckpointError."""
+    """Load .safetensors files. Collective. Raises CheckpointError."""
 
     def read() -> tuple[Found, None]:
         where = files_in(place)
@@ -98,7 +98,7 @@ def _from_files(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[int]:
-    """Of any owner, and through links: nothing in it can run, and its digest is known."""
+    """Open a file of any owner, also through links: nothing in it can run, and its digest is known."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -108,8 +108,8 @@ def _open(path: Path) -> Iterator[int]:
 
 @torch.no_grad()
 def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) -> Found:
-    """Not collective; the same on all ranks."""
-    tensors = {name: each for name, each in saved.items() if isinstance(each, SavedTensor)}
+    """Fill `model` from `saved`; return what was loaded, or an error message. Not collective; the same on all ranks."""
+    tensors = {name: tensor for name, tensor in saved.items() if isinstance(tensor, SavedTensor)}
     try:
         there = renamed(tensors, config, f"init_from={config.path}")
     except ConfigError as error:
@@ -131,7 +131,7 @@ def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) ->
         copy = torch.empty(source.shape, dtype=source.dtype)
         source.fill(copy)
         goal.copy_(copy)
-    model.load_state_dict(state)  # onto itself; a model with hooks of its own hears of it
+    model.load_state_dict(state)  # onto itself, so that a model's own hooks run
     used = set(loaded.values())
     return FirstWeights(
         path=str(config.path), digest=str(config.digest), loaded=loaded, converted=converted,
@@ -143,10 +143,12 @@ def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) ->
 def _problems(
     config: InitFromConfig, here: Mapping[str, torch.Tensor], wanted: list[str], there: Mapping[str, SavedTensor]
 ) -> Iterator[str]:
-    """Why the weights do not fit the model, a line each, by the names of the model."""
+    """Yield why the weights do not fit the model, a line each, by the names of the model."""
     where = f"init_from={config.path}"
     for key in ("include", "exclude"):
-        patterns = [each for each in getattr(config, key) if not any(fnmatchcase(name, each) for name in there)]
+        patterns = [
+            pattern for pattern in getattr(config, key) if not any(fnmatchcase(name, pattern) for name in there)
+        ]
         yield from unfit(f"init_from.{key}", patterns, here, "weight of the model")
     places = {_memory(here[name]) for name in wanted if name in there}
     missing = [name for name in wanted if name not in there and _memory(here[name]) not in places]
@@ -167,7 +169,7 @@ def _problems(
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The same for weights that are tied; two empty tensors are two."""
+    """Return a key of the tensor's memory: the same for tied weights; two empty tensors have two."""
     return (tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride())
 
 

@@ -1,4 +1,4 @@
-"""Which names there become which weights here: renamed, included, excluded. No torch."""
+"""Names of saved weights and of the model's: renamed, included, excluded. No torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpc_trainer.errors import ConfigError
 
 
 def is_wanted(name: str, config: InitFromConfig) -> bool:
-    """True of a name of the model that `include` and `exclude` leave to be taken."""
+    """Return True if `include` and `exclude` allow to load this weight of the model."""
     return (not config.include or fits_any(name, config.include)) and not fits_any(name, config.exclude)
 
 
 def pattern_problems(config: InitFromConfig) -> Iterator[str]:
-    """What is wrong with the patterns by themselves, a line each."""
+    """Yield what is wrong with the patterns by themselves, a line each."""
     for key in ("include", "exclude"):
         for pattern in getattr(config, key):
             if not pattern.strip():
@@ -31,7 +31,7 @@ def pattern_problems(config: InitFromConfig) -> Iterator[str]:
 
 
 def renamed(names: Collection[str], config: InitFromConfig, where: str) -> dict[str, str]:
-    """Name in the model -> name at `where`, of all names there.
+    """Return name in the model -> name at `where`, for all names there.
 
     Raises:
         ConfigError: a pattern fits no name, two fit one name, or two names become one.
@@ -42,7 +42,7 @@ def renamed(names: Collection[str], config: InitFromConfig, where: str) -> dict[
             raise ConfigError(
                 f"init_from.rename has {pattern!r}, and no name in {where} fits it. {there_are(pattern, names)}"
             )
-    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for name in names:
         fitting = [(pattern, match, here) for pattern, regex, here in ways if (match := regex.fullmatch(name))]
         if len(fitting) > 1:
@@ -51,16 +51,16 @@ def renamed(names: Collection[str], config: InitFromConfig, where: str) -> dict[
                 "them narrower."
             )
         here = _filled(fitting[0][2], fitting[0][1].groups()) if fitting else name
-        if here in found:
+        if here in origins:
             raise ConfigError(
-                f"init_from.rename makes {here} of {found[here]} and of {name}. Give one of them another name."
+                f"init_from.rename makes {here} of {origins[here]} and of {name}. Give one of them another name."
             )
-        found[here] = name
-    return found
+        origins[here] = name
+    return origins
 
 
 def check_patterns(config: InitFromConfig, here: Mapping[str, str], where: str) -> None:
-    """Of the names `here`, as `renamed` has them.
+    """Check the patterns against the names `here`, as `renamed` returns them.
 
     Raises:
         ConfigError: a pattern of `include` fits none, or nothing is left.

@@ -1,4 +1,4 @@
-"""Where weights come from: what a person named, found on the disk; the names in it, and its digest. No torch.
+"""Source of weights that the user named: its place on the disk, the names in it, and its digest. No torch.
 
 a run             its last or best checkpoint, then as that
 a checkpoint      names in its manifest.json, which has the checksums of all its files: the digest is its own
@@ -36,9 +36,9 @@ _FORMATS = frozenset({
     "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64",
     "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ",
 })  # fmt: skip
-"""Of numbers, as the library names them: those that training/checkpoint/trees.py reads."""
+"""Number formats, as the library names them: those that training/checkpoint/trees.py reads."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_SET_ASIDE = re.compile(r"\.old-\d+\Z")  # by `submit --fresh`
+_SET_ASIDE = re.compile(r"\.old-\d+\Z")  # renamed by `submit --fresh`
 _CONVERT = (
     'It can run code when it is loaded. Convert it where you trust it: python -c "import torch, '
     "safetensors.torch as s; s.save_file(torch.load('{name}', weights_only=True), 'weights.safetensors')\""
@@ -46,11 +46,11 @@ _CONVERT = (
 
 
 def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
-    """With the place, absolute, and the digest of what lies there now.
+    """Return `config` with the absolute place and the digest of its content now.
 
     Raises:
-        ConfigError: there is nothing, it is none that we read, patterns do not fit the names in it, or its digest is
-            another one than `config` says.
+        ConfigError: there is nothing, the format is none that we read, patterns do not fit the names in it, or its
+            digest is not that of `config`.
     """
     assert config.path is not None
     try:
@@ -69,12 +69,12 @@ def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
 
 
 def is_checkpoint(place: Path) -> bool:
-    """True of a folder that is one of our checkpoints."""
+    """Return True if `place` is the folder of one of our checkpoints."""
     return (place / _MANIFEST).is_file()
 
 
 def files_in(place: Path) -> dict[str, Path]:
-    """Name of each tensor -> the file that has it; of a file, or a folder of files.
+    """Return name of each tensor -> the file that has it, for a file or a folder of files.
 
     Raises:
         ConfigError: the index or a file is none, or they contradict each other.
@@ -85,22 +85,22 @@ def files_in(place: Path) -> dict[str, Path]:
     index, files = _listing(place)
     if index is None:
         return dict.fromkeys(read_names(files[0]), files[0])
-    found = _weight_map(index)
-    held = {name: set(read_names(place / name)) for name in sorted(set(found.values()))}
-    for tensor, name in found.items():
+    file_of = _weight_map(index)
+    held = {name: set(read_names(place / name)) for name in sorted(set(file_of.values()))}
+    for tensor, name in file_of.items():
         if tensor not in held[name]:
             raise ConfigError(f"{index} says that {name} has {tensor}, and it has not. Copy the folder again.")
-    return {tensor: place / name for tensor, name in found.items()}
+    return {tensor: place / name for tensor, name in file_of.items()}
 
 
 def read_names(path: Path) -> list[str]:
-    """The names of the tensors in a .safetensors file, by its header, each of which lies in it whole.
+    """Return the names of the tensors in a .safetensors file, from its header; the file has each of them whole.
 
     Raises:
         ConfigError: it is no safetensors file, it is damaged, or it cannot be read.
     """
     try:
-        open_given(path).close()  # of whatever the system says the library makes that the file is not there
+        open_given(path).close()  # the library reports each error of the system as a missing file
         with safe_open(path, "numpy") as file:
             formats = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except OSError as error:
@@ -120,7 +120,7 @@ def read_names(path: Path) -> list[str]:
 
 
 def names_in(place: Path) -> list[str]:
-    """Of all tensors there, of a checkpoint those of the model. Raises ConfigError, OSError."""
+    """Return the names of all tensors there; of a checkpoint those of the model. Raises ConfigError, OSError."""
     if not is_checkpoint(place):
         return list(files_in(place))
     try:
@@ -140,14 +140,18 @@ def names_in(place: Path) -> list[str]:
 
 
 def digest_of(place: Path, read: Callable[[Path], str] = remembered) -> str:
-    """SHA-256 of the content, 64 hex digits; `read` has that of a file. Raises ConfigError, OSError."""
+    """Return the SHA-256 of the content, 64 hex digits. Raises ConfigError, OSError.
+
+    Args:
+        read: returns the SHA-256 of a file.
+    """
     if is_checkpoint(place):
         return read(place / _MANIFEST)
     if place.is_file():
         return read(place)
     index, _ = _listing(place)
     paths = [*sorted(set(files_in(place).values())), *([] if index is None else [index])]
-    if len(paths) == 1:  # the same weights as of the file by itself
+    if len(paths) == 1:  # the same digest as that of the file by itself
         return read(paths[0])
     return hashlib.sha256("".join(f"{read(path)}  {path.name}\n" for path in paths).encode()).hexdigest()
 
@@ -156,23 +160,23 @@ _KINDS = frozenset({"tensor", "sharded"})
 
 
 def _manifest(place: Path) -> dict[str, Any]:
-    """Raises ConfigError: it is damaged. OSError."""
+    """Return the manifest of a checkpoint. Raises OSError, or ConfigError if it is damaged."""
     try:
-        found = json.loads(read_given(place / _MANIFEST))
+        manifest = json.loads(read_given(place / _MANIFEST))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place / _MANIFEST} is damaged: {error}. Name another checkpoint.") from error
-    if not isinstance(found, dict):
+    if not isinstance(manifest, dict):
         raise ConfigError(f"{place / _MANIFEST} is damaged: it is no mapping. Name another checkpoint.")
-    return found
+    return manifest
 
 
 def _entries(node: Mapping[str, Any]) -> dict[Any, Any]:
-    """Of a mapping in the structure of a checkpoint (training/checkpoint/trees.py)."""
+    """Return the entries of a mapping in the structure of a checkpoint (training/checkpoint/trees.py)."""
     return dict(node["dict"])
 
 
 def _find(config: InitFromConfig, runs_dir: Path) -> Path:
-    """The absolute place that is meant. Raises ConfigError: none is, or several are."""
+    """Return the absolute place that is meant. Raises ConfigError if none is, or several are."""
     named = str(config.path)
     try:
         path = Path(named).expanduser().absolute()
@@ -199,22 +203,22 @@ def _find(config: InitFromConfig, runs_dir: Path) -> Path:
 
 
 def _find_run(named: str, runs_dir: Path) -> Path:
-    """The folder of the one run with this id, or whose id begins or ends so."""
+    """Return the folder of the one run with this id, or whose id begins or ends with it."""
     runs = {path: (path.name, f"{path.parent.name}/{path.name}") for path in _runs(runs_dir)}
-    found = [path for path, names in runs.items() if named in names] or [
+    matches = [path for path, names in runs.items() if named in names] or [
         path
         for path, names in runs.items()
-        if not _SET_ASIDE.search(path.name) and any(each.startswith(named) or each.endswith(named) for each in names)
+        if not _SET_ASIDE.search(path.name) and any(name.startswith(named) or name.endswith(named) for name in names)
     ]
-    if len(found) > 1:
-        names = ", ".join(f"{path.parent.name}/{path.name}" for path in found[:5])
+    if len(matches) > 1:
+        names = ", ".join(f"{path.parent.name}/{path.name}" for path in matches[:5])
         raise ConfigError(f"init_from={named} may be {names}. Write one of these.")
-    if not found:
+    if not matches:
         raise ConfigError(
             f"init_from={named} is no file and no folder, and no run in {runs_dir} that has checkpoints is named so. "
             "Name a run, a .safetensors file or a folder of these; `hpc-trainer status` has the ids of runs."
         )
-    return found[0]
+    return matches[0]
 
 
 def _runs(runs_dir: Path) -> Iterator[Path]:
@@ -223,17 +227,17 @@ def _runs(runs_dir: Path) -> Iterator[Path]:
 
 
 def _checkpoint_of(run: Path, which: WhichCheckpoint) -> Path:
-    """Raises ConfigError: it has none, or does not know which is the best."""
-    found = [(step, path) for step, path in folders.committed(run / "checkpoints") if is_checkpoint(path)]
-    if not found:
+    """Return the run's last or best checkpoint. Raises ConfigError if it has none, or its best is unknown."""
+    saved = [(step, path) for step, path in folders.committed(run / "checkpoints") if is_checkpoint(path)]
+    if not saved:
         raise ConfigError(f"init_from={run} has no checkpoint (yet). Wait until it has saved one, or name another run.")
     if which is WhichCheckpoint.last:
-        return found[0][1]
+        return saved[0][1]
     try:
-        kept = _manifest(found[0][1])["meta"].get("made_with", {}).get("checkpoint", {})
+        kept = _manifest(saved[0][1])["meta"].get("made_with", {}).get("checkpoint", {})
         how = CheckpointConfig(keep_best=kept.get("keep_best"), best_mode=BestMode[kept.get("best_mode", "auto")])
     except (KeyError, AttributeError) as error:
-        raise ConfigError(f"{found[0][1] / _MANIFEST} is damaged: {error!r}. Name another checkpoint.") from error
+        raise ConfigError(f"{saved[0][1] / _MANIFEST} is damaged: {error!r}. Name another checkpoint.") from error
     metric = how.keep_best
     if metric is None:
         raise ConfigError(
@@ -241,16 +245,16 @@ def _checkpoint_of(run: Path, which: WhichCheckpoint) -> Path:
             "Use init_from.checkpoint=last, or name one: .../checkpoints/step-00000200."
         )
     scores = scores_in(RunPaths(run).metrics, metric)
-    best = Retention(best_is_max=best_is_max(how)).best({step: scores[step] for step, _ in found if step in scores})
+    best = Retention(best_is_max=best_is_max(how)).best({step: scores[step] for step, _ in saved if step in scores})
     if best is None:
         raise ConfigError(
             f"init_from.checkpoint=best: no checkpoint of {run} has a {metric}. Use init_from.checkpoint=last."
         )
-    return dict(found)[best]
+    return dict(saved)[best]
 
 
 def _listing(folder: Path) -> tuple[Path | None, list[Path]]:
-    """(the index, if there is one; the .safetensors files) of a folder. Raises ConfigError: nothing, or several."""
+    """Return (the index or None, the .safetensors files) of a folder. Raises ConfigError for nothing, or several."""
     files = sorted(path for path in folder.iterdir() if path.name.endswith(_FILE) and path.is_file())
     indices = sorted(path for path in folder.iterdir() if path.name.endswith(_INDEX))
     if len(indices) == 1:
@@ -271,12 +275,12 @@ def _listing(folder: Path) -> tuple[Path | None, list[Path]]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found = json.loads(read_given(index))["weight_map"]
-        wrong = next((name for name in found.values() if Path(name).name != name or not name.endswith(_FILE)), None)
+        file_of = json.loads(read_given(index))["weight_map"]
+        wrong = next((name for name in file_of.values() if Path(name).name != name or not name.endswith(_FILE)), None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{index} is no index of safetensors files: {error!r}. Copy the folder again.") from error
-    if wrong is not None or not found:
+    if wrong is not None or not file_of:
         raise ConfigError(
             f"{index} names {wrong!r}, and must name .safetensors files beside it. Copy the folder again."
         )
-    return dict(found)
+    return dict(file_of)

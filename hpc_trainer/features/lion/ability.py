@@ -1,4 +1,4 @@
-"""Lion (Chen et al. 2023, arXiv 2302.06675) instead of the optimizers that the core knows; torch has none."""
+"""Lion (Chen et al. 2023, arXiv 2302.06675) in place of the optimizers that the core knows; torch has none."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hpc_trainer.training.optim.build import Group, Recipe
 from hpc_trainer.training.optim.own_step import OwnStep
 
 _PIECE = 64 << 20
-"""Bytes of weights on this rank that are stepped at a time: so long a step's copies of them live."""
+"""Bytes of weights that are stepped at a time on this rank: a step copies no more at a time."""
 
 
 class Lion(OwnStep):
     """The paper's algorithm 2: w ← w - lr (sign(b1 m + (1 - b1) g) + decay w), and then m ← b2 m + (1 - b2) g.
 
-    Each element is computed by itself, so of weights in parts (DTensors) a rank steps its own. `lr` is that of the
-    whole update: weights decay by lr × weight_decay, as in AdamW.
+    Each element is computed by itself, so a rank steps its own shards of DTensors. `lr` multiplies the whole update:
+    weights decay by lr × weight_decay, as in AdamW.
     """
 
     _step_supports_amp_scaling = True  # by `found_inf` on the device, as torch's fused optimizers
@@ -31,7 +31,7 @@ class Lion(OwnStep):
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """As `OwnStep.update`."""
+        """Step all weights, as `OwnStep.update`."""
         for group in self.param_groups:
             for piece in in_pieces([weight for weight in group["params"] if weight.grad is not None], _PIECE):
                 self._step_piece(group, piece, bad, scale)
@@ -47,8 +47,8 @@ class Lion(OwnStep):
         momenta = [local_tensor(self.state[weight]["exp_avg"]) for weight in piece]
         gradients = [local_tensor(weight.grad) for weight in piece]
         if scale is not None:
-            gradients = [each / scale for each in gradients]
-        before = [] if bad is None else [each.clone() for each in (*weights, *momenta)]
+            gradients = [gradient / scale for gradient in gradients]
+        before = [] if bad is None else [tensor.clone() for tensor in (*weights, *momenta)]
         updates = torch._foreach_mul(momenta, first)
         torch._foreach_add_(updates, gradients, alpha=1 - first)
         torch._foreach_sign_(updates)

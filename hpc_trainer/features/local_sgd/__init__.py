@@ -1,4 +1,4 @@
-"""`parallel.sync=post_local_sgd`, `diloco`: ranks step alone and meet every so often."""
+"""`parallel.sync=post_local_sgd`, `diloco`: ranks step alone and meet at intervals."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    """All ranks have the same weights at meetings only: what needs that is at one."""
+    """Yield intervals that miss meetings: only at meetings all ranks have the same weights."""
     parallel, train = config.parallel, config.train
     every, allowed = parallel.sync_every_steps, ""
     if parallel.sync is Sync.every_step or every < 1:

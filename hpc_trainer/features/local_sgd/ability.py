@@ -1,4 +1,4 @@
-"""The step of ranks that step alone, and what of the state is each rank's own then."""
+"""Step of ranks that step alone, and the state that is each rank's own then."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LocalSgdAbility(Ability):
         )  # fmt: skip
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Each rank saves weights and moments of its own, and rank 0's weights are everybody's besides."""
+        """Count in a checkpoint the weights and moments of each rank, besides rank 0's weights for all."""
         parallel, world_size = self.config.parallel, building.mesh.shape.world_size
         held.checkpoint += held.all_moments * (world_size - 1) + held.saved * world_size
         if parallel.sync is Sync.diloco:

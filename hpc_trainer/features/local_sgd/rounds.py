@@ -1,12 +1,12 @@
-"""Ranks that step alone and meet every so often: post-local SGD, and DiLoCo with its outer optimizer.
+"""Ranks that step alone and meet at intervals: post-local SGD, and DiLoCo with its outer optimizer.
 
     post_local_sgd   at a meeting weights become their mean over all ranks            Lin et al. 2018, arXiv:1808.07217
     diloco           the mean of the ranks' changes since the last meeting is the     Douillard et al. 2023,
                      gradient of an outer Nesterov SGD, whose weights all ranks take  arXiv:2311.08105
 
-Moments of the ranks' own optimizers stay apart. In between each rank has weights, buffers, moments, a loss scale and a
-count of skipped steps of its own: all of it is in the checkpoint, by rank (`differs_by_rank`). Evaluations, and the end
-of the run, are at meetings, where all ranks have the same weights.
+Moments of the ranks' own optimizers are never averaged. Between meetings each rank has its own weights, buffers,
+moments, loss scale and count of skipped steps: all of them are in the checkpoint, by rank (`differs_by_rank`).
+Evaluations, and the end of the run, are at meetings, where all ranks have the same weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MESSAGE = 25 << 20
 
 @dataclass(slots=True, kw_only=True)
 class RoundStepper(Stepper):
-    """A step of DDP for the first `warmup_steps`; of each rank alone from then on, with a meeting every `every_steps`.
+    """Stepper of DDP for the first `warmup_steps`, then of each rank alone, with a meeting every `every_steps`.
 
     The last of `num_steps` steps ends with a meeting, however long that round was.
     """
@@ -48,7 +48,7 @@ class RoundStepper(Stepper):
     outer: OuterOptimizer | None
 
     def __post_init__(self) -> None:
-        """Weights and buffers become rank 0's, as with DDP. Collective."""
+        """Broadcast rank 0's weights and buffers, unless DDP does. Collective."""
         Stepper.__post_init__(self)
         if not isinstance(self.module, DistributedDataParallel):
             broadcast([tensor.detach() for tensor in (*self.module.parameters(), *self.module.buffers())])
@@ -72,17 +72,17 @@ class RoundStepper(Stepper):
 
     @torch.no_grad()
     def _meet(self, model: nn.Module) -> None:
-        """All ranks have the same weights and buffers afterwards. Collective."""
-        buffers = [each for each in model.buffers() if each.is_floating_point()]  # counts are alike already
-        average([*(each.detach() for each in _trained(model).values()), *buffers], self.group)
+        """Give all ranks the same weights and buffers. Collective."""
+        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]  # counts are alike already
+        average([*(weight.detach() for weight in _trained(model).values()), *buffers], self.group)
         if self.outer is not None:
             self.outer.step(model)
 
 
 class OuterOptimizer:
-    """DiLoCo's: weights of the last meeting, and the momenta of a Nesterov SGD over them; alike on all ranks.
+    """DiLoCo's outer optimizer: weights of the last meeting, and momenta of a Nesterov SGD; alike on all ranks.
 
-    Twice the memory of the trained weights. `lr` > 0, `momentum` in [0, 1).
+    It takes twice the memory of the trained weights. `lr` > 0, `momentum` in [0, 1).
     """
 
     def __init__(self, *, lr: float, momentum: float) -> None:
@@ -91,18 +91,18 @@ class OuterOptimizer:
         self._momenta: dict[str, torch.Tensor] = {}
 
     def begin(self, model: nn.Module) -> None:
-        """The first round begins with these weights; what a resumed one has of a checkpoint comes to their device."""
+        """Begin the first round with these weights; move those that a checkpoint restored to their device."""
         for name, weight in _trained(model).items():
-            known = self._weights.get(name)
-            self._weights[name] = weight.detach().clone() if known is None else known.to(weight.device)
+            restored = self._weights.get(name)
+            self._weights[name] = weight.detach().clone() if restored is None else restored.to(weight.device)
             if name in self._momenta:
                 self._momenta[name] = self._momenta[name].to(weight.device)
 
     def step(self, model: nn.Module) -> None:
-        """Takes the mean of all ranks' weights from `model`, and leaves the next round's there."""
+        """Take the mean of all ranks' weights from `model`, and leave the next round's weights there."""
         weights = {name: weight.detach() for name, weight in _trained(model).items()}
         for name, weight in weights.items():
-            # What SGD calls a gradient: from the mean back to where the round began. In the memory of the weight.
+            # SGD's gradient points from the mean back to where the round began. It is in the memory of the weight.
             self._weights[name].grad = weight.neg_().add_(self._weights[name])
         self._sgd().step()
         for name, weight in weights.items():
@@ -114,24 +114,24 @@ class OuterOptimizer:
         sgd = torch.optim.SGD(list(self._weights.values()), lr=self._lr, **options)
         for name, weight in self._weights.items():
             if self._momentum > 0:
-                # Zero makes the first step what it is without any: the momentum is the gradient then.
+                # With momenta of zero the first step is that without any: the momentum is the gradient then.
                 sgd.state[weight]["momentum_buffer"] = self._momenta.setdefault(name, torch.zeros_like(weight))
         return sgd
 
     def state_dict(self) -> dict[str, Any]:
-        """Both by the name of the weight; empty before the first round."""
+        """Return weights and momenta, both by the name of the weight; empty before the first round."""
         return {"weights": dict(self._weights), "momenta": dict(self._momenta)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undoes `state_dict`."""
+        """Load what `state_dict` returned."""
         self._weights, self._momenta = dict(state["weights"]), dict(state["momenta"])
 
 
 class LateVote(StopVote):
-    """Of ranks that share no gradients: a flag goes round beside the step, and is read in the step after.
+    """Stop vote of ranks that share no gradients: a flag is summed beside the step, and read in the step after.
 
-    Nobody waits for it but the first time, and where a rank is more than a step behind. On a GPU one step later still:
-    the answer has to come to the host. All ranks read the same one at the same step.
+    A rank waits for the flag only the first time, or if a rank is more than a step behind. On a GPU the flag is read
+    one step later still, as it has to come to the host. All ranks read the same flag at the same step.
     """
 
     def __init__(self, group: RankGroup) -> None:
@@ -141,12 +141,12 @@ class LateVote(StopVote):
         self._late = LateFlag()
 
     def cast(self, wish: bool) -> torch.Tensor | None:
-        """Nothing for the loss."""
+        """Keep the wish for `count`; return None, as the loss carries no vote."""
         self._mine = wish
         return None
 
     def count(self) -> bool:
-        """True if any rank wished to stop, in the step before; in this one, if it is the first. Collective."""
+        """Return True if any rank wished to stop in the step before, or in this one if it is the first. Collective."""
         flag = torch.full((), float(self._mine), device=self._group.device)
         sent = flag, dist.all_reduce(flag, async_op=True)
         (sum_of_flags, work), self._on_its_way = self._on_its_way or sent, sent
@@ -155,7 +155,7 @@ class LateVote(StopVote):
 
 
 class GuardOfEach(StepGuard):
-    """Each rank skips its own bad steps, and counts them; if one has diverged, all say so."""
+    """Guard of ranks that skip and count their own bad steps; if one has diverged, all raise."""
 
     differs_by_rank: ClassVar[bool] = True
 
@@ -164,7 +164,7 @@ class GuardOfEach(StepGuard):
         self._group = group
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
-        """As StepGuard's. Collective: raises on all ranks what it raises on one."""
+        """Check as StepGuard does. Collective: raises on all ranks what it raises on one."""
         mine = None
         try:
             super().check(step, scaler)
@@ -176,10 +176,10 @@ class GuardOfEach(StepGuard):
 
 
 def average(tensors: Iterable[torch.Tensor], group: RankGroup) -> None:
-    """The mean over all ranks of tensors of any shapes, in place, in messages of some MiB; the same bits on each rank.
-    Collective.
+    """Average tensors of any shapes over all ranks, in place, in messages of some MiB. Collective.
 
-    torch's own (model_averaging.utils) copies all weights at once, and puts new ones in the parameters' place.
+    All ranks get the same bits. torch's own function (model_averaging.utils) copies all weights at once, and replaces
+    the parameters by new ones.
     """
     messages: list[tuple[list[torch.Tensor], torch.Tensor, Any]] = []
     for part in _parts(tensors):
@@ -200,7 +200,7 @@ def _take(message: tuple[list[torch.Tensor], torch.Tensor, Any], world_size: int
 
 
 def _parts(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Of one number format each, and no larger than a message, but for single tensors that are."""
+    """Yield lists of tensors of one number format, no larger than a message unless a single tensor is."""
     by_format: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_format.setdefault(tensor.dtype, []).append(tensor)

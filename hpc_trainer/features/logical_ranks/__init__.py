@@ -50,5 +50,5 @@ FEATURE = Feature(
         Row("train.batch_per_rank", "the batch would follow the ranks, and the training is to stay the same"),
     ),
     problems=_problems,
-    num_threads=1,  # two add in another order than one, and two ranks may have fewer cores each than one has
+    num_threads=1,  # two threads add in another order than one, and two ranks may have fewer cores each than one has
 )

@@ -19,7 +19,7 @@ from hpc_trainer.training.step import Stepper
 
 class LogicalRanksAbility(Ability):
     def share(self, loss: VotingLoss, building: Building) -> nn.Module | None:
-        """Gradients are added up along the tree, and not by DDP."""
+        """Return the bare loss: gradients are added up along the tree, and not by DDP."""
         return loss
 
     def stepper(self, make: Callable[..., Stepper], state: TrainState, building: Building) -> Callable[..., Stepper]:
@@ -36,7 +36,7 @@ class LogicalRanksAbility(Ability):
         return make_logical
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Gradients are added along a tree, a sum a level."""
+        """Count the gradients that are added along a tree: a sum for each level."""
         count = self.config.train.logical_ranks
         assert count is not None
         held.gradients *= 3 + int(math.log2(max(1, count // building.mesh.shape.world_size)))

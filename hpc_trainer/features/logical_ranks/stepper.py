@@ -1,8 +1,8 @@
 """Logical ranks: a step whose bits do not depend on how many ranks compute it (docs/decisions/0016).
 
-The batch is cut into `logical_ranks` parts, a power of two. Each rank computes its share of them, one after the other,
-in the same shapes, from the same buffers, each with a random stream of its own. The parts' gradients are added along
-one binary tree. Its lower levels lie inside a rank, its upper ones between ranks:
+The batch is cut into `logical_ranks` parts, a power of two. Each rank computes its share of them, one after the other.
+All parts have the same shapes and begin with the same buffers, and each has its own random stream. The parts' gradients
+are added along one binary tree. Its lower levels lie inside a rank, its upper ones between ranks:
 
     (0 + 1) + (2 + 3)     one rank adds all; of two, each adds its two, then both add the two sums; of four, 0 with 1
                           and 2 with 3, then 0 with 2 and 1 with 3.
@@ -30,7 +30,7 @@ from hpc_trainer.training.step import Stepper
 
 @dataclass(slots=True, kw_only=True)
 class LogicalStepper(Stepper):
-    """A step of `num_logical` parts; `group.world_size` divides it, both are powers of two."""
+    """Stepper over `num_logical` parts; `group.world_size` divides that number, and both are powers of two."""
 
     shares_loss: ClassVar[bool] = True
 
@@ -39,13 +39,13 @@ class LogicalStepper(Stepper):
     seed: int
 
     def __post_init__(self) -> None:
-        """Weights and buffers become rank 0's, as with DDP. Collective."""
+        """Broadcast rank 0's weights and buffers, as DDP does. Collective."""
         Stepper.__post_init__(self)
         _from_rank_zero([*self.module.parameters(), *self.module.buffers()], self.group)
 
     @property
     def num_shares(self) -> int:
-        """Whoever computes them."""
+        """Number of parts, whichever ranks compute them."""
         return self.num_logical
 
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
@@ -62,8 +62,8 @@ class LogicalStepper(Stepper):
             losses = [self._micro_batch(state, batches, None, next(shares)) for _ in range(accum)]
             if part == 0:
                 after = _copies(state.model)
-            # A weight that no sample used has the gradient 0: which ranks know of others is no matter then.
-            leaves = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
+            # A weight that no sample used has the gradient 0, so it does not matter which ranks used the weight.
+            leaves = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
             tree.add(_flat([*leaves, torch.stack(losses).sum().float(), no_vote]))
             for weight in weights:
                 weight.grad = None
@@ -85,13 +85,13 @@ class LogicalStepper(Stepper):
 
 
 class PairSum:
-    """Adds 2^n tuples of tensors along a binary tree, as they come; holds at most n + 1 of them."""
+    """Sum of 2^n tuples of tensors along a binary tree, added as they come; it holds at most n + 1 of them."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[int, list[torch.Tensor]]] = []
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        """The next leaf: tensors of the shapes of the first leaf's. They are used up."""
+        """Add the next leaf: tensors of the shapes of the first leaf's. They may be overwritten."""
         size = 1
         while self._stack and self._stack[-1][0] == size:
             _, left = self._stack.pop()
@@ -101,16 +101,16 @@ class PairSum:
         self._stack.append((size, tensors))
 
     def total(self) -> list[torch.Tensor]:
-        """The sum of all leaves. Raises ValueError if their number is no power of two."""
+        """Return the sum of all leaves. Raises ValueError if their number is no power of two."""
         if len(self._stack) != 1:
             raise ValueError(f"{sum(size for size, _ in self._stack)} leaves make no binary tree.")
         return self._stack.pop()[1]
 
 
 def between_ranks(tensors: Sequence[torch.Tensor], group: RankGroup) -> list[torch.Tensor]:
-    """The sum over all ranks, of the same shapes and the same bits on each. Collective.
+    """Return the sums over all ranks, with the same bits on each. Collective.
 
-    Recursive doubling, so neighbours first.
+    Recursive doubling adds neighbours first.
     """
     sums = list(tensors)
     distance = 1
@@ -119,8 +119,8 @@ def between_ranks(tensors: Sequence[torch.Tensor], group: RankGroup) -> list[tor
         for index, mine in enumerate(sums):
             theirs = torch.empty_like(mine)
             # batch_isend_irecv: NCCL needs both directions in one group, or it waits for ever.
-            words = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
-            for work in dist.batch_isend_irecv(words):
+            operations = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+            for work in dist.batch_isend_irecv(operations):
                 work.wait()
             # In the order of ranks on both sides: which of two NaNs comes out depends on it.
             sums[index] = mine + theirs if group.rank < partner else theirs + mine
@@ -129,23 +129,25 @@ def between_ranks(tensors: Sequence[torch.Tensor], group: RankGroup) -> list[tor
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """One vector for each number format, in the order in which the formats first come."""
+    """Return one vector for each number format, in the order in which the formats first come."""
     formats = dict.fromkeys(tensor.dtype for tensor in tensors)
-    return [torch.cat([each.detach().reshape(-1) for each in tensors if each.dtype == dtype]) for dtype in formats]
+    return [
+        torch.cat([tensor.detach().reshape(-1) for tensor in tensors if tensor.dtype == dtype]) for dtype in formats
+    ]
 
 
 def _unflat(flat: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The parts of `_flat(like)`, as views."""
+    """Return the tensors of `_flat(like)`, as views of `flat`."""
     formats = list(dict.fromkeys(tensor.dtype for tensor in like))
-    sizes = [[each.numel() for each in like if each.dtype == dtype] for dtype in formats]
+    sizes = [[tensor.numel() for tensor in like if tensor.dtype == dtype] for dtype in formats]
     parts = {dtype: iter(torch.split(whole, size)) for dtype, whole, size in zip(formats, flat, sizes, strict=True)}
-    return [next(parts[each.dtype]).view(each.shape) for each in like]
+    return [next(parts[tensor.dtype]).view(tensor.shape) for tensor in like]
 
 
 def _from_rank_zero(tensors: Iterable[torch.Tensor], group: RankGroup) -> None:
-    """Rank 0's values, in place. Collective."""
+    """Copy rank 0's values to all ranks, in place. Collective."""
     if group.world_size > 1:
-        broadcast([each.detach() for each in tensors])
+        broadcast([tensor.detach() for tensor in tensors])
 
 
 def _copies(model: nn.Module) -> list[torch.Tensor]:

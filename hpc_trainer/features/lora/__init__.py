@@ -1,4 +1,4 @@
-"""`train.lora`: adapters (Hu et al. 2021) are trained, and nothing else; peft puts them beside the layers."""
+"""`train.lora`: training of adapters (Hu et al. 2021) alone, which peft puts beside the layers."""
 
 from __future__ import annotations
 

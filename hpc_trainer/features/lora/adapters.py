@@ -22,23 +22,25 @@ _CONV1D = "Conv1D"
 
 
 def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
-    """Puts adapters beside the layers that `config` names, in place; they require gradients, and what `also` names.
-    Returns the names of the layers.
+    """Put adapters beside the layers that `config` names, in place; return the names of the layers.
 
-    The first matrix begins at random, drawn on the CPU, the second one at 0: so the model computes what it did.
+    The adapters and the weights that `also` names require gradients. The first matrix of an adapter begins at random,
+    drawn on the CPU, the second one at 0: so the model computes what it did.
 
     Raises:
         ConfigError: there is no such layer, or peft has no adapter for its kind.
     """
     names = [*_chosen(model, config)]
-    besides = [each for found in match_weights(model, config.also, "train.lora.also").values() for each in found]
+    besides = [
+        weight for weights in match_weights(model, config.also, "train.lora.also").values() for weight in weights
+    ]
     peft = optional("peft", "train.lora")
     adapters = peft.LoraConfig(
         r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, bias="none",
         target_modules="|".join(map(re.escape, names)),
     )  # fmt: skip
     try:
-        with warnings.catch_warnings():  # it sees itself how a layer's weight lies, and says so
+        with warnings.catch_warnings():  # peft sees itself how a layer's weight lies, and says so
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             peft.inject_adapter_in_model(adapters, model)
     except (ValueError, NotImplementedError) as error:
@@ -51,12 +53,14 @@ def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
 
 
 def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
-    """Names of layers, in the model's order. Raises ConfigError: a pattern fits none."""
-    layers = {name: each for name, each in model.named_modules() if any(True for _ in each.parameters(recurse=False))}
+    """Yield names of layers, in the model's order. Raises ConfigError if a pattern fits none, or there is none."""
+    layers = {
+        name: module for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
+    }
     for problem in unfit("train.lora.targets", config.targets, layers, f"layer of {type(model).__name__}"):
         raise ConfigError(problem)
     inside = {id(layer) for block in blocks(model) for layer in block.modules()}
-    found = [
+    names = [
         name
         for name, layer in layers.items()
         if (
@@ -65,24 +69,26 @@ def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
             else id(layer) in inside and (isinstance(layer, nn.Linear) or type(layer).__name__ == _CONV1D)
         )
     ]
-    if not found:
+    if not names:
         raise ConfigError(
             f"train.lora stands beside the linear layers of blocks, and {type(model).__name__} has none. Name layers: "
             f"train.lora.targets={[*layers][-1:]}."
         )
-    yield from found
+    yield from names
 
 
 def leave_out_base(model: nn.Module) -> None:
-    """From now on a state_dict of `model` has what is trained and buffers, and takes no more; so have copies of it."""
-    base = frozenset(name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad)
+    """Make state dicts of `model` and of its copies hold and load only what is trained, and buffers."""
+    base = frozenset(
+        name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
+    )
 
     def leave_out(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name in base:
             state.pop(prefix + name, None)
 
     def miss_none(module: nn.Module, keys: Any) -> None:
-        # `model` as it stands, and as a part of what averages its weights.
+        # `model` by itself, and as the `module` inside its averaged weights.
         keys.missing_keys[:] = [key for key in keys.missing_keys if key.removeprefix("module.") not in base]
 
     model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
@@ -91,7 +97,7 @@ def leave_out_base(model: nn.Module) -> None:
 
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
-    """Adds what adapters compute to the weights of their layers, and takes the adapters out, in place."""
+    """Add what adapters compute to the weights of their layers, and remove the adapters, in place."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, layer in [*model.named_modules()]:

@@ -1,4 +1,4 @@
-"""`optim.lr_of` and `optim.layer_decay`: some weights have a learning rate of their own, a multiple of that of all."""
+"""`optim.lr_of` and `optim.layer_decay`: learning rates of some weights, as multiples of the common one."""
 
 from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row

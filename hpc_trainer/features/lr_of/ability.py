@@ -1,4 +1,4 @@
-"""Groups of the optimizer, divided by what the learning rate of a weight is multiplied by."""
+"""Groups of the optimizer, divided by the factor of their weights' learning rate."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hpc_trainer.training.optim.build import LR_FACTOR, Group, Recipe
 
 class LrOfAbility(Ability):
     _factors: dict[str, float]
-    """Of weights in the whole model, by name; 1 of all others."""
+    """Learning-rate multiplier by weight name, in the whole model; 1 if a name is absent."""
     _all: list[float]
-    """That occur in the whole model: each stage has groups of all, empty or not."""
+    """Multipliers that occur in the whole model: each stage has groups of all, empty or not."""
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
         decay = self.config.optim.layer_decay
@@ -30,21 +30,21 @@ class LrOfAbility(Ability):
         self._all = sorted({self._factors.get(name, 1.0) for name in trained}, reverse=True)
 
     def _named(self, model: nn.Module) -> dict[str, float]:
-        """Factors of `optim.lr_of`, by the names of weights."""
+        """Return the factors of `optim.lr_of`, by the names of weights."""
         lr_of = self.config.optim.lr_of
         names = {weight: name for name, weight in model.named_parameters()}
-        found: dict[str, float] = {}
+        factors: dict[str, float] = {}
         chosen: dict[str, str] = {}
         for pattern, weights in match_weights(model, lr_of, "optim.lr_of").items():
             for weight in weights:
                 name = names[weight]
-                if found.setdefault(name, lr_of[pattern]) != lr_of[pattern]:
+                if factors.setdefault(name, lr_of[pattern]) != lr_of[pattern]:
                     raise ConfigError(
                         f"optim.lr_of has {chosen[name]!r} and {pattern!r}, which both fit {name} and have other "
                         "factors. Make one of them narrower."
                     )
                 chosen.setdefault(name, pattern)
-        return found
+        return factors
 
     def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         names = {weight: name for name, weight in model.named_parameters()}
@@ -64,22 +64,22 @@ class LrOfAbility(Ability):
 
 
 def heights(model: nn.Module) -> Mapping[str, int]:
-    """Weight of a whole model -> how many layers lie above it: 0 of what comes after the last block, 1 of the last
-    block, .. and of what comes before the first block as many as there are blocks, and 1.
+    """Return for each weight of a whole model how many layers lie above it, where a block is one layer.
 
-    In the order in which the model has its parts, which is that of its forward pass.
+    The number is 0 after the last block, 1 in the last block, and so on; before the first block it is the number of
+    blocks plus 1. The order is that in which the model has its parts, which is that of its forward pass.
     """
     inside = list(blocks(model))
     place_of = {id(weight): place for place, block in enumerate(inside, 1) for weight in block.parameters()}
-    found: dict[str, int] = {}
-    last = 0  # the place of the last block that was met
+    height_of: dict[str, int] = {}
+    last = 0  # place of the last block so far
     for name, weight in model.named_parameters():
         place = place_of.get(id(weight))
         last = last if place is None else max(last, place)
         # Between two blocks a layer counts as the one before it; after the last one it is above all.
         beside = last if last < len(inside) else len(inside) + 1
-        found[name] = len(inside) + 1 - (beside if place is None else place)
-    return found
+        height_of[name] = len(inside) + 1 - (beside if place is None else place)
+    return height_of
 
 
 ABILITY = LrOfAbility

@@ -1,6 +1,7 @@
-"""What a step needs of memory: told before there is a GPU (`plan --memory`), and the largest micro-batch that fits.
+"""Memory of a training step: an estimate without a GPU (`plan --memory`), and the largest micro-batch that fits.
 
-The choice `train.micro_batch_size=auto` turns the search on. It asks the estimate for what is not there yet.
+`train.micro_batch_size=auto` turns the search for that size on. The search asks the estimate for what a trial does not
+have yet, such as the optimizer's state.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The sizes that were found, in place of those that were given."""
+"""Batch sizes that the search found, in place of the configured ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _NOTE = "the figures are of two samples, and the run takes as many as fit"
 
 class AutoBatchAbility(Ability):
     def sizes(self, sizes: BatchSizes, loss: VotingLoss, building: Building) -> BatchSizes:
-        """Collective. An estimate, which has no memory to try, takes as many samples for an evaluation."""
+        """Return the batch sizes that the search found. Collective.
+
+        An estimate has no memory to try: its evaluation batch is as large as the micro-batch.
+        """
         if building.run is None:
             return dataclasses.replace(sizes, eval_batch_size=sizes.micro_batch_size)
         return find_sizes(loss, building)

@@ -50,7 +50,10 @@ from hpc_trainer.training.precision.formats import autocast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank; `checkpoint` is that of a whole checkpoint. `micro_batch_size`: what it was found for."""
+    """Memory of one rank in bytes.
+
+    `checkpoint` is the size of a whole checkpoint. `micro_batch_size` is the size that the estimate is for.
+    """
 
     micro_batch_size: int
     weights: int
@@ -59,46 +62,52 @@ class MemoryEstimate:
     average: int
     activations: int
     gathered: int
-    """FSDP: weights that are whole at a time, those of the two largest blocks and all that belong to none; or all of
-    them, without reshard_after_forward. In param_dtype."""
+    """Weights that FSDP holds whole at a time, in param_dtype: the two largest blocks and the weights outside blocks;
+    all weights without reshard_after_forward."""
     checkpoint: int
     update: int = 0
-    """What the optimizer's step makes besides (Muon's matrices; copies by which a bad step is put back), as
-    far as that is more than activations and gathered weights, which are gone by then."""
+    """Bytes that the optimizer's step allocates besides (Muon's matrices; copies that undo a bad step).
+    Only what exceeds activations and gathered weights counts, as these are freed by then."""
     communication: int = 0
-    """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
+    """Buffers that ranks keep for communication: PowerSGD's errors, compressed gradients, DiLoCo's weights and
+    momenta."""
     evaluation: int = 0
-    """What a batch of an evaluation needs, as far as that is more than gradients, activations and update, which are
-    gone by then. Of a pipeline it is not known."""
+    """Memory of an evaluation batch, as far as it exceeds gradients, activations and update, which are freed by then.
+    It is unknown for a pipeline (0)."""
     host: int = 0
-    """Of optimizer state that is in host memory (optim.offload)."""
+    """Optimizer state in host memory (optim.offload)."""
     num_evaluated_parts: int = 1
-    """Of an evaluation's samples a rank takes one of so many parts."""
+    """Number of ranks that share the samples of an evaluation."""
     note: str | None = None
-    """What is a guess, and why."""
+    """Note that says which figure is a guess, and why."""
 
 
 def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEstimate:
-    """Runs one micro-batch and one update without memory. `config` is validated, `dataset` its training samples.
+    """Estimate the memory of one micro-batch and one update without allocating it.
 
-    Of a size that is still to be found it is what two samples take. Of pipeline stages the largest counts.
+    If the micro-batch size is still to be found, the estimate is for two samples. The largest pipeline stage counts.
+
+    Args:
+        config: a validated configuration.
+        dataset: its training samples; None: they are built.
 
     Raises:
-        HpcTrainerError: the model or the data set cannot be built; or whatever a person's own code raises.
+        HpcTrainerError: the model or the data set cannot be built.
+        Exception: whatever the user's own code raises.
     """
     shape = mesh_shape(config.parallel, config.hardware.world_size)
     task = build_task(config)
     dataset = dataset or build_dataset(config, "train", task, abilities(config))
-    samples = dataset.__getitems__(range(1))  # really: a data set may look at its numbers
-    firsts = range(0, shape.world_size, shape.world_size // shape.pp)  # of each stage the first rank
-    found = [_on_rank(_building(config, task, dataset, samples, Mesh(shape=shape, rank=rank))) for rank in firsts]
+    samples = dataset.__getitems__(range(1))  # on real tensors: a data set may read their values
+    firsts = range(0, shape.world_size, shape.world_size // shape.pp)  # the first rank of each stage
+    estimates = [_on_rank(_building(config, task, dataset, samples, Mesh(shape=shape, rank=rank))) for rank in firsts]
     seen: set[str] = set()
     checkpoint = 0
-    for each, sizes in found:
+    for rank_estimate, sizes in estimates:
         new = sum(size for name, size in sizes.items() if name not in seen)
-        checkpoint += int(each.checkpoint * (new / max(1, sum(sizes.values()))))
+        checkpoint += int(rank_estimate.checkpoint * (new / max(1, sum(sizes.values()))))
         seen |= sizes.keys()
-    largest = max((each for each, _ in found), key=_total)
+    largest = max((rank_estimate for rank_estimate, _ in estimates), key=_total)
     return dataclasses.replace(largest, checkpoint=checkpoint)
 
 
@@ -108,9 +117,9 @@ def _total(found: MemoryEstimate) -> int:
 
 
 def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
-    """(of one rank, bytes of its model's tensors by name)."""
+    """Return (estimate of one rank, bytes of its model's tensors by name)."""
     config, mesh = building.config, building.mesh
-    micro = config.train.given_micro_batch_size or 2  # batch norm takes no single sample
+    micro = config.train.given_micro_batch_size or 2  # batch norm refuses a single sample
     real = of_size(building.dataset, building.task, building.samples, micro)
     with fake_tensors():
         trial: nn.Module
@@ -118,13 +127,13 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
         loss, decays = _build_loss(building)
         optimizer = make_optimizer(building, loss.model, decays)
         trial = loss
-        for each in building.abilities:
-            trial, batch = each.trial(trial, batch, building)
+        for ability in building.abilities:
+            trial, batch = ability.trial(trial, batch, building)
         found = measure(config, trial, batch, building.shares, mesh.shape.dp_shard)
         made, guess = _update(config, optimizer)
     held = _held(building, loss.model, optimizer, found, num_bytes(tensors_of(batch)), made, guess)
-    for each in building.abilities:
-        each.memory(held, building)
+    for ability in building.abilities:
+        ability.memory(held, building)
     there = held.trained // held.num_parts + held.optimizer_here
     is_put_back = held.is_put_back and not held.is_skipped_by_scaler
     return MemoryEstimate(
@@ -141,7 +150,7 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
         checkpoint=held.checkpoint,
         num_evaluated_parts=held.num_evaluated_parts,
         note=held.note,
-    ), {name: each.nbytes for name, each in loss.model.state_dict().items()}
+    ), {name: tensor.nbytes for name, tensor in loss.model.state_dict().items()}
 
 
 def _build_loss(building: Building) -> tuple[VotingLoss, Collection[bool]]:
@@ -159,7 +168,14 @@ def _held(
     building: Building, model: nn.Module, optimizer: torch.optim.Optimizer, found: PassBytes, batch: int, made: int,
     guess: str | None,
 ) -> RankMemory:  # fmt: skip
-    """Without features. `made`: by a step, of the whole model; `guess`: why its moments are one."""
+    """Return the memory of one rank before features change it.
+
+    Args:
+        found: bytes of a forward and a backward pass.
+        batch: bytes of the batch.
+        made: bytes that an optimizer step allocates, for the whole model.
+        guess: why the optimizer's moments are a guess; None if they are counted.
+    """
     config, shape, shares = building.config, building.mesh.shape, building.shares
     train, parallel = config.train, config.parallel
     weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
@@ -181,7 +197,7 @@ def _held(
         moments=sum(size // shares.share_of(weight) for weight, size in of_all.items()),
         all_moments=sum(of_all.values()),
         moment_parts=shape.dp_shard,
-        # While gradients are accumulated FSDP keeps them whole.
+        # FSDP keeps gradients whole while it accumulates them.
         gradients=trained // shape.dp_shard if train.grad_accum_steps == 1 else bytes_added_up(trained, config),
         has_gradients=holds_gradients(config, train.grad_accum_steps),
         kept=found.kept,
@@ -198,13 +214,13 @@ def _held(
 
 
 def _saved_bytes(model: nn.Module) -> int:
-    """Return the bytes of the weights in a state_dict; that of adapters leaves out their base weights."""
-    saved = {id(each) for each in model.state_dict(keep_vars=True).values()}
+    """Return the bytes of the weights in the state_dict, which leaves out the base weights of adapters."""
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return num_bytes(weight for weight in model.parameters() if id(weight) in saved)
 
 
 def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimate:
-    """`found` with what its evaluations need.
+    """Return `found` with the memory of an evaluation batch added.
 
     Raises: as `estimate`.
     """
@@ -219,8 +235,8 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
     with fake_tensors():
         loss, _ = _build_loss(building)
     sizes = BatchSizes.of(found.micro_batch_size, config.train.grad_accum_steps or 1)
-    for each in building.abilities:
-        sizes = each.sizes(sizes, loss, building)
+    for ability in building.abilities:
+        sizes = ability.sizes(sizes, loss, building)
     size = min(sizes.eval_batch_size, -(-len(dataset) // found.num_evaluated_parts))
     real = of_size(dataset, task, samples, size)
     with fake_tensors():
@@ -236,10 +252,11 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
 
 
 def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int, str | None]:
-    """Steps with the gradients that are there, for the state that the optimizer makes in its first one.
+    """Run one optimizer step, which makes the optimizer's state, and count the bytes of the next step.
 
     Returns:
-        What the next step makes besides, bytes of the whole model; and why there is no state, if it needs numbers.
+        (bytes that the next step allocates, for the whole model; why there is no state, or None). There is no state if
+        the first step reads the values of tensors.
     """
     try:
         optimizer.step()
@@ -248,11 +265,11 @@ def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int,
     if config.hardware.device_type == "cuda":
         for group in optimizer.param_groups:
             if group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = True  # as torch chooses on a GPU: temporaries of all weights at a time
+                group["foreach"] = True  # torch's choice on a GPU: temporaries of all weights at a time
     inner = getattr(optimizer, "optim", optimizer)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     there = [*weights, *(weight.grad for weight in weights), *tree_leaves(list(inner.state.values()))]
-    known = [each for each in there if isinstance(each, torch.Tensor)]
+    known = [tensor for tensor in there if isinstance(tensor, torch.Tensor)]
     with contextlib.suppress(DataDependentOutputException), LiveBytes(known) as live:
         optimizer.step()
         return live.peak, None
@@ -260,11 +277,11 @@ def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int,
 
 
 def _bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_guess: bool) -> dict[torch.Tensor, int]:
-    """Of each weight's state after `update`, whole; of two moments, if that could not tell (`is_guess`)."""
+    """Return the bytes of each weight's optimizer state, unsharded; those of two moments if `is_guess`."""
     if is_guess:
         return {weight: 2 * num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
     return {
-        weight: num_bytes(each for each in state.values() if isinstance(each, torch.Tensor))
+        weight: num_bytes(value for value in state.values() if isinstance(value, torch.Tensor))
         for weight, state in optimizer.state.items()
     }
 
@@ -277,11 +294,14 @@ def main() -> None:
 
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """`samples`: a `StandIn` for the training samples; without it they are built."""
+    """Return the answer to one question of `main`.
+
+    `samples` is a `StandIn` for the training samples; without it they are built.
+    """
     config = from_plain(asked["config"])
     mesh = Mesh(shape=mesh_shape(config.parallel, config.hardware.world_size), rank=0)
-    for each in abilities(config):
-        each.begin(mesh, None)
+    for ability in abilities(config):
+        ability.begin(mesh, None)
     samples = asked.get("samples")
     try:
         found = estimate(config, StandIn.from_plain(samples) if samples else None)

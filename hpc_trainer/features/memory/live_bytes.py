@@ -1,7 +1,8 @@
-"""How many bytes are alive at once while a forward and a backward pass run on tensors without content.
+"""Bytes alive at once while a forward and a backward pass run on tensors without content.
 
-Counted are storages: each from the operation that makes it until nothing holds it any more. So what a pass needs at its
-peak is in it, whoever holds it: autograd, a function that has not returned, the backward pass of the loss.
+Storages are counted, each from the operation that makes it until nothing holds it any more. So the peak includes
+everything that a pass needs, whoever holds it: autograd, a function that has not returned, the backward pass of the
+loss.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from hpc_trainer.training.precision.formats import autocast
 class PassBytes:
     """Bytes of one micro-batch on one rank, besides weights, buffers and the batch.
 
-    `kept`: alive when the forward pass has ended. `peak`: the most at a time, without the gradients that are complete.
-    `growing`: the most at a time with them, as they come.
+    `kept`: alive when the forward pass has ended. `peak`: the most at a time, without complete gradients. `growing`:
+    the most at a time, with the gradients that are complete by then.
     """
 
     kept: int
@@ -40,11 +41,11 @@ class PassBytes:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, what comes and goes is counted.
+    """Dispatch mode that counts the bytes of tensors made and freed within it.
 
     Args:
-        known: tensors that were there before; they do not count.
-        shares: how much of what is made now is this rank's.
+        known: tensors that existed before; they do not count.
+        shares: how much of each new tensor belongs to this rank.
     """
 
     def __init__(self, known: Iterable[torch.Tensor] = (), shares: Shares | None = None) -> None:
@@ -53,17 +54,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
         self.now = self.besides = 0
-        """Bytes alive; and what `growing` counts beside them."""
+        """Bytes alive, and the bytes that `growing` counts in addition."""
         self.peak = self.growing = 0
-        for each in known:
-            self._add(each, 0)
+        for tensor in known:
+            self._add(tensor, 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operation, and counts what it made."""
+        """Run the operation and count the tensors that it makes."""
         result = func(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
-                self._add(each, 1)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf, 1)
         self.peak = max(self.peak, self.now)
         self.growing = max(self.growing, self.now + self.besides)
         return result
@@ -86,12 +87,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def measure(
     config: TrainConfig, loss: nn.Module, batch: Any, shares: Shares | None = None, num_parts: int = 1
 ) -> PassBytes:
-    """A forward and a backward pass of one rank, weights as FSDP would compute with them. Weights that got a gradient
-    have one, without content, then.
+    """Measure a forward and a backward pass of one rank, with weights as FSDP would compute with them.
+
+    Afterwards each weight that got a gradient has one without content.
 
     Args:
-        shares: how tensor parallel divides what is computed.
-        num_parts: FSDP's, of which a rank keeps one.
+        shares: how tensor parallelism divides activations.
+        num_parts: number of FSDP shards, of which a rank keeps one.
     """
     with as_gathered(config, loss, batch) as cast:
         live = LiveBytes([*loss.parameters(), *loss.buffers(), *tensors_of(cast)], shares)
@@ -108,7 +110,10 @@ def measure(
 
 @contextlib.contextmanager
 def as_gathered(config: TrainConfig, loss: nn.Module, batch: Any) -> Iterator[Any]:
-    """Weights are what FSDP would compute with; gives the batch as it would, and gradients are fp32 again after it."""
+    """Hold weights in the format in which FSDP computes, and yield the batch in that format.
+
+    Afterwards weights and gradients have the weights' own format again.
+    """
     dtype = gathered_dtype(config.parallel)
     if dtype is None:
         yield batch
@@ -130,8 +135,10 @@ def as_gathered(config: TrainConfig, loss: nn.Module, batch: Any) -> Iterator[An
 def _gradients_taken(
     config: TrainConfig, loss: nn.Module, live: LiveBytes, num_parts: int
 ) -> Iterator[list[nn.Parameter]]:
-    """Takes each gradient away when it is complete, and counts it in `live.besides` instead; gives the weights whose
-    gradients have come. FSDP's stay whole until the last of their block has come.
+    """Take each gradient away when it is complete, and count it in `live.besides` instead.
+
+    Yields the weights whose gradients are complete. FSDP's gradients stay whole until the last one of their block is
+    complete.
     """
     trained = [weight for weight in loss.parameters() if weight.requires_grad]
     group_of = _messages_of(loss) if config.parallel.strategy is Strategy.fsdp else {}
@@ -149,7 +156,7 @@ def _gradients_taken(
         live.besides += size
         left = missing.get(group, set())
         left.discard(id(weight))
-        if not left and num_parts > 1:  # in the format of the parts, whatever that of the whole was
+        if not left and num_parts > 1:  # in the shards' format, whatever that of the whole was
             part = whole[group] // weight.itemsize * config.precision.format.weight_bytes // num_parts
             live.besides += part - whole[group]
 
@@ -162,7 +169,7 @@ def _gradients_taken(
 
 
 def _messages_of(loss: nn.Module) -> dict[int, tuple[int, ...]]:
-    """FSDP's messages: by a weight's id those of its block, or of all that belong to none."""
+    """Map each weight's id to the ids in its FSDP message: the weights of its block, or all outside blocks."""
     found = {id(weight): tuple(map(id, block.parameters())) for block in blocks(loss) for weight in block.parameters()}
     rest = tuple(id(weight) for weight in loss.parameters() if id(weight) not in found)
     return found | dict.fromkeys(rest, rest)

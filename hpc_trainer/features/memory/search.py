@@ -1,13 +1,14 @@
 """`train.micro_batch_size=auto`: the largest micro-batch that every rank's memory holds.
 
-Sizes are tried on the bare model, before DDP, FSDP or the compiler see it, so a trial has no collective in it: a rank
-whose memory ends in the middle of a backward pass is late for nothing. After each trial all ranks tell how theirs went,
-and a size counts if it fits on all of them. A trial is a forward and a backward pass; the optimizer's state, which is
-not there yet, is added as torch's fake tensors count it in a process of its own. Nothing is left of a trial: gradients,
-buffers and random states are as they were, and the run has the bits of one that was given the size.
+Sizes are tried on the bare model, before DDP, FSDP or the compiler see it, so a trial contains no collective: no rank
+waits for one whose memory ends in the middle of a backward pass. After each trial all ranks share their verdicts, and a
+size counts if it fits on all of them. A trial is a forward and a backward pass. The optimizer's state, which does not
+exist yet, is added from an estimate that a separate process makes on fake tensors. A trial leaves no trace: gradients,
+buffers and random states are restored, and the run has the same bits as one that was given the size.
 
-A size is searched for once: it stands in the run's journal, and every later attempt takes it from there, unless the
-number of ranks or the kind of device is another one, or memory ended all the same: then a smaller one is looked for.
+A size is searched for once and recorded in the run's journal. Later attempts take it from there, unless the global
+batch size, the number of ranks or the kind of device has changed. If that size ran out of memory after all, a smaller
+one is searched for.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from hpc_trainer.training.rng import random_state_kept
 if TYPE_CHECKING:
     from hpc_trainer.features.memory.estimate import MemoryEstimate
 
-_LEAST_COUNTED = 2  # batch norm takes no single sample
+_LEAST_COUNTED = 2  # batch norm refuses a single sample
 _MOST_REFUSED = 3
 _ESTIMATE_S = 120.0
 """Seconds after which a step is taken to be uncountable."""
@@ -58,10 +59,10 @@ _FITS, _TOO_LARGE = "fits", "too large"
 
 
 def find_sizes(loss: VotingLoss, building: Building) -> BatchSizes:
-    """The sizes that this run once found, or finds now. Collective.
+    """Return the sizes that this run found earlier, or search for them now. Collective.
 
     Args:
-        loss: model and loss on the device, bare, with blocks that recompute if they are to.
+        loss: bare model and loss on the device; its blocks recompute if they are to.
 
     Raises:
         TooLargeError: not even the smallest micro-batch fits on some rank.
@@ -75,9 +76,9 @@ def find_sizes(loss: VotingLoss, building: Building) -> BatchSizes:
         "world_size": run.world_size,
         "devices": sorted(set(run.group.gather(device_name(run.device)))),
     }
-    known = run.group.broadcast(_recorded(run, place) if run.is_rank_zero else None)
-    found = known.get("found")
-    sizes = _sizes(found) if found else _find(loss, building, place, known.get("below"))
+    recorded = run.group.broadcast(_recorded(run, place) if run.is_rank_zero else None)
+    found = recorded.get("found")
+    sizes = _sizes(found) if found else _find(loss, building, place, recorded.get("below"))
     run.describe(fit={"micro_batch_size": sizes.micro_batch_size, "grad_accum_steps": sizes.grad_accum_steps})
     return sizes
 
@@ -92,13 +93,13 @@ def _check_trial_is_possible(loss: nn.Module) -> None:
 
 
 def _recorded(run: RunContext, place: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0's part: {"found": ..}, or {"below": size} if that was too large after all, or {}."""
+    """Return on rank 0 {"found": ..}, or {"below": size} if that size ran out of memory later, or {}."""
     journal = Journal(run.paths)
-    here = [each for each in journal.fits() if all(each[1].get(key) == value for key, value in place.items())]
+    here = [fit for fit in journal.fits() if all(fit[1].get(key) == value for key, value in place.items())]
     if not here:
         return {}
     attempt, found = here[-1]
-    ended = [each.cause for each in journal.read() if each.attempt >= attempt]
+    ended = [record.cause for record in journal.read() if record.attempt >= attempt]
     return {"below": found["micro_batch_size"]} if OUT_OF_MEMORY in ended else {"found": found}
 
 
@@ -107,7 +108,7 @@ def _sizes(found: dict[str, Any]) -> BatchSizes:
 
 
 def _find(loss: VotingLoss, building: Building, place: dict[str, Any], below: int | None) -> BatchSizes:
-    """Searches, and records what was found. Collective."""
+    """Search for the sizes and record them. Collective."""
     run, config = building.run, building.config
     assert run is not None
     share = config.train.global_batch_size // run.world_size
@@ -120,7 +121,7 @@ def _find(loss: VotingLoss, building: Building, place: dict[str, Any], below: in
     )  # fmt: skip
     with contextlib.closing(trials), trials.unseen():
         micro = largest(choice, trials.fits)
-        # Batch norm takes no single sample; whatever else is wrong with small batches is wrong with all.
+        # Batch norm refuses a single sample. Any other error of a small batch is an error of all sizes.
         for least in choice[: _MOST_REFUSED - 1]:
             if micro is None and least in trials.refusals:
                 micro = largest(choice[choice.index(least) + 1 :], trials.fits)
@@ -139,9 +140,9 @@ def _find(loss: VotingLoss, building: Building, place: dict[str, Any], below: in
 
 
 def largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of `sizes` (ascending) that fits, found by doubling and then by halving the distance; None: none.
+    """Return the largest of `sizes` (ascending) that fits, by doubling and then bisecting; None if none fits.
 
-    What fits is taken to fit in all smaller sizes too.
+    If a size fits, all smaller sizes are taken to fit too.
     """
     good, bad, at = -1, len(sizes), 0
     while bad - good > 1:
@@ -158,10 +159,10 @@ def largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 
 @dataclass(slots=True, kw_only=True)
 class Trials:
-    """Passes of one size after the other, and what all ranks made of them.
+    """Trial passes of one size after the other, and the verdicts of all ranks.
 
-    `needs`: size -> bytes that this rank needs with it, everything included, as far as that was found out. `refusals`:
-    size -> what some rank's pass raised, other than that memory was not enough.
+    `needs`: size -> bytes that this rank needs with it, everything included, for the sizes that were measured.
+    `refusals`: size -> what some rank's pass raised, other than running out of memory.
     """
 
     config: TrainConfig
@@ -182,9 +183,7 @@ class Trials:
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
-        """Within it trials are made; what passes change by themselves is as before after it: random states, and buffers
-        as those of batch norm.
-        """
+        """Prepare for trials, and restore afterwards what passes change: random states and buffers."""
         buffers = [(buffer, buffer.detach().clone()) for buffer in self.loss.buffers()]
         with random_state_kept():
             (self._state, self._update), self._sample = self._bytes_besides(), self._one_sample()
@@ -195,23 +194,23 @@ class Trials:
                     buffer.detach().copy_(before)
 
     def fits(self, size: int, *, is_evaluation: bool = False) -> bool:
-        """True if this size fits on all ranks. Collective; every rank comes here, however its own trial went."""
+        """Return True if this size fits on all ranks. Collective: every rank calls it, however its own trial went."""
         self.run.beat()
         if not self.probe.counts and not is_evaluation:
-            self._estimate(size)  # here, where all ranks are
+            self._estimate(size)  # here because it is collective
         verdict = self._try(size, is_evaluation)
         verdicts = self.run.group.gather(verdict)
         if _TOO_LARGE in verdicts and not is_evaluation:
             self._least_too_large = min(size, self._least_too_large or size)
-        others = sorted({each for each in verdicts if each not in (_FITS, _TOO_LARGE)})
+        others = sorted({verdict for verdict in verdicts if verdict not in (_FITS, _TOO_LARGE)})
         if others:
             self.refusals[size] = others[0]
             if self.run.is_rank_zero:
                 print(f"train.micro_batch_size=auto: {size} samples cannot be used: {others[0]}")
-        return all(each == _FITS for each in verdicts)
+        return all(verdict == _FITS for verdict in verdicts)
 
     def failure(self) -> Exception:
-        """Why no size could be used."""
+        """Return the error that says why no size could be used."""
         if self._least_too_large is None:
             return ConfigError(f"train.micro_batch_size=auto found no size that the model takes: {self.refusals}")
         size = self._least_too_large
@@ -221,13 +220,13 @@ class Trials:
         )
 
     def figures(self, size: int) -> str:
-        """`12.1 of 79.2 GB, 10 % of it left free`."""
+        """Return text such as `12.1 of 79.2 GB on this rank, 10% to be left free`."""
         need = f"{self.needs[size] / 1e9:.3g}" if size in self.needs else "more than the"
         margin = self.config.train.memory_margin
         return f"{need} of {self.probe.limit() / 1e9:.3g} GB on this rank, {margin:.0%} to be left free"
 
     def _try(self, size: int, is_evaluation: bool) -> str:
-        """The verdict of this rank alone. Not collective."""
+        """Return the verdict of this rank alone. Not collective."""
         self.probe.clear()
         held = self.probe.held()
         try:
@@ -247,11 +246,11 @@ class Trials:
             self.probe.clear()
 
     def _accum(self, size: int) -> int:
-        """Forward passes of a step, with this size."""
+        """Return the number of forward passes in a step with this size."""
         return max(1, self.config.train.global_batch_size // self.run.world_size // size)
 
     def _pass(self, size: int) -> None:
-        if holds_gradients(self.config, self._accum(size)):  # a step's later passes begin with those of the earlier
+        if holds_gradients(self.config, self._accum(size)):  # later passes start with the earlier ones' gradients
             for weight in self.loss.parameters():
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         batch = self._batch(size)
@@ -270,13 +269,13 @@ class Trials:
                 module.training = mode
 
     def _kept(self, size: int, is_evaluation: bool) -> int:
-        """Of the pass, for a device that does not count: its peak, gradients and batch included."""
+        """Return an estimate of a pass's peak, gradients and batch included, for a device that does not count."""
         if is_evaluation:
             return size * num_bytes(tensors_of(self._batch(1)))
         trained = [weight for weight in self.loss.parameters() if weight.requires_grad]
         found = self._estimate(size)
         if found is not None:
-            return found.activations + max(found.gradients, num_bytes(trained))  # FSDP cuts up no trial
+            return found.activations + max(found.gradients, num_bytes(trained))  # trials are not sharded
         from hpc_trainer.features.memory.live_bytes import measure
 
         batch = self._batch(size)
@@ -288,14 +287,14 @@ class Trials:
             real = of_size(self.dataset, self.loss.task, self._sample, size)
             return map_tensors(real, lambda each: each.to(self.run.device))
         inputs, targets = (
-            each.to(self.run.device).repeat(size, *[1] * (each.ndim - 1)) for each in self._sample
+            tensor.to(self.run.device).repeat(size, *[1] * (tensor.ndim - 1)) for tensor in self._sample
         )  # fmt: skip
         for prepare in self.prepare:
             inputs = prepare(inputs)
         return inputs, targets
 
     def _one_sample(self) -> Any:
-        """As the loader would hand it over, augmented if it is."""
+        """Return one sample as the loader would yield it, augmented if it is."""
         train, run = self.config.train, self.run
         if getattr(self.dataset, "stream", None) is not None:
             return self.dataset.__getitems__(range(1))
@@ -308,9 +307,9 @@ class Trials:
             return next(batches)
 
     def _bytes_besides(self) -> tuple[int, int]:
-        """(what will be held besides when training goes on, what a step's update needs beside that at least).
+        """Return (bytes that training will hold besides, least bytes that an update needs besides those).
 
-        Held are the optimizer's state, the average, and FSDP's parts for whole weights.
+        Held are the optimizer's state, the averaged weights, and FSDP's shards in place of whole weights.
         """
         weights, buffers = num_bytes(self.loss.model.parameters()), num_bytes(self.loss.model.buffers())
         found = self._estimate(_LEAST_COUNTED)
@@ -325,8 +324,9 @@ class Trials:
         self._estimator.close()
 
     def _estimate(self, size: int) -> MemoryEstimate | None:
-        """The estimate of a step, rank 0's on all ranks; None if the model does not run on fake tensors. Asked once for
-        a size, and collective then.
+        """Return rank 0's estimate of a step on all ranks; None if the model does not run on fake tensors.
+
+        The first call for a size is collective; later ones return the same estimate.
         """
         if size not in self._estimates:
             answer = self._asked(size) if self.run.is_rank_zero and self._is_countable else {"error": ""}

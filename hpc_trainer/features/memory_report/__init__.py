@@ -1,4 +1,4 @@
-"""What a rank's memory holds, in memory.json and in the log. Part of each run."""
+"""Report of what a rank's memory holds, in memory.json and in the log. Part of each run."""
 
 from hpc_trainer.config.table.feature import Feature
 

@@ -1,4 +1,4 @@
-"""What a rank's memory holds: told once an attempt, when the first steps are done, and where it was not enough."""
+"""Report of a rank's memory: once an attempt after the first steps, and when memory runs out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELD = ("weights", "gradients", "optimizer", "average")
 
 
 class MemoryReportAbility(Ability):
-    """One rank's memory in one attempt. Before anything is built only the device's own counts are told."""
+    """Memory of one rank in one attempt. Before the model is built only the device's own counts are reported."""
 
     _run: RunContext
     _state: TrainState | None = None
@@ -42,34 +42,34 @@ class MemoryReportAbility(Ability):
         self._abilities = building.abilities
 
     def logged(self, step: int, values: dict[str, float]) -> None:
-        """Writes memory.json and a line of the log, the first time in an attempt. Collective then."""
+        """Write memory.json and a line of the log the first time in an attempt; that call is collective."""
         if self._is_told:
             return
         self._is_told = True
         ranks = self._run.group.gather(self.figures())
         if not self._run.is_rank_zero:
             return
-        most = {key: _most([each[key] for each in ranks]) for key in ranks[0]}
-        with contextlib.suppress(OSError):  # as a heartbeat: no training ends for it
+        most = {key: _most([rank[key] for rank in ranks]) for key in ranks[0]}
+        with contextlib.suppress(OSError):  # like a heartbeat: a failure must not end the training
             write_json(self._run.paths.memory, {**most, "step": step, "attempt": self._run.attempt}, sync=False)
         print(_in_words(most))
 
     def close(self, error: BaseException | None) -> None:
-        """An error that says that memory was not enough gets an attribute `memory`, for the journal."""
+        """Add an attribute `memory` for the journal to an out-of-memory error, and write a snapshot."""
         if error is None or not is_out_of_memory(error):
             return
-        with contextlib.suppress(Exception):  # what can be said; the error itself must come through
+        with contextlib.suppress(Exception):  # best effort: the error itself must come through
             told = getattr(error, "memory", {})
             error.memory = {**self.figures(), **told}  # type: ignore[attr-defined]
             self._write_snapshot()
 
     def figures(self) -> dict[str, Any]:
-        """Bytes on this rank; None where nobody counts. Waits for no device.
+        """Return the memory figures of this rank in bytes, None where nothing counts. Waits for no device.
 
         weights (with buffers), gradients, optimizer, average: what the objects hold on the device. activations: the
-        peak above that. peak: the most that was reserved (of a CPU: resident). cache: reserved and not in use.
+        peak above that. peak: the most that was reserved (on a CPU: resident). cache: reserved and not in use.
         fragmentation: share of the reserved memory that the peak could not use. limit: what the rank may hold.
-        host_peak: resident memory.
+        host_peak: peak of the resident memory.
         """
         device = self._run.device
         found: dict[str, Any] = {**dict.fromkeys(HELD), **self._held()}
@@ -98,7 +98,7 @@ class MemoryReportAbility(Ability):
         weights = list(self._state.model.parameters())
         states = inner_of(self._state.optimizer).state.values()
         moments = [value for values in states for value in values.values()]
-        here = {weight.device for weight in weights}  # moments may be elsewhere
+        here = {weight.device for weight in weights}  # moments may be on another device
         found = {
             "weights": _bytes_here([*weights, *self._state.model.buffers()]),
             "gradients": _bytes_here(weight for weight in weights if weight.requires_grad),
@@ -106,20 +106,20 @@ class MemoryReportAbility(Ability):
                 value for value in moments if isinstance(value, torch.Tensor) and value.device in here
             ),
         }
-        for each in self._abilities:
-            for name, tensors in each.held().items():
+        for ability in self._abilities:
+            for name, tensors in ability.held().items():
                 found[name] = found.get(name, 0) + _bytes_here(tensors)
         return found
 
     def _write_snapshot(self) -> None:
-        """The allocator's segments and blocks as JSON, where it has any; torch's own format is a pickle of the same."""
+        """Write the allocator's segments and blocks as JSON if the device is CUDA; torch's own format is a pickle."""
         if self._run.device.type == "cuda":
             path = self._run.paths.memory_snapshot(self._run.attempt, self._run.rank)
             path.write_text(json.dumps(torch.cuda.memory._snapshot(), default=str))
 
 
 def _peak_rss() -> int:
-    """The most host memory that this process has held, bytes."""
+    """Return the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

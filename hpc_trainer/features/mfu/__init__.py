@@ -1,4 +1,4 @@
-"""`mfu` among the metrics: how much of what the GPUs could compute the model needed. Part of each run."""
+"""Metric `mfu`: operations that the model needs, as a share of what the GPUs could compute. Part of each run."""
 
 from hpc_trainer.config.table.feature import Feature
 

@@ -1,4 +1,4 @@
-"""MFU of the steps that are logged, where the peak of the GPU is known. Nothing of it runs in a step."""
+"""MFU of the steps that are logged, if the peak of the GPU is known. It costs nothing within a step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _COUNT_S = 60.0
 
 class MfuAbility(Ability):
     _peak: float | None = None
-    """Of all GPUs of the run together, FLOP/s; None: no mfu."""
+    """Peak of all GPUs of the run together, FLOP/s; None: no mfu."""
     _process: OwnProcess | None = None
-    """Counts the operations of one sample; None: they are counted, or nobody counts them."""
+    """Counts the operations of one sample; None: the count is done, or there is none."""
     _flops: float | None = None
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
         run = building.run
-        if run is None or not run.is_rank_zero:  # which logs
+        if run is None or not run.is_rank_zero:  # rank 0 logs
             return
         peak = peak_flops(self.config, run.device)
         self._peak = None if peak is None else peak * run.world_size
@@ -48,7 +48,7 @@ class MfuAbility(Ability):
         self._process.send({"config": to_plain(self.config), "samples": samples})
 
     def logged(self, step: int, values: dict[str, float]) -> None:
-        """Adds `mfu`, 0 to 1."""
+        """Add `mfu`, 0 to 1."""
         if self._process is not None:
             answer = self._process.answer(_COUNT_S)
             self.close(None)

@@ -1,9 +1,9 @@
-"""Floating-point operations of a sample, counted once on tensors that have shapes and no content; and what a GPU could.
+"""Floating-point operations of a sample, counted once on tensors without content; and the peak of a GPU.
 
     python -m hpc_trainer.features.mfu.flops < questions.jsonl    a line of JSON for each (runtime/own_process.py)
 
 MFU (model FLOPs utilization) is Chowdhery et al. 2022, "PaLM", appendix B: the operations that the model needs, forward
-and backward, over what the GPUs could do in that time. What is computed again (`train.recompute`) does not count.
+and backward, over what the GPUs could do in that time. Recomputed operations (`train.recompute`) do not count.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ BATCH = 2
 
 @random_state_kept()
 def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callable[[int], Any]) -> float:
-    """Operations of one sample, forward and backward; a multiplication with its addition is two.
+    """Count the operations of one sample, forward and backward; a multiplication with its addition is two.
 
-    Those of matrix products, convolutions and attention (torch.utils.flop_counter), which tensor cores do; of causal
-    attention the whole square, as PaLM counts it. A model that has `flops_per_sample()` is asked for its own figure.
-    Takes a second or some, and mostly no memory; draws no random number that the training would miss.
+    Counted are matrix products, convolutions and attention (torch.utils.flop_counter), which tensor cores do. Causal
+    attention counts as the whole square, as in PaLM. A model with a method `flops_per_sample()` gives its own figure.
+    It takes a second or some, and mostly no memory; it draws no random number that the training would miss.
 
     Args:
-        build: makes the model, as it is without recomputing and sharding.
-        task: what the model is trained for.
-        example: makes a batch of so many samples; only its shapes and formats count.
+        build: makes the model, without recomputing and sharding.
+        task: task that the model is trained for.
+        example: makes a batch of the given number of samples; only its shapes and formats count.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -54,7 +54,7 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
         if callable(own):
             return float(own())
         batch = without_content(real)
-        # The counter does not know the CPU's fused attention; as plain products it does.
+        # The counter does not know the CPU's fused attention; it counts plain products.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             loss: Any = task.loss(model, batch)
             loss.backward()
@@ -62,16 +62,16 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
 
 
 def peak_flops(config: TrainConfig, device: torch.device) -> float | None:
-    """Dense peak of this rank's GPU for `precision=`, FLOP/s; None on a CPU, and where nobody knows the GPU.
+    """Return the dense peak of this rank's GPU for `precision=`, FLOP/s; None on a CPU or for an unknown GPU.
 
-    The name that CUDA gives counts, else the one of the hardware profile.
+    The name that CUDA reports is looked up first, then that of the hardware profile.
     """
     if device.type != "cuda":
         return None
     dtype = config.precision.format.products
     names = (torch.cuda.get_device_name(device), config.hardware.gpu_type)
-    found = (peak_tflops(name, dtype) for name in names)
-    peak = next((each for each in found if each is not None), None)
+    peaks = (peak_tflops(name, dtype) for name in names)
+    peak = next((value for value in peaks if value is not None), None)
     return None if peak is None else peak * 1e12
 
 

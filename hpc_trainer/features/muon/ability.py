@@ -1,4 +1,4 @@
-"""Muon instead of the optimizers that the core knows."""
+"""Muon in place of the optimizers that the core knows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpc_trainer.training.optim.decay import decay_groups, decaying
 
 class MuonAbility(Ability):
     _hidden: frozenset[str]
-    """Names of the matrices that are Muon's, in the whole model."""
+    """Names of the matrices that Muon updates, in the whole model."""
     _decays: frozenset[bool]
-    """Of its other weights, whether some decay, and whether some do not: each stage has those groups, empty or not."""
+    """Decay flags that occur among all other weights: each stage has a group for each flag, empty or not."""
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
-        """Which weights are whose is a question to the whole model: its last linear layer is the output layer."""
+        """Split the weights on the whole model: only there is the last linear layer the output layer."""
         config = self._config
         if not hasattr(torch.optim, "Muon"):
             raise ConfigError(f"optim=muon needs torch 2.9 or newer, and this is {torch.__version__}. Use optim=adamw.")
@@ -33,7 +33,10 @@ class MuonAbility(Ability):
         self._decays = frozenset(decay_of[weight] for weight in others)
 
     def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
-        """Collective where weights are in parts, also for a stage that has no hidden matrix."""
+        """Return the recipe of Muon and AdamW.
+
+        Collective if weights are sharded, also for a stage that has no hidden matrix.
+        """
         config, decay_of = self._config, decaying(model)
         found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         others = {weight: decay_of[weight] for name, weight in found.items() if name not in self._hidden}

@@ -1,4 +1,4 @@
-"""What Muon's step makes, beside the gradients that it is given."""
+"""Bytes that Muon's step allocates, besides the gradients."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hpc_trainer.runtime.rank_memory import RankMemory
 
 
 def bytes_of_step(held: RankMemory, config: TrainConfig, shape: MeshShape) -> int:
-    """Bytes: weights as they were, in case the device skips the step; messages; Newton-Schulz of the largest matrix."""
+    """Return the bytes of a step: weights as they were, for a skipped step; messages; the largest Newton-Schulz."""
     assert isinstance(held.optimizer, MuonWithAdamw)
-    hidden: list[torch.Tensor] = [each for group in held.optimizer.muon.param_groups for each in group["params"]]
+    hidden: list[torch.Tensor] = [weight for group in held.optimizer.muon.param_groups for weight in group["params"]]
     here = held.shares.num_bytes(hidden) // (shape.world_size if config.parallel.zero1 else shape.dp_shard)
     num_ranks = shape.dp_shard * shape.tp
     may_skip = config.train.max_skipped_steps is not None or config.precision.compute_dtype is Dtype.fp16
     narrow = torch.bfloat16.itemsize
-    # Two at a time of: parts that are sent, matrices that came, what goes back.
+    # Two of these exist at a time: shards that are sent, matrices received, results that are sent back.
     dealt = [0] * num_ranks
-    for rank, each in zip(share_work([num_flops(each.shape) for each in hidden], num_ranks), hidden, strict=True):
-        dealt[rank] += each.numel()
+    for rank, weight in zip(share_work([num_flops(weight.shape) for weight in hidden], num_ranks), hidden, strict=True):
+        dealt[rank] += weight.numel()
     most = max(dealt)
     messages = narrow * (most + max(here // torch.float32.itemsize, most)) if num_ranks > 1 else 0
     # The matrix, the iterate and the next one; two products of rows by rows.
-    products: int = max((3 * each.numel() + 2 * min(each.shape) ** 2 for each in hidden), default=0)
+    products: int = max((3 * weight.numel() + 2 * min(weight.shape) ** 2 for weight in hidden), default=0)
     return here * may_skip + messages + narrow * products

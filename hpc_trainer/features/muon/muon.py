@@ -21,14 +21,14 @@ from hpc_trainer.training.parallel.mesh import Mesh
 
 
 class MuonWithAdamw(OwnStep):
-    """torch.optim.Muon and torch.optim.AdamW over the groups of one optimizer, whose state_dict is that of both.
+    """torch.optim.Muon and torch.optim.AdamW over the groups of one optimizer, with one state_dict for both.
 
-    The first groups are Muon's. The inner optimizers hold the same group dicts and the same state, so what changes a
-    group or loads a state here changes it there. Learning rates are told by Muon's; AdamW's is a fixed multiple.
+    The first groups are Muon's. The inner optimizers hold the same group dicts and the same state, so they see each
+    change of a group and each loaded state. The learning rate is Muon's; AdamW's is a fixed multiple of it.
 
-    On CUDA a step that must change nothing is told by `found_inf`, a number on the device as torch's fused optimizers
-    take it (`_step_supports_amp_scaling`): torch's Muon knows none, so its matrices are put back, which costs a copy of
-    them for the time of a step. Nobody waits for the device.
+    On CUDA, `found_inf` says that a step must change nothing: a number on the device, as torch's fused optimizers take
+    it (`_step_supports_amp_scaling`). torch's Muon does not know it, so its matrices are restored. That costs a copy of
+    them during a step. Nothing waits for the device.
     """
 
     def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer, *, adamw_lr_ratio: float) -> None:
@@ -43,16 +43,16 @@ class MuonWithAdamw(OwnStep):
         self.muon.state = self.adamw.state = self.state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Groups and state are new objects after load_state_dict."""
+        """Share groups and state again: they are new objects after load_state_dict."""
         super().__setstate__(state)
         self._share()
 
     def rates(self, lr: float) -> list[float]:
-        """Of each group: `lr` for Muon's matrices, its share for the weights of AdamW."""
+        """Return the learning rate of each group: `lr` for Muon's matrices, its fixed multiple for AdamW's weights."""
         return [lr] * len(self.muon.param_groups) + [lr * self.adamw_lr_ratio] * len(self.adamw.param_groups)
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """As `OwnStep.update`."""
+        """Step both optimizers, as `OwnStep.update`."""
         if bad is None:
             self.muon.step()
             self.adamw.step()
@@ -65,16 +65,21 @@ class MuonWithAdamw(OwnStep):
             del self.adamw.grad_scale, self.adamw.found_inf  # type: ignore[attr-defined]
 
     def _muon_unless(self, bad: torch.Tensor, scale: torch.Tensor | None) -> None:
-        """A step of Muon, taken back where `bad` (a bool on the device) is true; `scale`: of the gradients, if any."""
-        weights = [each for group in self.muon.param_groups for each in group["params"] if each.grad is not None]
-        before = [local_tensor(each).clone() for each in weights]
+        """Step Muon, and restore its weights if `bad` is true.
+
+        Args:
+            bad: a bool on the device.
+            scale: what the gradients were multiplied by, if anything.
+        """
+        weights = [weight for group in self.muon.param_groups for weight in group["params"] if weight.grad is not None]
+        before = [local_tensor(weight).clone() for weight in weights]
         for weight in weights:
             assert weight.grad is not None
             gradient, momentum = local_tensor(weight.grad), self.state[weight].get("momentum_buffer")
             if scale is not None:
                 gradient.div_(scale)
             still = torch.zeros_like(gradient) if momentum is None else local_tensor(momentum)
-            torch.where(bad, still, gradient, out=gradient)  # a momentum that is drawn to itself stays
+            torch.where(bad, still, gradient, out=gradient)  # a momentum averaged with itself stays
         self.muon.step()
         for weight, was in zip(weights, before, strict=True):
             part = local_tensor(weight)
@@ -82,13 +87,13 @@ class MuonWithAdamw(OwnStep):
 
 
 def muon_recipe(config: MuonConfig, hidden: list[nn.Parameter], rest: list[Group], mesh: Mesh | None) -> Recipe:
-    """Muon over the matrices `hidden`, AdamW over the groups `rest`. Collective, and in each step, with `mesh`.
+    """Return the recipe of Muon over the matrices `hidden` and AdamW over the groups `rest`.
 
-    Where ranks share moments out (ZeRO-1) each has whole matrices, and steps those alone; over weights in parts a rank
-    makes whole what is its share (`sharded`).
+    With `mesh`, making the optimizer and each step are collective. With ZeRO-1 each rank has whole matrices and steps
+    those alone. If weights are sharded, each rank gathers its share of the matrices (`sharded`).
 
     Args:
-        mesh: what weights were cut up on; None: they were not.
+        mesh: mesh that the weights are sharded on; None: they are not sharded.
     """
     kind = _kind_of_muon(mesh)
     first, second = config.betas
@@ -117,7 +122,11 @@ def _kind_of_muon(mesh: Mesh | None) -> Callable[..., torch.optim.Optimizer]:
 
 
 def hidden_and_others(config: MuonConfig, model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """`split_weights` of a whole model. Raises ConfigError: as that does, or Muon or AdamW would have nothing."""
+    """Split the weights of a whole model (`split_weights`).
+
+    Raises:
+        ConfigError: as `split_weights`, or if Muon or AdamW would have no weight.
+    """
     hidden, others = split_weights(model, config.adamw_weights)
     if not hidden:
         raise ConfigError(
@@ -133,18 +142,18 @@ def hidden_and_others(config: MuonConfig, model: nn.Module) -> tuple[list[nn.Par
 
 
 def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """(hidden matrices, all other weights) of `model` that require gradients, in the model's order.
+    """Return (hidden matrices, all other weights) of `model` that require gradients, in the model's order.
 
-    Embeddings are the weights of nn.Embedding; the output layer is the last nn.Linear that is in no block. What does
-    not decay is no matrix, whatever its shape: gains and biases (`decaying`).
+    Embeddings are the weights of nn.Embedding; the output layer is the last nn.Linear outside blocks. A weight that
+    does not decay is no hidden matrix, whatever its shape: gains and biases (`decaying`).
 
     Raises:
         ConfigError: a pattern of `names` fits no weight.
     """
     in_blocks = {id(module) for block in blocks(model) for module in block.modules()}
-    heads = [each for each in model.modules() if isinstance(each, nn.Linear) and id(each) not in in_blocks]
-    known = [each for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))]
-    apart = {id(module.weight) for module in [*known, *heads[-1:]]}
+    heads = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in in_blocks]
+    embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    apart = {id(module.weight) for module in [*embeddings, *heads[-1:]]}
     for fits in match_weights(model, names, "optim.adamw_weights").values():
         apart |= {id(weight) for weight in fits}
     decay_of = decaying(model)

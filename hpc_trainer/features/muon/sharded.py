@@ -1,4 +1,4 @@
-"""torch's Muon over matrices that ranks hold in parts."""
+"""torch's Muon over sharded matrices."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hpc_trainer.training.optim.own_step import OwnStep
 
 try:
     from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
-except ImportError:  # a torch that has no Muon, or another one: tests/unit/features/muon/test_sharded_ranks.py tells
+except ImportError:  # no Muon in this torch, or another one: tests/unit/features/muon/test_sharded_ranks.py checks
     _adjust_lr = _zeropower_via_newtonschulz = None  # type: ignore[assignment]
 
 
 class ShardedMuon(OwnStep, torch.optim.Muon):
-    """torch.optim.Muon where the weights are DTensors: each rank steps its own parts, and none has all matrices.
+    """torch.optim.Muon on DTensors: each rank steps its own shards, and no rank holds all matrices.
 
-    Momentum, weight decay and the update are of each element by itself, so a part's is that part of the whole one's.
-    Newton-Schulz is of whole matrices: each is made whole on one rank, in bf16, which is what torch's Muon computes
-    with, and made orthogonal there by torch's own function (`whole_matrices`). What depends on a matrix's shape takes
-    the whole shape. So the gradients of one rank give the weights of one rank, to the bit.
+    Momentum, weight decay and the update are elementwise, so a shard's update is that shard of the whole update.
+    Newton-Schulz needs whole matrices: each is gathered on one rank in bf16, the format in which torch's Muon computes,
+    and made orthogonal there by torch's own function (`whole_matrices`). Whatever depends on a matrix's shape uses the
+    whole shape. So the gradients of one rank give the weights of one rank, to the bit.
 
     Args:
         weights: as torch.optim.Muon, one group.
-        ranks: that hold one copy of the weights (`Mesh.copy_group`); None: this one alone.
+        ranks: ranks that hold one copy of the weights (`Mesh.copy_group`); None: this rank alone.
 
     Raises:
         ConfigError: this torch keeps its Newton-Schulz elsewhere.
@@ -46,10 +46,13 @@ class ShardedMuon(OwnStep, torch.optim.Muon):
         super().__init__(weights, **values)
         (group,) = self.param_groups
         self._number = {weight: index for index, weight in enumerate(group["params"])}
-        self.matrices = WholeMatrices(group["params"], [num_flops(each.shape) for each in group["params"]], ranks)
+        self.matrices = WholeMatrices(group["params"], [num_flops(weight.shape) for weight in group["params"]], ranks)
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """Collective among the ranks that hold a copy: two all-to-alls. `MuonWithAdamw` sees to a bad step itself."""
+        """Step the weights. Collective among the ranks that hold a copy: two all-to-alls.
+
+        `MuonWithAdamw` handles a bad step.
+        """
         (group,) = self.param_groups
         weights = [weight for weight in group["params"] if weight.grad is not None]
         orthogonal = partial(
@@ -65,7 +68,7 @@ class ShardedMuon(OwnStep, torch.optim.Muon):
             part.add_(update, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], weight.shape))
 
     def _updates(self, group: dict[str, Any], weights: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """What is to be made orthogonal, of one matrix after the other this rank's part; the momentum goes on."""
+        """Yield this rank's shard of each matrix that is to be made orthogonal, and update the momenta."""
         for weight in weights:
             assert weight.grad is not None
             state, gradient = self.state[weight], local_tensor(weight.grad)

@@ -1,17 +1,17 @@
-"""Matrices that ranks hold in parts, made whole on one rank each, worked on there, and handed back in parts.
+"""Sharded matrices, each gathered on one rank, worked on there, and sent back in shards.
 
-Newton-Schulz needs the whole of a matrix, and FSDP2 and tensor parallel leave no rank with one. Each matrix is made
-whole on one rank of those that hold a copy together (dp_shard × tp), so that all have as equal work as whole matrices
-allow. Of matrices with P elements on n ranks, well fewer than matrices, in 16 bits, a step:
+Newton-Schulz needs a whole matrix, and FSDP2 and tensor parallelism leave no rank with one. Each matrix is gathered on
+one of the ranks that hold a copy together (dp_shard × tp). All ranks have as equal work as whole matrices allow. For
+matrices with P elements on n ranks (n well below the number of matrices), in 16 bits, a step costs:
 
                         collectives    bytes a rank receives    works on           has whole at a time
     this way            2              4 P (n - 1) / n²         P / n elements     one matrix
     all on all ranks    1              2 P (n - 1) / n          P elements         all that are in the message
 
-From two ranks on no more is sent this way, and the work is divided. Both collectives are all-to-alls of all matrices
-together, however many there are; their sizes are known before, so nobody waits for a device. With more ranks the
-largest share is more than P / n: of a 12-layer GPT's 48 matrices 1.8 times that on 64 ranks, 3.6 times on 128. Copies
-(HSDP's dp_replicate) do the same work beside each other, and send each other nothing.
+From two ranks on, this way sends no more bytes, and the work is divided. Both collectives are all-to-alls of all
+matrices together, however many there are. Their sizes are known before, so nothing waits for a device. With more ranks
+the largest share is more than P / n: for a 12-layer GPT's 48 matrices 1.8 times that on 64 ranks, 3.6 times on 128.
+Copies (HSDP's dp_replicate) do the same work beside each other, and send each other nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Work = Callable[[torch.Tensor], torch.Tensor]
 
 
 def share_work(work: Sequence[float], num_ranks: int) -> list[int]:
-    """The rank of each piece of work, in any unit: the largest first, each to the rank with the least (Graham 1969)."""
+    """Return the rank of each piece of work (any unit): largest first, to the least loaded rank (Graham 1969)."""
     loads, ranks = [0.0] * num_ranks, [0] * len(work)
     for index in sorted(range(len(work)), key=lambda each: -work[each]):
         ranks[index] = min(range(num_ranks), key=loads.__getitem__)
@@ -40,9 +40,9 @@ def share_work(work: Sequence[float], num_ranks: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """Parts of matrices one after the other, by rank and then by matrix.
+    """Shards of matrices one after the other, by rank and then by matrix.
 
-    `places`: of each matrix its parts, as first element in the message and box in the matrix. `sizes`: elements by
+    `places`: the shards of each matrix, as (first element in the message, box in the matrix). `sizes`: elements by
     rank.
     """
 
@@ -53,7 +53,7 @@ class _Message:
         return torch.empty(sum(self.sizes), dtype=torch.bfloat16, device=device)
 
     def parts(self, index: int, values: torch.Tensor) -> list[tuple[torch.Tensor, tuple[slice, ...]]]:
-        """Of a matrix: each part [rows, columns] as it lies in `values` [sum(sizes)], and where it belongs."""
+        """Return each shard [rows, columns] of a matrix as a view of `values` [sum(sizes)], with its place."""
         return [
             (
                 values[first : first + box.numel].view(box.lengths),
@@ -65,7 +65,10 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What this rank says and hears: its parts go `out` and come `together`; what was done goes `back` and `home`."""
+    """Messages that this rank sends and receives.
+
+    Shards leave in `out` and arrive in `together`; results leave in `back` and arrive in `home`.
+    """
 
     out: _Message
     together: _Message
@@ -74,12 +77,12 @@ class _Route:
 
 
 class WholeMatrices:
-    """The division of `weights`, of which each rank of `group` holds a part or a copy. Collective in `group`.
+    """Division of `weights` among the ranks of `group`, which hold a shard or a copy. Collective in `group`.
 
     Args:
         weights: matrices, DTensors.
-        work: of each, in any unit.
-        group: the ranks that hold one copy of all of them; None: this rank alone.
+        work: amount of work of each matrix, in any unit.
+        group: the ranks that hold one copy of all matrices; None: this rank alone.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], work: Sequence[float], group: dist.ProcessGroup | None) -> None:
@@ -88,18 +91,18 @@ class WholeMatrices:
         self._num_ranks = 1 if group is None else dist.get_world_size(group)
         self._shapes = [tuple(weight.shape) for weight in weights]
         self.ranks = share_work(work, self._num_ranks)
-        """Of each matrix: who has it whole, by the rank in the group."""
+        """The rank in the group that gathers each matrix."""
         self._boxes = self._all_boxes(weights)
         self._routes: dict[tuple[int, ...], _Route] = {}
 
     def map(self, chosen: Sequence[int], parts: Iterable[torch.Tensor], work: Work) -> list[torch.Tensor]:
-        """`work` of each of the `chosen` matrices, and of what it returns this rank's part. Collective in the group.
+        """Apply `work` to each `chosen` matrix, and return this rank's shards of the results. Collective in the group.
 
         Args:
-            chosen: which of the weights, rising; the same on all ranks. Nothing is sent if there is none.
-            parts: of each this rank's. Each may be overwritten when the next one is asked for.
-            work: is handed the whole matrix in bf16, which it may overwrite, and returns one of that shape; that too
-                is sent in bf16.
+            chosen: ascending indices of the weights; the same on all ranks. Nothing is sent if there is none.
+            parts: this rank's shard of each. A shard may be overwritten when the next one is asked for.
+            work: takes the whole matrix in bf16, which it may overwrite, and returns one of that shape; the result is
+                sent in bf16 too.
         """
         if not chosen:
             return []
@@ -125,7 +128,7 @@ class WholeMatrices:
     def _part_of(self, index: int, route: _Route, home: torch.Tensor) -> torch.Tensor:
         for part, _ in route.home.parts(index, home):
             return part
-        return home.new_empty(self._boxes[index][self._rank].lengths)  # of few rows some ranks have none
+        return home.new_empty(self._boxes[index][self._rank].lengths)  # with few rows, some ranks have none
 
     def _work_on(self, index: int, route: _Route, got: torch.Tensor, done: torch.Tensor, work: Work) -> None:
         whole = got.new_empty(self._shapes[index])
@@ -138,19 +141,19 @@ class WholeMatrices:
     def _exchange(self, values: torch.Tensor, sent: _Message, heard: _Message) -> torch.Tensor:
         if self._group is None:
             return values
-        found = heard.empty(values.device)
-        dist.all_to_all_single(found, values, heard.sizes, sent.sizes, group=self._group)
-        return found
+        received = heard.empty(values.device)
+        dist.all_to_all_single(received, values, heard.sizes, sent.sizes, group=self._group)
+        return received
 
     def _all_boxes(self, weights: Sequence[torch.Tensor]) -> list[list[Box]]:
-        """Of each matrix what each rank holds."""
+        """Return for each matrix the box that each rank holds."""
         mine = [local_box(weight) if is_sharded(weight) else Box.whole(weight.shape) for weight in weights]
         if self._group is None or not mine:  # a stage may have none
             return [[box] for box in mine]
         numbers = torch.tensor([[*box.offsets, *box.lengths] for box in mine], device=weights[0].device)
-        told = [torch.empty_like(numbers) for _ in range(self._num_ranks)]
-        dist.all_gather(told, numbers, group=self._group)
-        by_rank = [[Box(tuple(row[:2]), tuple(row[2:])) for row in each.tolist()] for each in told]
+        gathered = [torch.empty_like(numbers) for _ in range(self._num_ranks)]
+        dist.all_gather(gathered, numbers, group=self._group)
+        by_rank = [[Box(tuple(row[:2]), tuple(row[2:])) for row in table.tolist()] for table in gathered]
         return [list(boxes) for boxes in zip(*by_rank, strict=True)]
 
     def _route(self, chosen: Sequence[int]) -> _Route:
@@ -169,14 +172,14 @@ class WholeMatrices:
         )
 
     def _senders(self, index: int) -> list[tuple[int, Box]]:
-        """(rank, what it sends) of a matrix: of those that hold the same part one, the goal itself if it can."""
+        """Return (rank, box that it sends) for a matrix: one rank for each box, the receiver itself if it can."""
         first: dict[Box, int] = {}
         for rank in (self.ranks[index], *range(self._num_ranks)):
             first.setdefault(self._boxes[index][rank], rank)
         return [(rank, box) for box, rank in first.items()]
 
     def _message(self, parts: Iterable[tuple[int, int, Box]]) -> _Message:
-        """Of (rank, matrix, box); those with nothing in them are left out."""
+        """Return the message of (rank, matrix, box) entries; empty boxes are left out."""
         places: dict[int, list[tuple[int, Box]]] = defaultdict(list)
         sizes = [0] * self._num_ranks
         first = 0
@@ -188,9 +191,10 @@ class WholeMatrices:
 
 
 def num_flops(shape: torch.Size) -> float:
-    """Of one iteration of Newton-Schulz on a matrix, which is laid so that it has no more rows than columns.
+    """Return the operations of one Newton-Schulz iteration on a matrix.
 
-    Three products: rows × columns × rows, rows × rows × rows, rows × rows × columns.
+    The matrix is laid so that it has no more rows than columns. Three products: rows × columns × rows, rows × rows ×
+    rows, rows × rows × columns.
     """
     rows, columns = sorted(shape)
     return 2.0 * rows * rows * (2 * columns + rows)

@@ -1,7 +1,7 @@
-"""Moments live in host memory, but for the moment of a step.
+"""Optimizer moments in host memory except during a step.
 
-It rests on optimizers that update each weight by itself (`step_some`). A rank brings and takes back what it holds:
-whole moments, its parts of them (FSDP2, tensor parallel), those of its stage, or those that ZeRO-1 gave it.
+This rests on optimizers that update each weight by itself (`step_some`). A rank moves the moments that it holds: whole
+ones, its shards of them (FSDP2, tensor parallel), those of its stage, or those from ZeRO-1.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ PIECE = 64 << 20
 
 class OffloadAbility(Ability):
     def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
-        """Before ZeRO-1 shares it out: its step calls that of a rank's own part. An estimate knows of it itself."""
+        """Add offloading to a run's optimizer, before ZeRO-1: its step calls that of a rank's own part.
+
+        For an estimate, `memory` counts it instead.
+        """
         return recipe if building.run is None else recipe.then(offload)
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Moments of one piece of weights are on the device at a time."""
+        """Count the moments of one piece of weights on the device at a time, and the host memory that they take."""
         sizes, host = held.sizes_here(), Fraction(1)
         if self.config.hardware.device_type == "cuda":
             # torch pins each tensor in a block of a power of two: CachingHostAllocator, pytorch PR 171662.
@@ -40,10 +43,10 @@ class OffloadAbility(Ability):
 
 
 def offload(optimizer: torch.optim.Optimizer) -> None:
-    """From now on moments are in host memory (pinned, if the weights are on a GPU) but for the moment of a step.
+    """Keep moments in host memory (pinned, if the weights are on a GPU) except during a step.
 
-    A step takes the weights in pieces: brings the moments of a piece to the device, updates, and takes them back. So it
-    is the optimizer's own kernels that compute, with the same bits. On the CPU the copies are made too, for nothing.
+    A step takes the weights in pieces: it brings the moments of a piece to the device, updates, and takes them back. So
+    the optimizer's own kernels compute, with the same bits. On the CPU the copies are made too, without any use.
     """
     step = optimizer.step
     keep_in_host(optimizer)
@@ -56,7 +59,7 @@ def offload(optimizer: torch.optim.Optimizer) -> None:
 def _step_in_pieces(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> None:
     for number, group in enumerate(optimizer.param_groups):
         for piece in in_pieces([weight for weight in group["params"] if weight.grad is not None], PIECE):
-            # Not by state[..]: that would make a state where there is none yet.
+            # Not state[..]: that would make a state where there is none yet.
             in_host = [_bring(weight, optimizer.state.get(weight, {})) for weight in piece]
             step_some(optimizer, step, number, piece)
             for weight, host in zip(piece, in_host, strict=True):
@@ -64,7 +67,7 @@ def _step_in_pieces(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -
 
 
 def _bring(weight: torch.Tensor, state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Copies a weight's moments to its device, in place of those in host memory, which are returned. No wait."""
+    """Copy a weight's moments to its device, and return those in host memory that they replace. Does not wait."""
     in_host = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.ndim}
     for key, value in in_host.items():
         host = local_tensor(value)
@@ -74,7 +77,7 @@ def _bring(weight: torch.Tensor, state: dict[str, Any]) -> dict[str, torch.Tenso
 
 
 def _take_back(weight: torch.Tensor, state: dict[str, Any], in_host: dict[str, torch.Tensor]) -> None:
-    """Undoes `_bring`; makes the place in host memory for moments that have none yet. No wait on pinned memory."""
+    """Undo `_bring`; allocate host memory for moments that have none yet. Does not wait on pinned memory."""
     for key, value in state.items():
         if not isinstance(value, torch.Tensor) or not value.ndim:
             continue
@@ -87,7 +90,7 @@ def _take_back(weight: torch.Tensor, state: dict[str, Any], in_host: dict[str, t
 
 
 def _wait_for_host(optimizer: torch.optim.Optimizer) -> None:
-    """Before the state is read: what was sent to host memory has to be there."""
+    """Wait until copies to host memory are complete, before the state is read."""
     # With ZeRO-1 a group of this rank may be empty.
     device = next((weight.device for group in optimizer.param_groups for weight in group["params"]), None)
     if device is not None and device.type == "cuda":

@@ -24,15 +24,15 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _micro_batches(config: TrainConfig) -> Iterator[str]:
-    """1f1b fills all stages before the first micro-batch goes back: torch takes as many as there are, or more."""
+    """Yield a problem if 1f1b has fewer micro-batches than stages: it fills all stages before the first goes back."""
     parallel, train = config.parallel, config.train
     parts, stages = num_parts(train, config.hardware, parallel), parallel.pipeline_parallel
     total, given = whole_batch(train, config.hardware, parallel), train.given_micro_batch_size
     if parallel.pipeline_schedule is not PipelineSchedule["1f1b"]:
         return
-    if min(parts, total, *(each for each in (given, train.grad_accum_steps) if each is not None)) < 1:
+    if min(parts, total, *(value for value in (given, train.grad_accum_steps) if value is not None)) < 1:
         return
-    if total % (parts * (given or 1) * (train.grad_accum_steps or 1)):  # another rule says so
+    if total % (parts * (given or 1) * (train.grad_accum_steps or 1)):  # another rule reports that
         return
     whole = with_batch(train, config.hardware, parallel)
     micro, accum = whole.given_micro_batch_size or 1, whole.grad_accum_steps or 1

@@ -26,7 +26,7 @@ class PipelineAbility(Ability):
         self._stages = cut_out(model, building)
 
     def share(self, loss: VotingLoss, building: Building) -> nn.Module | None:
-        """The stage: its last part makes the loss."""
+        """Return the shared stage in place of the loss, which the step computes on the last stage."""
         module, self._needed = self._stages.share(self.config, building.mesh, loss)
         return module
 

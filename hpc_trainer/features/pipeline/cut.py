@@ -1,7 +1,8 @@
-"""Cuts a model into stages of a pipeline: what each part costs, where the cuts are, and what one stage keeps.
+"""Division of a model into pipeline stages: the cost of each part, the cuts, and what one stage keeps.
 
 A part costs the floating-point operations of its forward pass, counted on tensors that have shapes and no content. The
-cuts make the dearest stage as cheap as it can be, for it sets the pace of all; they follow from the configuration.
+cuts make the most expensive stage as cheap as possible, since it sets the pace of all; they follow from the
+configuration.
 
     python -m hpc_trainer.features.pipeline.measure < questions.jsonl    what a rank asks (runtime/own_process.py)
 """
@@ -30,14 +31,14 @@ from hpc_trainer.training.precision.formats import autocast
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What goes from one part to the next: `shape` of one micro-batch, and the number format."""
+    """Tensor that goes from one part to the next: `shape` of one micro-batch, and the number format."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        """Of all of it."""
+        """Bytes of the whole tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def to_plain(self) -> list[Any]:
@@ -53,7 +54,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """`index` of `num_stages`: the parts that it runs, and the tensors at both of its ends."""
+    """Stage `index` of `num_stages`: the parts that it runs, and the tensors at both of its ends."""
 
     index: int
     num_stages: int
@@ -63,12 +64,12 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """True of the stage that is given the model's inputs."""
+        """True if the stage is given the model's inputs."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """True of the stage that makes the logits."""
+        """True if the stage makes the logits."""
         return self.index == self.num_stages - 1
 
 
@@ -81,12 +82,12 @@ class Measured:
 
     def to_plain(self) -> dict[str, Any]:
         """Return what JSON can hold, for `from_plain`."""
-        return {"costs": self.costs, "ends": [each.to_plain() for each in self.ends]}
+        return {"costs": self.costs, "ends": [end.to_plain() for end in self.ends]}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Measured:
         """Undo `to_plain`."""
-        return cls(costs=plain["costs"], ends=[Between.from_plain(each) for each in plain["ends"]])
+        return cls(costs=plain["costs"], ends=[Between.from_plain(end) for end in plain["ends"]])
 
 
 def stages_of(
@@ -127,9 +128,10 @@ def stages_of(
 
 
 def cut(costs: Sequence[float], num_stages: int) -> list[range]:
-    """Cuts a row of parts so that the dearest stage is cheapest, and of equals the one whose stages are most alike.
+    """Cut a row of parts so that the most expensive stage is cheapest.
 
-    Each stage has one part or more; `num_stages` is at most their number. Of equals the earliest cuts.
+    Of equal cuts, those with the most even stages are taken, and of these the earliest. Each stage has one part or
+    more; `num_stages` is at most the number of parts.
     """
     count = len(costs)
     sums = [0.0, *itertools.accumulate(costs)]
@@ -137,7 +139,7 @@ def cut(costs: Sequence[float], num_stages: int) -> list[range]:
     def between(first: int, end: int) -> float:
         return sums[end] - sums[first]
 
-    # best[n]: of the first n parts in so many stages. First the dearest stage, then the sum of squares below that.
+    # best[n]: cost of the most expensive stage, for the first n parts. Then least[n]: sum of squares without more cost.
     best = [between(0, end) for end in range(count + 1)]
     for number in range(2, num_stages + 1):
         best = [
@@ -145,14 +147,14 @@ def cut(costs: Sequence[float], num_stages: int) -> list[range]:
             for end in range(count + 1)
         ]
     limit = best[count]
-    found: list[tuple[float, tuple[int, ...]]] = [
+    least: list[tuple[float, tuple[int, ...]]] = [
         (between(0, end) ** 2 if end and between(0, end) <= limit else math.inf, (0,)) for end in range(count + 1)
     ]
     for _ in range(2, num_stages + 1):
-        found = [
+        least = [
             min(
                 (
-                    (found[at][0] + between(at, end) ** 2, (*found[at][1], at))
+                    (least[at][0] + between(at, end) ** 2, (*least[at][1], at))
                     for at in range(1, end)
                     if between(at, end) <= limit
                 ),
@@ -160,19 +162,19 @@ def cut(costs: Sequence[float], num_stages: int) -> list[range]:
             )
             for end in range(count + 1)
         ]
-    starts = (*found[count][1], count)
+    starts = (*least[count][1], count)
     return [range(first, end) for first, end in itertools.pairwise(starts)]
 
 
 def keep(model: nn.Module, stage: Stage) -> None:
-    """Takes away from `model` what `stage` does not need, in place; names stay as they are."""
+    """Remove from `model` what `stage` does not need, in place; names stay as they are."""
     needed = {name for part in stage.parts for name in part.needs}
     _drop(model, "", needed)
 
 
 def _drop(module: nn.Module, prefix: str, needed: set[str]) -> None:
     for table in (module._parameters, module._buffers):
-        for name in [each for each in table if prefix + each not in needed]:
+        for name in [key for key in table if prefix + key not in needed]:
             del table[name]
             module._non_persistent_buffers_set.discard(name)
     for name, child in list(module._modules.items()):
@@ -215,16 +217,16 @@ def measure(
             ends.append(Between(tuple(value.shape), value.dtype))
         return value
 
-    is_fake = any(isinstance(each, FakeTensor) for _, each in _tensors(model))  # `plan --memory` is in such a mode
+    is_fake = any(isinstance(tensor, FakeTensor) for _, tensor in _tensors(model))  # `plan --memory` is in such a mode
     fake = contextlib.nullcontext() if is_fake or example is not None else fake_tensors()
     with fake, torch.no_grad(), autocast(precision, device_type):
-        # Where they will run: what autocast makes of them is another thing on another type of device.
+        # On the type of device that will run them: autocast differs between types.
         if example is None:
-            tensors = {name: torch.empty_like(each, device=device_type) for name, each in _tensors(model)}
+            tensors = {name: torch.empty_like(tensor, device=device_type) for name, tensor in _tensors(model)}
             example = torch.empty(inputs.shape, dtype=inputs.dtype, device=device_type)
         else:
-            tensors = {name: each.to(example.device) for name, each in model.named_parameters()}
-            tensors |= {name: each.to(example.device, copy=True) for name, each in model.named_buffers()}
+            tensors = {name: tensor.to(example.device) for name, tensor in model.named_parameters()}
+            tensors |= {name: tensor.to(example.device, copy=True) for name, tensor in model.named_buffers()}
         tensors |= {name: cast(tensors[name]) for name, _ in model.named_parameters()}
         model.forward = run
         try:
@@ -237,9 +239,9 @@ def measure(
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts floating-point operations by torch's table: products, convolutions, attention.
+    """Counter of floating-point operations by torch's table: products, convolutions, attention.
 
-    Not torch's FlopCounterMode, which takes some operations apart, and their results may have another number format.
+    torch's FlopCounterMode takes some operations apart, and their results may have another number format.
     """
 
     def __init__(self) -> None:
@@ -261,7 +263,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _num_weights(model: nn.Module, name: str) -> int:
-    found: Any = model
+    node: Any = model
     for word in name.split("."):
-        found = getattr(found, word)
-    return found.numel() if isinstance(found, torch.Tensor) else sum(each.numel() for each in found.parameters())
+        node = getattr(node, word)
+    return node.numel() if isinstance(node, torch.Tensor) else sum(weight.numel() for weight in node.parameters())

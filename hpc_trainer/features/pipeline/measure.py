@@ -1,4 +1,4 @@
-"""Measures the parts of a run's model in a process of its own, for the ranks that cut it.
+"""Measurement of the parts of a run's model in a process of its own, for the ranks that cut it.
 
 python -m hpc_trainer.features.pipeline.measure < questions.jsonl    a line of JSON for each (runtime/own_process.py)
 """
@@ -22,8 +22,10 @@ from hpc_trainer.training.parallel.mesh import Mesh
 
 
 def main() -> None:
-    """Answer {"config": .., "samples": a `StandIn`, "inputs": .., "device_type": ..} with {"costs": of each
-    part, "ends": what each gives on}, or {"error": ..}.
+    """Answer questions about the parts of a model, a line each.
+
+    A question is {"config": .., "samples": a `StandIn`, "inputs": .., "device_type": ..}. Its answer is {"costs": of
+    each part, "ends": the tensor that each hands on}, or {"error": ..}.
     """
     answer_each(_answer)
 
@@ -35,16 +37,16 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
         config=config, device=torch.device("cpu"), task=build_task(config), dataset=dataset, mesh=mesh,
         abilities=abilities(config),
     )  # fmt: skip
-    for each in building.abilities:
-        each.begin(mesh, None)
+    for ability in building.abilities:
+        ability.begin(mesh, None)
     model = build_model(config, dataset)
-    for each in building.abilities:
-        each.see_whole(model, building)
-    found = measure(
+    for ability in building.abilities:
+        ability.see_whole(model, building)
+    measured = measure(
         model, inputs=Between.from_plain(asked["inputs"]), precision=config.precision,
         device_type=asked["device_type"], param_dtype=gathered_dtype(config.parallel),
     )  # fmt: skip
-    return found.to_plain()
+    return measured.to_plain()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a rank of a pipeline needs of a GPU's memory besides what its stage needs as a model of its own.
+"""GPU memory of a pipeline's rank, beyond that of its stage as a model of its own.
 
-Activations of a stage are those of one micro-batch times the micro-batches that have gone forward and not yet back:
-with 1f1b `stages - index` of them at most, with gpipe all of a step. Besides, torch keeps a place for what comes from
-the neighbours, activations and gradients, for each micro-batch of a step.
+Activations of a stage are those of one micro-batch times the micro-batches that have gone forward and not yet back.
+With 1f1b these are at most `stages - index`, with gpipe all of a step. In addition, torch keeps a buffer for what comes
+from the neighbours, activations and gradients, for each micro-batch of a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpc_trainer.training.parallel.share import VotingLoss
 
 
 def trial_of(loss: VotingLoss, batch: Any, stage: Stage) -> tuple[nn.Module, Any]:
-    """(a number to go back from, what goes into the stage); `batch` is what goes into the model."""
+    """Return (module whose output is a scalar to go back from, its batch); `batch` is that of the whole model."""
     inputs, targets = batch
     if not stage.is_first:
         inputs = torch.empty(stage.inputs.shape, dtype=stage.inputs.dtype, requires_grad=True)
@@ -31,16 +31,16 @@ def trial_of(loss: VotingLoss, batch: Any, stage: Stage) -> tuple[nn.Module, Any
 
 
 def add_stage(held: RankMemory, config: TrainConfig, stage: Stage) -> None:
-    """`held` is that of the stage as a model of its own, of one micro-batch."""
+    """Add a pipeline's memory to `held`, which is that of the stage as a model of its own, for one micro-batch."""
     parallel, num_micro = config.parallel, config.train.grad_accum_steps or 1
     held.peak += held.kept * (_num_in_flight(config, stage) - 1)
     held.batch = num_micro * (held.batch + (0 if stage.is_last else stage.outputs.nbytes))
-    # With FSDP too: a pipeline adds micro-batches up before it shares them out, and its stage stays whole meanwhile.
+    # With FSDP too: a pipeline accumulates gradients unsharded, and its stage stays whole meanwhile.
     held.gradients, held.has_gradients = bytes_added_up(held.trained, config), True
     held.gathered = bytes_gathered(held.weights, config) * (parallel.strategy is Strategy.fsdp)
     held.checkpoint += held.buffers  # what ranks share names those of all stages, beside each rank's own
-    words = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
-    held.note = f"{words}; {held.note}" if held.note else words
+    note = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
+    held.note = f"{note}; {held.note}" if held.note else note
 
 
 def _num_in_flight(config: TrainConfig, stage: Stage) -> int:
@@ -51,7 +51,7 @@ def _num_in_flight(config: TrainConfig, stage: Stage) -> int:
 
 
 class _StageLoss(nn.Module):
-    """A number to go back from: of the last stage the loss."""
+    """Scalar to go back from: the loss on the last stage, the sum of the outputs on others."""
 
     def __init__(self, model: nn.Module, task: PairTask) -> None:
         super().__init__()

@@ -72,14 +72,18 @@ def cut_out(model: nn.Module, building: Building) -> Stages:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """`stage` of this rank, the `whole` model, and the weights that several stages hold, with their numbers."""
+    """Stages of a pipeline, as this rank sees them.
+
+    `stage` is that of this rank, and `whole` describes the whole model. `shared` has the weights that several stages
+    hold, with the indices of these stages.
+    """
 
     stage: Stage
     whole: Whole
     shared: dict[str, list[int]]
 
     def share(self, config: TrainConfig, mesh: Mesh, loss: VotingLoss) -> tuple[nn.Module, dict[str, Any]]:
-        """(the model of `loss` with its data-parallel ranks, what PipelineStepper needs besides).
+        """Return (the model of `loss`, shared among its data-parallel ranks; the other fields of PipelineStepper).
 
         Collective; builds groups. Build optimizers after it: FSDP replaces the weights.
         """
@@ -102,19 +106,19 @@ class Stages:
                 **no_buffers,
             )
         here, slots = dict(model.named_parameters()), {name: slot for slot, name in enumerate(self.whole.trained)}
-        told = {name: self.shared.get(name, [self.stage.index])[0] == self.stage.index for name in here}
-        told = {name: is_first and counts_here(here[name], mesh) for name, is_first in told.items()}
+        is_counted = {name: self.shared.get(name, [self.stage.index])[0] == self.stage.index for name in here}
+        is_counted = {name: is_first and counts_here(here[name], mesh) for name, is_first in is_counted.items()}
         return module, {
             "place": place,
             "schedule_name": config.parallel.pipeline_schedule.value,
             "task": loss.task,
-            "norm_slots": {id(here[name]): slots[name] for name in here if name in slots and told[name]},
+            "norm_slots": {id(here[name]): slots[name] for name in here if name in slots and is_counted[name]},
             "num_slots": len(slots),
             "tied": [(here[name], group) for name, group in self._groups(mesh) if name in here],
         }
 
     def _groups(self, mesh: Mesh) -> Iterator[tuple[str, Any]]:
-        """For each weight in several stages the group of those ranks that hold the same of it. Collective."""
+        """Yield each weight in several stages with the group of ranks that hold the same shard of it. Collective."""
         made: dict[tuple[int, ...], Any] = {}
         for name, stages in self.shared.items():
             key = tuple(stages)
@@ -129,7 +133,7 @@ class Stages:
 
 
 def _data_group(mesh: Mesh) -> Any:
-    """The ranks of this stage; None if that is this rank alone."""
+    """Return the group of this stage's data-parallel ranks; None if that is this rank alone."""
     devices = mesh.dim("dp_replicate", "dp_shard")  # one of them: HSDP is refused
     return None if devices is None else devices.get_group()
 
@@ -140,7 +144,7 @@ def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Be
     The user's model never runs on fake tensors in the process of a rank. If the separate process dies or its pass
     fails, rank 0 measures a pass with real values.
     """
-    parts_of(model)  # its own error, without a process
+    parts_of(model)  # raises its own error, without a process
     answer = {}
     if group.is_rank_zero:
         answer = _asked(building, inputs)
@@ -180,17 +184,17 @@ def _measured_with_values(model: nn.Module, building: Building, inputs: Between)
     config, device = building.config, building.device
     try:
         (first, _) = building.samples or building.dataset.__getitems__(range(1))
-        found = measure(
+        measured = measure(
             model, inputs=inputs, precision=config.precision, device_type=device.type,
             param_dtype=gathered_dtype(config.parallel), example=first.expand(inputs.shape).to(device),
         )  # fmt: skip
     except Exception as error:  # the user's code may raise anything, and the other ranks wait for an answer
         return {"error": f"{type(error).__name__}: {error}"}
-    return found.to_plain()
+    return measured.to_plain()
 
 
 def _inputs(building: Building) -> Between:
-    """One micro-batch, by the first sample's number format."""
+    """Return the form of one micro-batch, with the first sample's number format."""
     micro = building.config.train.given_micro_batch_size
     assert micro is not None, "micro_batch_size=auto and stages are refused together"
     (inputs, _) = building.samples or building.dataset.__getitems__(range(1))
@@ -198,7 +202,7 @@ def _inputs(building: Building) -> Between:
 
 
 def _names(model: nn.Module, stage: Stage) -> Iterator[str]:
-    """Of the tensors that a stage keeps, as the whole model's state_dict has them."""
+    """Yield the names of the tensors that a stage keeps, as in the whole model's state_dict."""
     needed = {name for part in stage.parts for name in part.needs}
     for name in model.state_dict():
         if any(name == each or name.startswith(each + ".") for each in needed):
@@ -206,7 +210,7 @@ def _names(model: nn.Module, stage: Stage) -> Iterator[str]:
 
 
 def _check_ties(model: nn.Module, names: Sequence[set[str]]) -> None:
-    """One tensor of two names must be in one stage: each rank knows its own names only."""
+    """Raise ConfigError if two names of one tensor are in different stages: each rank knows its own names only."""
     first: dict[int, str] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         other = first.setdefault(id(weight), name)

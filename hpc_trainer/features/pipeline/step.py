@@ -1,15 +1,15 @@
-"""Pipeline parallelism: each rank runs one stage of the model, micro-batches pass through all of them.
+"""Pipeline parallelism: each rank runs one stage of the model, and micro-batches pass through all stages.
 
-torch.distributed.pipelining moves them: `gpipe` (Huang et al. 2019, arXiv:1811.06965) forwards all micro-batches of a
-step and then goes back; `1f1b` (Narayanan et al. 2019, PipeDream-flush) begins to go back as soon as it can, and so
-keeps the activations of as many micro-batches as there are stages at most. Both add gradients up in the order of
-micro-batches, so a step has the bits of one rank that accumulates; but for weights that two stages share, whose
-gradients are added per stage first.
+torch.distributed.pipelining moves them. `gpipe` (Huang et al. 2019, arXiv:1811.06965) forwards all micro-batches of a
+step and then goes back. `1f1b` (Narayanan et al. 2019, PipeDream-flush) begins to go back as soon as it can. So it
+keeps the activations of at most as many micro-batches as there are stages. Both add gradients up in the order of
+micro-batches, so a step has the bits of one rank that accumulates. Weights that two stages share are an exception:
+their gradients are added per stage first.
 
-Ranks of one stage are its data-parallel ranks, under DDP or FSDP2. With tensor parallel each of them is a group of
-neighbours that share its layers; activations are whole on all of them, so each speaks with the rank at its own place in
-the next stage. What all ranks must know of a step travels in one small all-reduce after it: the loss, the stop vote, an
-overflow in fp16, and the norm of each weight's gradient.
+Ranks of one stage are its data-parallel ranks, under DDP or FSDP2. With tensor parallelism each of them is a group of
+neighbours that share its layers. Activations are whole on all of them, so each communicates with the rank at its own
+place in the next stage. What all ranks must know of a step is summed in one small all-reduce after it: the loss, the
+stop vote, an overflow in fp16, and the norm of each weight's gradient.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 
 _LOSS, _VOTE, _OVERFLOW, _NORMS = range(4)
-"""Where things are in the vector that ranks add up: three numbers, then a norm for each weight of the whole model."""
+"""Indices in the vector that ranks add up: three numbers, then a norm for each weight of the whole model."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """Where a rank is: its stage, and whom it speaks with."""
+    """Place of a rank: its stage, and the ranks that it communicates with."""
 
     stage: Stage
     num_data: int
     """Data-parallel ranks of each stage, ≥ 1."""
     tells_loss: bool
-    """Of the last stage's tensor-parallel neighbours, which all have the loss, one tells it."""
+    """True on one of the last stage's tensor-parallel neighbours, all of which have the loss."""
     pipe_group: Any
     """The ranks at the same place in all stages, by stage."""
     data_group: Any
-    """The data-parallel ranks of this stage with the same parts of its layers; None if that is this rank alone."""
+    """The data-parallel ranks of this stage with the same shards of its layers; None if that is this rank alone."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PipelineStepper(Stepper):
-    """A step whose micro-batches pass through the stages; `module` is this rank's stage, with DDP or FSDP around it."""
+    """Stepper whose micro-batches pass through the stages; `module` is this rank's stage, inside DDP or FSDP."""
 
     shares_loss: ClassVar[bool] = True
 
@@ -66,7 +66,7 @@ class PipelineStepper(Stepper):
     schedule_name: str
     task: PairTask
     norm_slots: dict[int, int]
-    """Of the weights that this rank tells the norm of, by id: their place among the whole model's."""
+    """Weights whose norm this rank reports: id -> index among the whole model's weights."""
     num_slots: int
     tied: list[tuple[nn.Parameter, Any]]
     """Weights that another stage has too, and the group of both."""
@@ -80,21 +80,21 @@ class PipelineStepper(Stepper):
     _slots: tuple[tuple[int, ...], torch.Tensor] = field(init=False, default_factory=lambda: ((), torch.zeros(0)))
 
     def __post_init__(self) -> None:
-        Stepper.__post_init__(self)  # super() knows the class before it had slots
+        Stepper.__post_init__(self)  # super() refers to the class before it had slots
         self._is_cut = any(is_sharded(weight) for weight in self._weights)
         self._schedule = build_schedule(
             self.module, self.place, self.schedule_name, self.grad_accum_steps, self._loss, self.device,
         )  # fmt: skip
-        # Not in the oldest torch that we support.
+        # The oldest torch that we support lacks this parameter.
         self._may_omit_outputs = "return_outputs" in inspect.signature(self._schedule.step).parameters
 
     @property
     def needs_data(self) -> bool:
-        """True of the stages at both ends."""
+        """True on the first and the last stage."""
         return self.place.stage.is_first or self.place.stage.is_last
 
     def for_evaluation(self, model: nn.Module) -> nn.Module:
-        """`model` is a stage: what takes inputs to logits, on the last stage, and to None elsewhere."""
+        """Return what maps inputs to logits on the last stage, and to None elsewhere; `model` is a stage."""
         rows = self.place.stage.inputs.shape[0]
         return Relay(model, self.place, rows=rows, device=self.device)
 
@@ -118,12 +118,12 @@ class PipelineStepper(Stepper):
         return self._agree(state, wish_to_stop, wants_norm=wants_norm)
 
     def _pass_through(self, batches: Iterator[Batch]) -> None:
-        """Forward and backward of all micro-batches of the step, as far as this stage has to do with them."""
+        """Run forward and backward of all micro-batches of the step, as far as they concern this stage."""
         stage = self.place.stage
         args: tuple[torch.Tensor, ...] = ()
-        told: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self._may_omit_outputs:
-            told["return_outputs"] = False  # the last stage needs no logits of the whole batch
+            options["return_outputs"] = False  # the last stage needs no logits of the whole batch
         if stage.is_last:
             self._told = self._shares(batches, self.grad_accum_steps)
         if stage.is_first or stage.is_last:
@@ -132,17 +132,17 @@ class PipelineStepper(Stepper):
             if stage.is_first:
                 args = (torch.cat([inputs for inputs, _ in micro]).to(self.device, non_blocking=True),)
             if stage.is_last:
-                told["target"] = torch.cat([targets for _, targets in micro]).to(self.device, non_blocking=True)
+                options["target"] = torch.cat([targets for _, targets in micro]).to(self.device, non_blocking=True)
         try:
-            self._schedule.step(*args, **told)
+            self._schedule.step(*args, **options)
         except RuntimeError as error:
             cause = error.__cause__
             if isinstance(cause, Exception) and "failed to run forward" in str(error):
-                raise cause from None  # as it was before torch wrapped it: its type says who is to blame
+                raise cause from None  # the error before torch wrapped it: its type says who is to blame
             raise
 
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Of one micro-batch: its share of the step's mean, in fp16 times the loss scale."""
+        """Return the loss of one micro-batch: its share of the step's mean, in fp16 times the loss scale."""
         assert self._scaler is not None
         with autocast(self.precision, self.device.type):
             loss = self.task.loss_of(logits, targets)
@@ -156,30 +156,30 @@ class PipelineStepper(Stepper):
         return scaled
 
     def _agree(self, state: TrainState, wish_to_stop: bool, *, wants_norm: bool) -> torch.Tensor:
-        """Tells all ranks the loss, the vote, the overflow and the norm; returns the loss. Waits for no device."""
-        told = torch.zeros(_NORMS + (self.num_slots if wants_norm else 0), device=self.device)
+        """Share the loss, the vote, the overflow and the norm with all ranks; return the loss. Waits for no device."""
+        totals = torch.zeros(_NORMS + (self.num_slots if wants_norm else 0), device=self.device)
         if self._losses and self.place.tells_loss:
             losses = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
-            told[_LOSS] = losses / self.place.num_data
+            totals[_LOSS] = losses / self.place.num_data
         if wish_to_stop:
-            told[_VOTE] = 1.0
+            totals[_VOTE] = 1.0
         overflows = state.scaler._found_inf_per_device(state.optimizer) if state.scaler.is_enabled() else {}
         for overflow in overflows.values():
-            told[_OVERFLOW] += local_tensor(overflow)
+            totals[_OVERFLOW] += local_tensor(overflow)
         if wants_norm:
-            self._tell_norms(told)
-        dist.all_reduce(told)
+            self._tell_norms(totals)
+        dist.all_reduce(totals)
         for overflow in overflows.values():
-            overflow.copy_(told[_OVERFLOW] > 0)  # exactly 1: fused optimizers look for that number
-        self.vote.put(told[_VOTE])
+            overflow.copy_(totals[_OVERFLOW] > 0)  # exactly 1: fused optimizers look for that number
+        self.vote.put(totals[_VOTE])
         self._norm = None
         if wants_norm:
-            norms = told[_NORMS:]
+            norms = totals[_NORMS:]
             self._norm = norms.sum().sqrt() if self._is_cut else torch.linalg.vector_norm(norms)
-        return told[_LOSS]
+        return totals[_LOSS]
 
     def _tell_norms(self, told: torch.Tensor) -> None:
-        """The norm of each weight's gradient, by one rank; of parts of it the squares, each by one rank."""
+        """Write into `told` the gradient norms that this rank reports: of weights, or of shards the squares."""
         found = [
             (self.norm_slots[id(weight)], weight.grad)
             for weight in self._weights
@@ -190,9 +190,9 @@ class PipelineStepper(Stepper):
         slots = tuple(_NORMS + slot for slot, _ in found)
         if slots != self._slots[0]:  # the first step: a list would be copied to the device in each, and waited for
             self._slots = slots, torch.tensor(slots, device=self.device)
-        gradients = [local_tensor(each) for _, each in found]
+        gradients = [local_tensor(gradient) for _, gradient in found]
         # As torch's clip_grad_norm_ takes them, for the same bits.
-        norms = torch.stack([each.float() for each in torch._foreach_norm(gradients, 2.0)])
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients, 2.0)])
         told[self._slots[1]] = norms.square() if self._is_cut else norms
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:
@@ -208,11 +208,11 @@ class PipelineStepper(Stepper):
 
 
 class Relay(nn.Module):
-    """The forward pass through all stages, micro-batch by micro-batch; the logits come out at the last. Collective.
+    """Forward pass through all stages, micro-batch by micro-batch; the last stage returns the logits. Collective.
 
     Args:
         model: this rank's stage.
-        rows: of a micro-batch.
+        rows: samples of a micro-batch.
     """
 
     def __init__(self, model: nn.Module, place: Place, *, rows: int, device: torch.device) -> None:
@@ -221,7 +221,10 @@ class Relay(nn.Module):
         self._place, self._rows, self._device = place, rows, device
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """Inputs [batch, ...], whose number is all that later stages use, to logits; None before the last stage."""
+        """Return the logits of inputs [batch, ...]; None before the last stage.
+
+        Later stages use only the number of inputs.
+        """
         stage, group = self._place.stage, self._place.pipe_group
         parts: list[torch.Tensor] = list(torch.split(inputs, self._rows))
         outputs: list[torch.Tensor] = []
@@ -244,7 +247,7 @@ class Relay(nn.Module):
         return torch.cat(outputs) if stage.is_last else None
 
     def _count(self, mine: int) -> int:
-        """Under FSDP a forward pass is collective among the ranks of a stage: all make as many as any other."""
+        """Return the number of forward passes: under FSDP they are collective, so the most of any rank of the stage."""
         if not is_fully_sharded(self.model):
             return mine
         most = torch.tensor(mine, device=self._device)
@@ -253,7 +256,7 @@ class Relay(nn.Module):
 
 
 def run_parts(model: nn.Module, stage: Stage, precision: PrecisionConfig, *, channels_last: bool) -> None:
-    """From now on `model(value)` runs the parts of `stage`, in place. Copies of the model run their own."""
+    """Make `model(value)` run the parts of `stage`, in place. Copies of the model run their own."""
     model.forward = partial(_run, model, stage, precision, channels_last)
 
 
@@ -278,7 +281,7 @@ def build_schedule(
     module: nn.Module, place: Place, name: str, num_micro_batches: int, loss: Callable[..., torch.Tensor],
     device: torch.device,
 ) -> Any:  # fmt: skip
-    """The schedule of that name, torch's. Shapes are given, so that ranks need not tell them (torch pickles them)."""
+    """Return torch's schedule of that name. Shapes are given, so ranks need not exchange them (torch pickles them)."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # late: two seconds
 
     stage = place.stage
@@ -298,7 +301,7 @@ def _empty(between: Between, rows: int, device: torch.device) -> torch.Tensor:
 
 
 def _add_up(weight: nn.Parameter, group: Any) -> None:
-    """The gradient of a weight that two stages hold becomes the sum of both. Collective in the two."""
+    """Sum the gradient of a weight over the stages that hold it. Collective in their group."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     dist.all_reduce(local_tensor(weight.grad), group=group)

@@ -1,6 +1,6 @@
-"""The model of which ranks hold stages, for checkpoints (training/checkpoint/model_parts.py).
+"""The whole model of which ranks hold stages, for checkpoints (training/checkpoint/model_parts.py).
 
-Each stage builds the whole model before it lets go of the rest, so every rank knows all names, and what they are.
+Each stage builds the whole model before it drops the rest, so every rank knows all names and their forms.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Form = tuple[torch.dtype, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The model of which a module is one stage.
+    """Description of the whole model of which a module is one stage.
 
     Args:
-        forms: number format and shape by name, of all that the whole model's state_dict holds, in its order.
+        forms: number format and shape by name, for each entry of the whole model's state_dict, in its order.
         trained: names of the weights that the optimizer has, in their order.
         buffers: names of the buffers among `forms`.
-        owned: names that this stage writes; of weights in two stages the first one does.
+        owned: names that this stage writes; weights in two stages are written by the first one.
         is_writer: this rank is the first of its stage: it writes what the stage's ranks hold alike.
     """
 
@@ -41,21 +41,21 @@ class Whole:
 
     @classmethod
     def of(cls, model: nn.Module) -> Whole:
-        """Describes a whole model; before its stage is cut out of it."""
+        """Describe a whole model, before a stage is cut out of it."""
         state = model.state_dict()
         return cls(
-            forms={name: (each.dtype, tuple(each.shape)) for name, each in state.items()},
+            forms={name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()},
             trained=tuple(name for name, weight in model.named_parameters() if weight.requires_grad),
             buffers=frozenset(name for name, _ in model.named_buffers() if name in state),
         )
 
     @property
     def has_buffers(self) -> bool:
-        """As `WholeModel` says."""
+        """True if the whole model has buffers, as in `WholeModel`."""
         return bool(self.buffers)
 
     def state(self, held: Mapping[str, Any]) -> dict[str, Any]:
-        """As `WholeModel` says."""
+        """Return the whole model's state_dict, as `WholeModel.state` does."""
         return {name: _shard(held.get(name), form, self, name) for name, form in self.forms.items()}
 
     def optimizer_state(
@@ -65,22 +65,22 @@ class Whole:
         names: Sequence[str],
         owned: Collection[str],
     ) -> tuple[dict[str, Any], list[list[str]]]:
-        """As `WholeModel` says."""
+        """Return the whole optimizer's state and groups, as `WholeModel.optimizer_state` does."""
         mine = {name: pack_sharded(values) for name, values in state.items()}
-        told = {
+        described = {
             name: {
                 "structure": structure,
-                "whole": {leaf: [DTYPE_NAMES[each.dtype], list(each.shape)] for leaf, each in tensors.items()},
-                "cut": {leaf: [DTYPE_NAMES[each.dtype], list(each.shape)] for leaf, each in shards.items()},
+                "whole": {leaf: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for leaf, tensor in tensors.items()},
+                "cut": {leaf: [DTYPE_NAMES[shard.dtype], list(shard.shape)] for leaf, shard in shards.items()},
             }
             for name, (tensors, shards, structure) in mine.items()
         }
         group = _all_ranks()
-        all_told = group.gather({"state": told, "groups": [list(each) for each in groups]})
+        all_told = group.gather({"state": described, "groups": [list(each) for each in groups]})
         listed = [{name for each in all_told for name in each["groups"][index]} for index in range(len(groups))]
         ordered = [[name for name in names if name in each] for each in listed]
         merged: dict[str, Any] = {}
-        for name in itertools.chain(*ordered):  # as one rank has them
+        for name in itertools.chain(*ordered):  # in the order of one rank
             teller = next((rank for rank, each in enumerate(all_told) if name in each["state"]), None)
             if teller is None:  # no state yet
                 continue

@@ -1,4 +1,4 @@
-"""`monitor.profile_steps`, and `hpc-trainer profile RUN`: a window of steps is watched."""
+"""`monitor.profile_steps`, and `hpc-trainer profile RUN`: a profile of a window of steps."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Steps are watched: on rank 0 as `monitor.profile_steps` says, on any rank when somebody asks."""
+"""Profiles of steps: on rank 0 as `monitor.profile_steps` says, on any rank on request."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ProfileAbility(Ability):
         return make_watched
 
     def close(self, error: BaseException | None) -> None:
-        for each in self._watchers:
-            each.close()
+        for watcher in self._watchers:
+            watcher.close()
 
 
 ABILITY = ProfileAbility

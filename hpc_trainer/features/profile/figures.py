@@ -1,4 +1,4 @@
-"""What a profile says of a window of steps: figures from time spans, and advice that follows from them. No torch."""
+"""Profile of a window of steps: figures from time spans, and advice that follows from them. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 
 STEP, DATA_WAIT, OPTIMIZER = "ProfilerStep", "data_wait", "Optimizer.step"
-# Kinds of work by the words in the names of kernels and operators; the first that fits counts.
+# Kinds of work by patterns for the names of kernels and operators; the first match counts.
 _KINDS = {
     "communication": r"nccl|rccl|gloo|c10d|all_?reduce|all_?gather|reduce_scatter",
     "copies": r"memcpy (htod|dtoh)|copy.*(htod|dtoh)",
@@ -25,7 +25,7 @@ _KINDS = {
 }
 _MANY_GAPS = 5
 _AMPERE = 8
-# From which share of a step a piece of advice is worth a line.
+# Shares of a step from which a piece of advice is worth a line.
 _WAIT, _IDLE, _BETWEEN, _HEAVY, _POINTWISE, _OPTIMIZER, _COMMUNICATION, _COPIES = (
     0.05, 0.2, 0.1, 0.3, 0.3, 0.2, 0.15, 0.05,
 )  # fmt: skip
@@ -34,7 +34,7 @@ _ROOMY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took from `start` to `end`, microseconds."""
+    """Interval from `start` to `end`, microseconds."""
 
     name: str
     start: float
@@ -43,13 +43,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFigures:
-    """Of a window of `num_steps` steps from `first_step` on that took `wall_s` in all. Shares are of that time, 0 to 1.
+    """Figures of a window of `num_steps` steps from `first_step` on, which took `wall_s` in all.
 
-    `idle_share`: of the device, the GPU had no kernel; of a CPU, the main thread was in no operator and waited for no
-    batch. `between_share`: outside steps, so logging and saves; `usual_between_share`: without the longest wait between
-    two steps, which may be the only save in this window; `longest_between`: that one's seconds, and the step after it.
-    `work`: kind -> share of the time that the device (the main thread) was at it. `gaps`: the longest idle spans, as
-    (milliseconds, what the main thread was at).
+    Shares are of that time, 0 to 1. `idle_share`: on a GPU, no kernel ran; on a CPU, the main thread was in no operator
+    and waited for no batch. `between_share`: outside steps, as for logging and saves. `usual_between_share`: the same
+    without the longest wait between two steps, which may be the only save in this window. `longest_between`: the
+    seconds of that wait, and the step after it. `work`: kind -> share of the time that the device (on a CPU the main
+    thread) spent on it. `gaps`: the longest idle spans, as (milliseconds, what the main thread did).
     """
 
     device: str
@@ -74,7 +74,7 @@ class ProfileFigures:
 
     @property
     def has_outlier(self) -> bool:
-        """True if one long wait, as a save in this window, is what lies between steps."""
+        """True if one long wait, as for a save in this window, makes up the time between steps."""
         return self.usual_between_share < _BETWEEN <= self.between_share
 
     @property
@@ -85,15 +85,15 @@ class ProfileFigures:
 
 
 def kind_of(name: str) -> str:
-    """The kind of work of a kernel or an operator, by its name; `other` if none fits."""
-    found = (kind for kind, words in _KINDS.items() if re.search(words, name, flags=re.IGNORECASE))
-    return next(found, "other")
+    """Return the kind of work of a kernel or an operator, by its name; `other` if none fits."""
+    kinds = (kind for kind, pattern in _KINDS.items() if re.search(pattern, name, flags=re.IGNORECASE))
+    return next(kinds, "other")
 
 
 def merged(spans: Iterable[Span], begin: float, end: float) -> list[tuple[float, float]]:
-    """The union of spans, in order, cut to begin .. end."""
+    """Return the union of spans, in order, cut to begin .. end."""
     union: list[tuple[float, float]] = []
-    for start, stop in sorted((max(begin, each.start), min(end, each.end)) for each in spans):
+    for start, stop in sorted((max(begin, span.start), min(end, span.end)) for span in spans):
         if stop <= start:
             continue
         if union and start <= union[-1][1]:
@@ -104,7 +104,7 @@ def merged(spans: Iterable[Span], begin: float, end: float) -> list[tuple[float,
 
 
 def find_gaps(spans: Sequence[Span], begin: float, end: float) -> list[tuple[float, float]]:
-    """What of begin .. end no span covers, in order."""
+    """Return the gaps between begin and end that no span covers, in order."""
     union = merged(spans, begin, end)
     starts = [begin, *(stop for _, stop in union)]
     stops = [*(start for start, _ in union), end]
@@ -116,21 +116,21 @@ def figures_of(
     work: Sequence[Span], host: Sequence[Span], own_us: Iterable[tuple[str, float]],
     inside_s: Sequence[float], peak_memory_share: float | None = None,
 ) -> ProfileFigures:  # fmt: skip
-    """Puts a window's spans together.
+    """Return the figures of a window from its spans.
 
     Args:
         device: `cpu` or `cuda`.
-        first_step: of the window, counted from 1.
+        first_step: first step of the window, counted from 1.
         steps: a span for each step of the window, in order, each with what came before it since the last.
-        waits: of the main thread, for batches.
-        optimizer: of the main thread, in the optimizer's step.
+        waits: spans in which the main thread waits for batches.
+        optimizer: spans in which the main thread is in the optimizer's step.
         work: what keeps the device busy: kernels and copies, or outermost operators of the main thread.
         host: outermost operators of the main thread.
         own_us: name and microseconds of each kernel, or of each operator without those inside it.
-        inside_s: seconds of each step without that.
-        peak_memory_share: of the GPU's memory.
+        inside_s: seconds of each step without what came before it.
+        peak_memory_share: share of the GPU's memory.
     """
-    begin, end = min(each.start for each in steps), max(each.end for each in steps)
+    begin, end = min(step.start for step in steps), max(step.end for step in steps)
     wall = end - begin
     waited = _length(merged(waits, begin, end))
     busy = [*work, *waits] if device == "cpu" else work
@@ -140,7 +140,7 @@ def figures_of(
         kind = kind_of(name)
         shares[kind] = shares.get(kind, 0.0) + microseconds / wall
     longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:_MANY_GAPS]
-    whole_s = [(each.end - each.start) / 1e6 for each in steps]
+    whole_s = [(step.end - step.start) / 1e6 for step in steps]
     between_s = [max(0.0, whole - inside) for whole, inside in zip(whole_s, inside_s, strict=False)]
     longest_wait = max(zip(between_s, range(first_step, first_step + len(steps)), strict=False), default=(0.0, 0))
     usual_s = wall / 1e6 - longest_wait[0]
@@ -167,20 +167,20 @@ def _length(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _at(start: float, stop: float, host: Sequence[Span], waits: Sequence[Span]) -> str:
-    """What the main thread did from start to stop: the operator, or wait, that covers most of it; else Python."""
+    """Return what the main thread did from start to stop: the operator or wait that covers most, else Python."""
     best, covered = "", 0.0
-    for each in [*host, *waits]:
-        overlap = min(stop, each.end) - max(start, each.start)
+    for span in [*host, *waits]:
+        overlap = min(stop, span.end) - max(start, span.start)
         if overlap > covered:
-            best, covered = each.name, overlap
+            best, covered = span.name, overlap
     if covered > 0.5 * (stop - start):
         return "waiting for a batch" if best == DATA_WAIT else best
-    before = max((each for each in host if each.end <= start), key=lambda each: each.end, default=None)
+    before = max((span for span in host if span.end <= start), key=lambda span: span.end, default=None)
     return f"Python, after {before.name}" if before is not None else "Python"
 
 
 def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -> Iterator[str]:
-    """The figures of this rank in words, then the advice."""
+    """Yield the figures of this rank as text, then the advice."""
     what = "the GPU" if figures.device != "cpu" else "the main thread"
     last = figures.first_step + figures.num_steps - 1
     ranks = config.hardware.world_size
@@ -197,16 +197,19 @@ def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -
     yield "work: " + (", ".join(f"{kind} {share:.1%}" for kind, share in figures.work.items()) or "none seen")
     if figures.peak_memory_share is not None:
         yield f"peak of the GPU's memory: {figures.peak_memory_share:.0%}"
-    for milliseconds, words in figures.gaps:
-        yield f"idle {milliseconds:.3g} ms: {words}"
-    found = list(advice(figures, config))
-    yield from (f"advice: {each}" for each in found)
-    if not found:
+    for milliseconds, activity in figures.gaps:
+        yield f"idle {milliseconds:.3g} ms: {activity}"
+    hints = list(advice(figures, config))
+    yield from (f"advice: {hint}" for hint in hints)
+    if not hints:
         yield "advice: none; nothing stands out"
 
 
 def advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
-    """What to change, each with the key of the configuration and the figure that led to it; what weighs most first."""
+    """Yield what to change, each with the key of the configuration and the figure that led to it.
+
+    The figure that weighs most comes first.
+    """
     yield from _data_advice(figures, config)
     if figures.usual_between_share >= _BETWEEN:
         yield (
@@ -310,7 +313,7 @@ def _heavy(figures: ProfileFigures) -> float:
 
 
 def _larger(config: TrainConfig) -> str:
-    """The way to a larger micro-batch: the same global batch in fewer pieces, else more samples."""
+    """Return advice for a larger micro-batch: the same global batch in fewer pieces, else more samples."""
     accum, micro = config.train.grad_accum_steps or 1, config.train.micro_batch_size or 1
     if accum > 1:
         factor = 2 if accum % 2 == 0 else accum

@@ -1,7 +1,7 @@
-"""A stepper that looks now and then whether somebody asks for a profile of this run, and then watches a window.
+"""Stepper that checks at intervals whether a user requests a profile of this run, and then profiles a window.
 
-Each rank looks for itself, in the run folder, so no rank waits for another, and nothing that ranks send each other
-changes: a run that is watched has the bits of one that is not.
+Each rank checks by itself, in the run folder. So no rank waits for another, and nothing that ranks send each other
+changes: a run that is profiled has the bits of one that is not.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.step import StepResult
 
-# A look is a stat of a file that is mostly not there. Of 512 ranks some 30 a second.
+# A check is a stat of a file that mostly does not exist. 512 ranks make some 30 checks a second.
 _LOOK_S, _LOOK_PER_RANK_S = 1.0, 0.03
 
 
 class StepperOnRequest:
-    """A Stepper; everything but `step` is the one's that it stands for. A step without a request takes 0.4 µs more.
+    """Stepper that profiles a window on request; everything but `step` is that of the stepper inside.
 
-    `is_busy`: a request waits while that is true.
+    A step without a request takes 0.4 µs more. A request waits while `is_busy` returns true.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StepperOnRequest:
         return getattr(self._stepper, name)
 
     def step(self, state: Any, batches: Iterator[Batch], **words: Any) -> StepResult:
-        """The stepper's own; in a window that somebody asked for with a profile of it."""
+        """Run the stepper's step; in a requested window with a profile of it."""
         if self._watched is None and time.monotonic() >= self._next_look:
             self._look(state.step)
         watched = self._watched
@@ -72,7 +72,7 @@ class StepperOnRequest:
         return result
 
     def close(self) -> None:
-        """The run leaves its steps: of a window that is open what was seen is written."""
+        """Write what an open window has recorded, when the run leaves its steps."""
         if self._watched is not None:
             self._watched.close()
             self._end("the run left its steps before one was seen whole")
@@ -83,10 +83,10 @@ class StepperOnRequest:
         if request is None or request.id == self._answered or self._rank not in request.ranks:
             return
         if not request.is_wanted() or self._is_busy() or torch.autograd.profiler._is_profiler_enabled:
-            return  # torch has one at a time
+            return  # torch allows one profiler at a time
         before = read_answer(self._paths, self._rank)
         if before is not None and before.id == request.id and before.state != WATCHING:
-            self._answered = request.id  # by an attempt before
+            self._answered = request.id  # by an earlier attempt
             return
         self._request, self._has_told, self._step = request, False, step
         self._answer(WATCHING)

@@ -1,6 +1,6 @@
-"""A window of steps under torch.profiler, as a trace, a table, and words.
+"""Window of steps under torch.profiler, as a trace, a table, and text.
 
-It looks, and changes nothing: a run with a profile has the bits of one without (tests/unit/training/test_neutral.py).
+Profiling changes nothing: a run with a profile has the bits of one without (tests/unit/training/test_neutral.py).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _ROWS = 25
 
 
 class ProfiledStepper:
-    """A Stepper that watches a window of its own steps.
+    """Stepper that profiles a window of its own steps.
 
     Args:
-        stepper: what it stands for; everything but `step` is that one's.
-        warmup_steps: so many pass first, ≥ 1.
-        num_steps: so many are watched then.
-        paths: where the trace and the table go; those of a profile before are replaced.
-        rank: whose they are.
+        stepper: the stepper inside; everything but `step` is its own.
+        warmup_steps: number of steps before the window, ≥ 1.
+        num_steps: number of steps in the window.
+        paths: where the trace and the table go; those of an earlier profile are replaced.
+        rank: rank that is profiled.
         told: gets the figures and their lines, or why the profile could not be written.
     """
 
@@ -62,7 +62,7 @@ class ProfiledStepper:
         return getattr(self._stepper, name)
 
     def step(self, state: Any, batches: Iterator[Batch], **words: Any) -> StepResult:
-        """The stepper's own, and in the window a profile of it."""
+        """Run the stepper's step; in the window with a profile of it."""
         # One step more than the window: the profiler's own first step is slow, and its schedule leaves it out.
         if self._num_done == self._first - 1:
             self._start()
@@ -79,18 +79,18 @@ class ProfiledStepper:
             self._inside_s.append(time.perf_counter() - begin)
             self._num_seen += 1
         self._num_done += 1
-        self._safely(self._torch.step)  # of the last: it writes
+        self._safely(self._torch.step)  # the call for the last step writes the profile
         if self._num_done >= self._end:
             self.close()
         return result
 
     @property
     def is_over(self) -> bool:
-        """True when the window is behind it."""
+        """True when the window has ended."""
         return self._num_done >= self._end
 
     def close(self) -> None:
-        """Ends the window, wherever it is; what was seen of it is written."""
+        """End the window, wherever it is; what it has recorded is written."""
         seen, self._torch = self._torch, None
         if seen is not None:
             self._safely(seen.stop)
@@ -120,11 +120,11 @@ class ProfiledStepper:
                 seen.stop()
 
     def _wait_for_device(self) -> None:
-        # So that a step's kernels are counted to it; only while the profiler is on.
+        # So that a step's kernels are counted in that step; only while the profiler is on.
         kind_of(self._stepper.device).synchronize(self._stepper.device)
 
     def _write(self, seen: Any) -> None:
-        """A profile that cannot be written is a warning: it must not end a training."""
+        """Write the profile. A failure is a warning: it must not end a training."""
         try:
             figures = read_figures(
                 seen.events(), self._stepper.device, first_step=self._first_step, num_steps=self._num_seen,
@@ -150,7 +150,7 @@ class ProfiledStepper:
 
 
 class _Watched(Iterator[Batch]):
-    """Batches of a loader, with the wait for each on the trace."""
+    """Batches of a loader, with the wait for each in the trace."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -160,7 +160,7 @@ class _Watched(Iterator[Batch]):
             return next(self._batches)
 
     def targets_ahead(self, num_batches: int, count: Callable[[Batch], int]) -> list[int]:
-        """As the loader's."""
+        """Return the loader's `targets_ahead`, with the wait for it in the trace."""
         with record_function(DATA_WAIT):
             return self._batches.targets_ahead(num_batches, count)  # type: ignore[no-any-return]
 
@@ -168,28 +168,28 @@ class _Watched(Iterator[Batch]):
 def read_figures(
     events: Any, device: torch.device, *, first_step: int, num_steps: int, inside_s: Sequence[float]
 ) -> ProfileFigures | None:
-    """The figures of the profiler's events (torch.autograd.profiler_util); None if no step was watched whole."""
-    marks = [each for each in events if each.name.startswith(STEP) and _is_on_cpu(each)]
-    # One that was begun after the last, and is none.
-    steps = sorted(marks, key=lambda each: each.time_range.start)[:num_steps]
+    """Return the figures of the profiler's events (torch.autograd.profiler_util); None if no step was seen whole."""
+    marks = [event for event in events if event.name.startswith(STEP) and _is_on_cpu(event)]
+    # The mark that was begun after the last step is no step.
+    steps = sorted(marks, key=lambda mark: mark.time_range.start)[:num_steps]
     if not steps:
         return None
-    main = [each for each in events if _is_on_cpu(each) and each.thread == steps[0].thread]
-    operators = [each for each in main if not _is_mark(each)]
-    outermost = [_span(each) for each in operators if _is_outermost(each)]
-    work, own = outermost, [(each.name, each.self_cpu_time_total) for each in operators if not _is_in_wait(each)]
+    main = [event for event in events if _is_on_cpu(event) and event.thread == steps[0].thread]
+    operators = [event for event in main if not _is_mark(event)]
+    outermost = [_span(event) for event in operators if _is_outermost(event)]
+    work, own = outermost, [(event.name, event.self_cpu_time_total) for event in operators if not _is_in_wait(event)]
     memory = None
     if device.type == "cuda":
-        work = [_span(each) for each in events if not _is_on_cpu(each) and not _is_mark(each)]
-        own = [(each.name, each.end - each.start) for each in work]
+        work = [_span(event) for event in events if not _is_on_cpu(event) and not _is_mark(event)]
+        own = [(span.name, span.end - span.start) for span in work]
         total = torch.cuda.get_device_properties(device).total_memory
         memory = torch.cuda.max_memory_allocated(device) / total
     return figures_of(
         device=device.type,
         first_step=first_step,
-        steps=[_span(each) for each in steps],
-        waits=[_span(each) for each in main if each.name == DATA_WAIT],
-        optimizer=[_span(each) for each in main if each.name.startswith(OPTIMIZER)],
+        steps=[_span(step) for step in steps],
+        waits=[_span(event) for event in main if event.name == DATA_WAIT],
+        optimizer=[_span(event) for event in main if event.name.startswith(OPTIMIZER)],
         work=work,
         host=outermost,
         own_us=own,
@@ -207,16 +207,16 @@ def _is_on_cpu(event: Any) -> bool:
 
 
 def _is_mark(event: Any) -> bool:
-    """A span that somebody named, and no operator or kernel."""
+    """Return True for a named span, which is no operator or kernel."""
     return bool(event.is_user_annotation) or event.name.startswith((STEP, OPTIMIZER, DATA_WAIT))
 
 
 def _is_outermost(event: Any) -> bool:
-    return all(_is_mark(each) for each in _parents(event))
+    return all(_is_mark(parent) for parent in _parents(event))
 
 
 def _is_in_wait(event: Any) -> bool:
-    return any(each.name == DATA_WAIT for each in _parents(event))
+    return any(parent.name == DATA_WAIT for parent in _parents(event))
 
 
 def _parents(event: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""`prune`: weights become zero while a run trains, and stay zero."""
+"""`prune`: weights that become zero while a run trains, and stay zero."""
 
 from collections.abc import Iterator
 

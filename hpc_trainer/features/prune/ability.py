@@ -47,9 +47,9 @@ class PruneAbility(Ability):
         self._state, self._group, self._others = state, building.run.group, building.abilities
 
     def restored(self) -> None:
-        """All is built: averages of the weights are zero where these are."""
-        for each in self._others:
-            self._masks.also_mask(each.stand_ins())
+        """Mask the averages of the weights too, and report weights that stay whole, once all is built."""
+        for ability in self._others:
+            self._masks.also_mask(ability.stand_ins())
         if self._left and self._group.is_rank_zero:
             left = ", ".join(self._left)
             print(f"prune: whole stay {left}, as prune.m={self.config.prune.m} does not divide their inputs.")
@@ -65,7 +65,7 @@ class PruneAbility(Ability):
             self._choose(step)
 
     def check(self, step: int) -> None:
-        """One shot before the first step; also if the run went back to there."""
+        """Prune in one shot before the first step; also if the run went back to there."""
         if step == 0 and is_due(self.config, 0) and self._masks.share == 0:
             self._choose(0)
 
@@ -76,7 +76,7 @@ class PruneAbility(Ability):
         return {"weights": self._masks.tensors()}
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """A byte a number beside the weights, and, while they are compared, four more."""
+        """Count a byte for each element beside the weights, and four more while they are compared."""
         here = dict(held.model.named_parameters())
         count = sum(here[name].numel() for name in self._names)
         held.buffers += count // held.num_parts
@@ -85,11 +85,11 @@ class PruneAbility(Ability):
             held.made = max(held.made, _SCORE_BYTES * count // held.num_parts)
 
     def deployed(self, model: nn.Module) -> nn.Module:
-        """Without the channels that are gone; zeros of other methods take their room all the same."""
+        """Return the model without the pruned channels; zeros of other methods keep their memory."""
         return shrink(model) if self.config.prune.method is PruneMethod.channels else model
 
     def _choose(self, step: int) -> None:
-        """What is zero from now on, among it all that was. Collective."""
+        """Choose what is zero from now on, including all that is zero already. Collective."""
         masks = self._masks
         masks.share = max(masks.share, share_done(self.config, step) * final_sparsity(self.config.prune))
         choose(masks, self.config.prune, self._groups, self._group)
@@ -97,9 +97,9 @@ class PruneAbility(Ability):
             self._tell(step)
 
     def _tell(self, step: int) -> None:
-        """What became of each layer. Collective."""
+        """Report the pruned share of each layer. Collective."""
         masks = self._masks
-        shares = {name: (int(whole(each).sum()), each.numel()) for name, each in masks.pruned.items()}
+        shares = {name: (int(whole(mask).sum()), mask.numel()) for name, mask in masks.pruned.items()}
         if not self._group.is_rank_zero:
             return
         pruned, total = (sum(each) for each in zip(*shares.values(), strict=True))

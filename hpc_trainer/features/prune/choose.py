@@ -1,4 +1,4 @@
-"""What of a model becomes zero: chosen by size, in a run and of a model that is taken out of one."""
+"""Choice by size of what becomes zero in a model, during a run or in a model that is taken out of one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ NamedGroup = tuple[Group, Sequence[str]]
 
 
 def pruned(model: nn.Module, prune: PruneConfig) -> nn.Module:
-    """A copy of `model`, whole and on the CPU, with the smallest weights zero, all at once; without channels that are.
+    """Return a pruned copy of `model`, which is whole and on the CPU, without pruned channels.
 
-    Raises ConfigError: the model has nothing to prune so.
+    The smallest weights become zero all at once.
+
+    Raises:
+        ConfigError: the model has nothing to prune so.
     """
     made = copy.deepcopy(model).requires_grad_(True)
     groups: list[NamedGroup] = []
@@ -42,10 +45,10 @@ def pruned(model: nn.Module, prune: PruneConfig) -> nn.Module:
 
 @torch.no_grad()
 def choose(masks: Masks, prune: PruneConfig, groups: Sequence[NamedGroup], group: RankGroup) -> None:
-    """`masks.share` becomes zero, among it all that was. Collective.
+    """Make the share `masks.share` zero, including all that is zero already. Collective.
 
     Args:
-        groups: of `method=channels`, those whose tensors `masks` holds.
+        groups: with `method=channels`, those whose tensors `masks` holds.
     """
     if prune.method is PruneMethod.channels:
         _choose_channels(masks, prune, groups, group)
@@ -62,9 +65,9 @@ def _choose_weights(masks: Masks, prune: PruneConfig, group: RankGroup) -> None:
     counts = [weight.numel() for weight in masks.weights.values()]
     total, questions = sum(counts), [parts] if is_one else [[part] for part in parts]
     wanted = [round(masks.share * count) for count in ([total] if is_one else counts)]
-    chosen = [each for found in smallest(questions, wanted, group) for each in found]
-    for name, each in zip(masks.weights, chosen, strict=True):
-        masks.take(name, each)
+    chosen = [mask for question in smallest(questions, wanted, group) for mask in question]
+    for name, mask in zip(masks.weights, chosen, strict=True):
+        masks.take(name, mask)
     masks.sparsity = sum(wanted) / total
 
 
@@ -77,10 +80,10 @@ def _choose_of_each(masks: Masks, prune: PruneConfig) -> None:
 
 def _choose_channels(masks: Masks, prune: PruneConfig, groups: Sequence[NamedGroup], ranks: RankGroup) -> None:
     sizes = [sizes_of(group, {name: masks.weights[name] for name in names}, masks.pruned) for group, names in groups]
-    mine = [each.tolist() for each in smallest_units(sizes, masks.share, together=prune.scope.name == "global")]
-    chosen = [torch.tensor(each, dtype=torch.bool) for each in ranks.broadcast(mine)]
+    mine = [units.tolist() for units in smallest_units(sizes, masks.share, together=prune.scope.name == "global")]
+    chosen = [torch.tensor(units, dtype=torch.bool) for units in ranks.broadcast(mine)]
     for (group, names), units in zip(groups, chosen, strict=True):
         rows = units.repeat_interleave(group.unit)
         for name in names:
             masks.take(name, rows_like(masks.weights[name], rows))
-    masks.sparsity = sum(int(each.sum()) for each in chosen) / sum(map(len, chosen))
+    masks.sparsity = sum(int(units.sum()) for units in chosen) / sum(map(len, chosen))

@@ -1,4 +1,4 @@
-"""Which weights of a model are pruned."""
+"""Weights of a model that are pruned."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from hpc_trainer.training.optim.decay import decaying
 
 
 def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], list[str]]:
-    """(names of the weights that are pruned, names of those that stay whole as `prune.m` does not divide their inputs);
-    `model` is whole.
+    """Return (names of the pruned weights, names of those whose inputs `prune.m` does not divide).
 
-    Without `prune.include` they are those of two dimensions or more that are trained, but for norms and embeddings.
+    `model` is whole. Weights whose inputs `prune.m` does not divide stay whole. Without `prune.include` the pruned
+    weights are those of two dimensions or more that are trained, except for norms and embeddings.
 
-    Raises ConfigError: a pattern fits no weight, or none that can be pruned, or none is left.
+    Raises:
+        ConfigError: a pattern fits no weight, or none that can be pruned, or none is left.
     """
     match_weights(model, [*prune.include, *prune.exclude], "prune.include or prune.exclude")
     decays, names = decaying(model), dict(model.named_parameters())
-    embeddings = {each.weight for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))}
+    embeddings = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
     able = [name for name, weight in names.items() if decays.get(weight)]
     for pattern in prune.include:
         if not any(fits_any(name, [pattern]) for name in able):
@@ -51,26 +52,28 @@ def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], l
 
 
 def groups_to_prune(model: nn.Module, prune: PruneConfig) -> list[Group]:
-    """The groups of channels that lose some: without patterns all of more than one unit that are trained. A pattern
-    that fits a weight of a layer that makes the channels names the group.
+    """Return the groups of channels that lose some: without patterns, all trained ones of more than one unit.
 
-    Raises ConfigError: the model does not say its groups, a pattern fits none of their weights, or none is left.
+    A pattern that fits a weight of a layer that makes the channels names the group.
+
+    Raises:
+        ConfigError: the model does not say its groups, a pattern fits none of their weights, or none is left.
     """
-    found = {group.channels.name: (group, [*tensors_of(model, group)]) for group in groups_of(model)}
-    every = [name for _, names in found.values() for name in names]
+    candidates = {group.channels.name: (group, [*tensors_of(model, group)]) for group in groups_of(model)}
+    every = [name for _, names in candidates.values() for name in names]
     for pattern in (*prune.include, *prune.exclude):
         if not any(fits_any(name, [pattern]) for name in every):
             raise ConfigError(
                 f"prune.include or prune.exclude has {pattern!r}, which names no layer whose channels can be removed. "
-                f"There are {', '.join(found)}."
+                f"There are {', '.join(candidates)}."
             )
     groups = [
         group
-        for group, names in found.values()
+        for group, names in candidates.values()
         if (not prune.include or _any(names, prune.include)) and not _any(names, prune.exclude)
     ]
     groups = [group for group in groups if group.num_units > 1]
-    groups = [group for group in groups if all(each.requires_grad for each in tensors_of(model, group).values())]
+    groups = [group for group in groups if all(weight.requires_grad for weight in tensors_of(model, group).values())]
     if not groups:
         raise ConfigError(
             f"prune.method=channels finds no channel of {type(model).__name__} to remove: of each group one unit "

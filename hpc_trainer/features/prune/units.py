@@ -1,4 +1,4 @@
-"""Which channels are the smallest, of whole layers."""
+"""Smallest channels of whole layers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hpc_trainer.runtime.tensors import is_sharded
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """All parts of a tensor together, on the CPU; a plain one as it is. Collective where ranks hold parts."""
-    found: torch.Tensor = tensor.detach()
-    if is_sharded(found):
-        is_bool = found.dtype is torch.bool
-        found = (found.to(torch.uint8) if is_bool else found).full_tensor()  # type: ignore[attr-defined]
-        found = found.bool() if is_bool else found
-    return found.cpu()
+    """Return a whole tensor on the CPU, gathered if it is sharded. Collective if ranks hold shards."""
+    gathered: torch.Tensor = tensor.detach()
+    if is_sharded(gathered):
+        is_bool = gathered.dtype is torch.bool
+        gathered = (gathered.to(torch.uint8) if is_bool else gathered).full_tensor()  # type: ignore[attr-defined]
+        gathered = gathered.bool() if is_bool else gathered
+    return gathered.cpu()
 
 
 def sizes_of(group: Group, weights: Mapping[str, torch.Tensor], pruned: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Root mean square of what makes each unit of `group`, float64 [units]; -1 of units that are zero already.
+    """Return the root mean square of what makes each unit, float64 [units]; -1 of units that are zero already.
 
-    Of convolutions and linear layers alone: a gain of 0 is how some norms begin. Collective where ranks hold parts.
+    Only convolutions and linear layers count: some norms begin with a gain of 0. Collective if ranks hold shards.
     """
     squares, count = torch.zeros(group.num_channels, dtype=torch.float64), 0
     is_gone = torch.ones(group.num_channels, dtype=torch.bool)
@@ -39,9 +39,9 @@ def sizes_of(group: Group, weights: Mapping[str, torch.Tensor], pruned: Mapping[
 
 
 def smallest_units(sizes: Sequence[torch.Tensor], share: float, *, together: bool) -> list[torch.Tensor]:
-    """Of each group the units that go, bool [units]: `share` of each group, or of all `together`; one always stays.
+    """Return the units of each group that go, bool [units]; one unit of each group always stays.
 
-    Of equal ones the first go.
+    `share` is that of each group, or of all groups `together`. Of equal units the first go.
     """
     if not together:
         return [_smallest(each, min(round(share * len(each)), len(each) - 1)) for each in sizes]
@@ -60,7 +60,7 @@ def _smallest(sizes: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def rows_like(weight: Any, rows: torch.Tensor) -> torch.Tensor:
-    """`rows`, bool [channels], as this rank's part of a mask of `weight`."""
+    """Return `rows`, bool [channels], as this rank's shard of a mask of `weight`."""
     full = rows.to(weight.device).view(-1, *[1] * (weight.ndim - 1)).expand(weight.shape).contiguous()
     if not is_sharded(weight):
         return full

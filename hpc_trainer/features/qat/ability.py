@@ -1,4 +1,4 @@
-"""Quantization-aware training: linear layers are replaced before ranks share the model, and round from a step on."""
+"""Quantization-aware training: linear layers replaced before ranks share the model, which round from a step on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QatAbility(Ability):
         self._model = state.model
 
     def check(self, step: int) -> None:
-        """Also after a start and a GoBackError: whether it rounds is a function of the step."""
+        """Turn rounding on or off, also after a start and a GoBackError: it is a function of the step."""
         wanted = step >= self.config.qat.start_step
         if wanted is not self._is_rounding:
             turn_rounding(self._model, on=wanted)

@@ -1,4 +1,4 @@
-"""What torchao is asked for: rounding in training, and the same numbers in fewer bits afterwards."""
+"""Use of torchao: rounding in training, and the same values in fewer bits afterwards."""
 
 from __future__ import annotations
 
@@ -54,16 +54,19 @@ class StraightThrough(nn.Module):
 
 
 def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[str]]:
-    """(names of the linear layers that are rounded, names of those that stay, as `qat.group_size` does not divide their
-    inputs); also those that an export converts by `convert_config`.
+    """Return (names of the linear layers that are rounded, names of those that stay unrounded).
 
-    Raises ConfigError: a pattern fits no layer, or none is left.
+    A layer stays unrounded if `qat.group_size` does not divide its inputs. An export converts the rounded layers too,
+    by `convert_config`.
+
+    Raises:
+        ConfigError: a pattern fits no layer, or none is left.
     """
-    linear = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     for problem in unfit("qat.exclude", qat.exclude, linear, f"linear layer of {type(model).__name__}"):
         raise ConfigError(problem)
-    wanted = {name: each for name, each in linear.items() if not fits_any(name, qat.exclude)}
-    uneven = [name for name, each in wanted.items() if qat.to in _OF_GROUPS and each.in_features % qat.group_size]
+    wanted = {name: layer for name, layer in linear.items() if not fits_any(name, qat.exclude)}
+    uneven = [name for name, layer in wanted.items() if qat.to in _OF_GROUPS and layer.in_features % qat.group_size]
     chosen = [name for name in wanted if name not in uneven]
     if not chosen:
         why = f" whose inputs qat.group_size={qat.group_size} divides" if uneven else ""
@@ -75,10 +78,13 @@ def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[s
 
 
 def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
-    """Replaces these layers of `model` in place. Weights stay the same tensors under the same names, and a state_dict
-    has nothing besides: each scale is found anew from the numbers that are rounded.
+    """Replace these layers of `model` by rounding ones, in place.
 
-    Raises ConfigError: torchao is missing.
+    Weights stay the same tensors under the same names. A state_dict has nothing besides: each scale is found anew from
+    the values that are rounded.
+
+    Raises:
+        ConfigError: torchao is missing.
     """
     _import_torchao(qat)
     from torchao.quantization import quantize_
@@ -98,12 +104,12 @@ def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
         filter_fn=lambda module, name: isinstance(module, nn.Linear) and name in wanted,
     )
     for name in names:
-        layer: Any = model.get_submodule(name)  # which torchao has replaced
+        layer: Any = model.get_submodule(name)  # torchao has replaced it
         layer.weight_fake_quantizer = StraightThrough(layer.weight_fake_quantizer)
 
 
 def turn_rounding(model: nn.Module, *, on: bool) -> None:
-    """Of layers that `begin_rounding` made: whether they round. They do from the beginning."""
+    """Turn rounding of layers that `begin_rounding` made on or off. They round from the beginning."""
     from torchao.quantization.qat.linear import enable_linear_fake_quant
 
     for module in model.modules():
@@ -111,11 +117,12 @@ def turn_rounding(model: nn.Module, *, on: bool) -> None:
 
 
 def convert_config(qat: QatConfig) -> Any:
-    """What `torchao.quantization.quantize_` converts trained linear layers with: to what training rounded to.
+    """Return the config by which `torchao.quantization.quantize_` converts trained layers as training rounded them.
 
-    Where torchao has two ways it is the one that computes with whole numbers: on a CPU it is twice as fast.
+    If torchao has two ways, it is the one that computes with integers: on a CPU it is twice as fast.
 
-    Raises ConfigError: torchao is missing.
+    Raises:
+        ConfigError: torchao is missing.
     """
     _import_torchao(qat)
     from torchao.quantization import (
@@ -147,16 +154,16 @@ def import_torchao() -> None:
     `-W error`.
     """
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    before = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "invalid escape sequence|.* is an invalid escape sequence")
             import torchao.quantization.qat  # noqa: F401
     finally:
-        for each, level in zip(loggers, before, strict=True):
-            each.setLevel(level)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _import_torchao(qat: QatConfig) -> None:

@@ -1,6 +1,6 @@
 """`train.recompute`: blocks keep less for the backward pass, which computes them again.
 
-`train.recompute=budget` is a feature of its own: the compiler carries it out.
+`train.recompute=budget` is a separate feature: the compiler carries it out.
 """
 
 from hpc_trainer.config.schema.model.traits import Trait

@@ -1,4 +1,4 @@
-"""Recomputation of blocks, around whatever they have become by then."""
+"""Recomputation of blocks, around whatever other features have made of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpc_trainer.training.ability import Ability, Building
 
 class RecomputeAbility(Ability):
     def see_whole(self, model: nn.Module, building: Building) -> None:
-        """A stage of it may have no blocks."""
+        """Check the whole model for blocks, since a stage may have none."""
         mode = self.config.train.recompute.value
         check_has_blocks(model, f"train.recompute={mode} computes blocks again", "train.recompute=none")
 

@@ -26,11 +26,11 @@ KEPT = frozenset((
 
 
 def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
-    """The blocks of `model` (layers of a transformer, of a ResNet) keep their inputs alone, or with `selective` also
-    the results of matrix products, until the backward pass. Names of weights stay. After compilation; before DDP and
-    FSDP.
+    """Make the blocks of `model` (layers of a transformer, of a ResNet) keep less until the backward pass.
 
-    Random numbers are drawn again as they were, and batch norm counts a batch once.
+    A block keeps its inputs alone, or with `selective` also the results of matrix products. Names of weights stay. Call
+    this after compilation and before DDP and FSDP. Random numbers are drawn again as they were, and batch norm counts a
+    batch once.
     """
     for block in blocks(model) if mode in (Recompute.full, Recompute.selective) else ():
         context_fn = partial(_contexts, block, mode is Recompute.selective)
@@ -38,11 +38,11 @@ def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
 
 
 def _contexts(block: nn.Module, is_selective: bool) -> tuple[Any, Any]:
-    """(around the forward pass, around the second one)."""
+    """Return the contexts of (the forward pass, its recomputation)."""
     if not is_selective:
         return contextlib.nullcontext(), _statistics_kept(block)
     first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    return first, _both(_statistics_kept(block), second)  # the copies are none of the operations that are counted
+    return first, _both(_statistics_kept(block), second)  # outer: its copies are no operations to count
 
 
 @contextlib.contextmanager
@@ -53,16 +53,16 @@ def _both(first: Any, second: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Batch norm moves its running statistics at each pass: the second one moves copies."""
-    norms = [each for each in block.modules() if isinstance(each, _NormBase) and each.training]
-    before = [dict(each._buffers) for each in norms]
-    for each in norms:
-        each._buffers.update({name: buffer.clone() for name, buffer in each._buffers.items() if buffer is not None})
+    """Let recomputation update copies of batch norm's running statistics, which each pass updates."""
+    norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.training]
+    before = [dict(norm._buffers) for norm in norms]
+    for norm in norms:
+        norm._buffers.update({name: buffer.clone() for name, buffer in norm._buffers.items() if buffer is not None})
     try:
         yield
     finally:
-        for each, buffers in zip(norms, before, strict=True):
-            each._buffers.update(buffers)
+        for norm, buffers in zip(norms, before, strict=True):
+            norm._buffers.update(buffers)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -1,4 +1,4 @@
-"""`train.recompute=budget`: the compiler chooses what to compute again, so that a budget of memory is kept."""
+"""`train.recompute=budget`: the compiler chooses what to compute again, within a budget of memory."""
 
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models

@@ -1,4 +1,4 @@
-"""What a budget saves, for the estimate; the compiler is told of it where it is set up (features/compile)."""
+"""Memory that a budget saves, for the estimate; the compiler gets the budget in features/compile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpc_trainer.training.ability import Ability, Building
 
 class RecomputeBudgetAbility(Ability):
     def memory(self, held: RankMemory, building: Building) -> None:
-        """A budget says how much of what a pass keeps the compiler leaves out."""
+        """Reduce what a pass keeps to the budget, which is the share that the compiler keeps."""
         again = int(held.kept * (1 - self.config.train.recompute_budget))
         held.kept, held.peak, held.growing = held.kept - again, held.peak - again, held.growing - again
 

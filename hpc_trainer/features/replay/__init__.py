@@ -1,4 +1,4 @@
-"""`replay`: a run goes on from another one with new data, and sees the old ones again."""
+"""`replay`: a run goes on from another one with new data, and sees the old samples again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old training samples among the new ones; evaluations tell of the old held-out samples beside the new."""
+"""Old training samples among the new ones; evaluations report old held-out samples beside the new ones."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ReplayAbility(Ability):
         return {"old": Joined(self._old("eval", task))}
 
     def _old(self, split: Split, task: Task) -> list[MapDataset]:
-        configs = (dataclasses.replace(self.config, data=typed_data(each)) for each in self.config.replay.data)
-        return [build_dataset(each, split, task) for each in configs]
+        configs = (dataclasses.replace(self.config, data=typed_data(values)) for values in self.config.replay.data)
+        return [build_dataset(config, split, task) for config in configs]
 
 
 ABILITY = ReplayAbility

@@ -1,4 +1,4 @@
-"""New training samples and old ones in one data set: the loop's order draws of both alike."""
+"""New and old training samples in one data set, so that the loop's order draws both alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USE = 0x7265706C6179  # "replay": keeps these streams apart from those of augme
 
 
 class Joined:
-    """Several data sets one after the other. Raises ConfigError: they are not alike, or one is a stream."""
+    """Several data sets one after the other. Raises ConfigError if they differ in form, or one is a stream."""
 
     def __init__(self, parts: Sequence[MapDataset]) -> None:
         for part in parts:
@@ -35,11 +35,11 @@ class Joined:
         return int(self._ends[-1])
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs [batch, *input_shape] and targets [batch, ...], in the order of `indices`."""
+        """Return inputs [batch, *input_shape] and targets [batch, ...], in the order of `indices`."""
         return self._read(indices, lambda part, places, rows: self._parts[part].__getitems__(rows))
 
     def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Tensor, Tensor]:
-        """The same of (epoch, sample), as each part changes its own from epoch to epoch."""
+        """Return a batch by (epoch, sample); each part changes its own samples from epoch to epoch."""
 
         def read(part: int, places: Sequence[int], rows: list[int]) -> tuple[Tensor, Tensor]:
             changing = self._changing[part]
@@ -51,7 +51,7 @@ class Joined:
         return self._read([sample for _, sample in samples], read)
 
     def fingerprint(self) -> list[Any]:
-        """Of each part."""
+        """Return the fingerprint of each part."""
         return [fingerprint(part) for part in self._parts]
 
     def _read(
@@ -63,13 +63,13 @@ class Joined:
         for part in np.unique(of_part).tolist():
             (places,) = np.nonzero(of_part == part)
             before = int(self._ends[part - 1]) if part else 0
-            found = read(part, places.tolist(), (rows[places] - before).tolist())
+            batch = read(part, places.tolist(), (rows[places] - before).tolist())
             if len(places) == len(rows):
-                return found
+                return batch
             if inputs is None or targets is None:
-                inputs, targets = (each.new_empty((len(rows), *each.shape[1:])) for each in found)
+                inputs, targets = (tensor.new_empty((len(rows), *tensor.shape[1:])) for tensor in batch)
             where = torch.from_numpy(places)
-            inputs[where], targets[where] = found
+            inputs[where], targets[where] = batch
         assert inputs is not None
         assert targets is not None
         return inputs, targets
@@ -78,8 +78,8 @@ class Joined:
 class Mixed(Joined):
     """The new samples, each once an epoch, and after them as many places for old ones as make up `share` of all.
 
-    Which old sample stands at a place in an epoch is a function of (seed, epoch, place): so order, loader processes,
-    ranks and a resume change nothing. Each old one, of whatever data set, is as likely as any other.
+    The old sample at a place in an epoch is a function of (seed, epoch, place). So order, loader processes, ranks and a
+    resume change nothing. Each old sample, of any data set, is as likely as any other.
     """
 
     def __init__(self, new: MapDataset, old: Sequence[MapDataset], share: float) -> None:
@@ -91,19 +91,19 @@ class Mixed(Joined):
         return self._num_new + self._num_places
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """As in the first epoch of seed 0, and unchanged."""
+        """Return samples as in the first epoch of seed 0, and unchanged."""
         return super().__getitems__([self._row(0, sample, 0) for sample in indices])
 
     def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Tensor, Tensor]:
-        """As the protocol says (`EpochDataset`)."""
+        """Return a training batch, as the protocol says (`EpochDataset`)."""
         return super().training_batch([(epoch, self._row(epoch, sample, seed)) for epoch, sample in samples], seed)
 
     def fingerprint(self) -> list[Any]:
-        """Of each part, and how many places old ones have."""
+        """Return the fingerprint of each part, and the number of places for old samples."""
         return [*super().fingerprint(), self._num_places]
 
     def _row(self, epoch: int, sample: int, seed: int) -> int:
-        """Of a sample of this data set, its number among all new and old ones."""
+        """Return the index of a sample of this data set among all new and old samples."""
         if sample < self._num_new:
             return sample
         word = int(bits_of(seed, epoch, sample, _USE).random_raw())
@@ -111,18 +111,18 @@ class Mixed(Joined):
 
 
 def _check_alike(one: MapDataset, other: MapDataset) -> None:
-    """Raises ConfigError: a model of one cannot take the other, or would take it for something else."""
-    for each in (one, other):
-        if getattr(each, "stream", None) is not None:
+    """Raise ConfigError if a model of one data set cannot take the other, or would misread it."""
+    for dataset in (one, other):
+        if getattr(dataset, "stream", None) is not None:
             raise ConfigError(
                 "replay draws samples by their number, and a stream has none. Give the data set __len__ and "
                 "__getitem__, or use replay.share=null."
             )
     facts = ("input_shape", "num_classes", *DESCRIBED)
     for name in facts:
-        here, there = (_plain(getattr(each, name, None)) for each in (one, other))
+        here, there = (_plain(getattr(dataset, name, None)) for dataset in (one, other))
         if name == "preprocessing" and isinstance(here, Mapping) and kind_of(here) is not None:
-            continue  # of ours: mean and std are compared below, and old pictures may have been larger
+            continue  # of our own kinds: mean and std are compared below, and old pictures may have been larger
         if None not in (here, there) and here != there:
             fix = "Give both data sets the same"
             if name in ("pixel_mean", "pixel_std"):
@@ -134,7 +134,7 @@ def _check_alike(one: MapDataset, other: MapDataset) -> None:
                 f"replay: the data sets have {name}={here} and {name}={there}, and one model takes both alike. {fix}, "
                 "or use replay.share=null."
             )
-    batches = [each.__getitems__(range(1)) for each in (one, other)]
+    batches = [dataset.__getitems__(range(1)) for dataset in (one, other)]
     for what, here, there in zip(("inputs", "targets"), *batches, strict=True):
         if (here.dtype, here.shape) != (there.dtype, there.shape):
             raise ConfigError(

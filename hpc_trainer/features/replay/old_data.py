@@ -1,6 +1,6 @@
-"""Which data are replayed: those of the run that `init_from` names, from its frozen spec, and those that it replayed.
+"""Data that are replayed: those of the run that `init_from` names, by its frozen spec, and those that it replayed.
 
-No torch: `plan` asks. What only the built data tell (`mixed.py`) the run itself checks before its first step.
+No torch, since `plan` asks. What only the built data show (`mixed.py`), the run itself checks before its first step.
 """
 
 from __future__ import annotations
@@ -28,27 +28,31 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, read_spec
 
 _NOT_KEPT = frozenset({"num_workers", "stage_dir"})
-"""Of the loader processes and the node's disk: the new data have theirs."""
-_SET_ASIDE = re.compile(r"\.old-\d+\Z")  # by `submit --fresh`
+"""Keys of the loader processes and the node's disk: the new data have their own."""
+_SET_ASIDE = re.compile(r"\.old-\d+\Z")  # renamed by `submit --fresh`
 _BY_HAND = "Or name the old data yourself: replay.data=[{name: image_folder, path: /data/old}]"
 
 
 def resolved(replay: ReplayConfig, init_from: InitFromConfig, data: DataConfig, task: TaskConfig) -> ReplayConfig:
-    """With the old data, each as what differs from the defaults of its kind, paths absolute; `init_from` is resolved.
+    """Return `replay` with the old data: keys that differ from the defaults of their kind, paths absolute.
 
-    Raises ConfigError: they are not known, not there any more, or of another kind than `data`.
+    Args:
+        init_from: resolved.
+
+    Raises:
+        ConfigError: the old data are not known, not there any more, or of another kind than `data`.
     """
-    found = [typed_data(each) for each in replay.data] or _of_run(init_from, task)
-    for each in found:
+    old = [typed_data(values) for values in replay.data] or _of_run(init_from, task)
+    for each in old:
         lines = [*data_problems(each, task), *_differences(each, data)]
         if lines:
             raise ConfigError("\n".join(f"replay: the old data (data={each.name}): {line}" for line in lines))
-    kept = [_shortened(with_absolute_paths(each)) for each in found]
-    return dataclasses.replace(replay, data=[each for place, each in enumerate(kept) if each not in kept[:place]])
+    kept = [_shortened(with_absolute_paths(each)) for each in old]
+    return dataclasses.replace(replay, data=[item for place, item in enumerate(kept) if item not in kept[:place]])
 
 
 def typed_data(values: Any) -> DataConfig:
-    """An item of `replay.data`. Raises ConfigError."""
+    """Return an item of `replay.data` with its type. Raises ConfigError."""
     name = values.get("name") if isinstance(values, Mapping) else None
     kind = VARIANTS["data"].get(str(name))
     if kind is None:
@@ -64,7 +68,7 @@ def typed_data(values: Any) -> DataConfig:
 
 
 def given_problems(config: TrainConfig) -> Iterator[str]:
-    """Of data that a person wrote out: what is none, and code that is not trusted."""
+    """Yield problems of data that the user wrote out: what is none, and code that is not trusted."""
     for place, values in enumerate(config.replay.data):
         try:
             data = typed_data(values)
@@ -80,7 +84,7 @@ def given_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _of_run(init_from: InitFromConfig, task: TaskConfig) -> list[DataConfig]:
-    """Those of the run that has the checkpoint, the oldest first."""
+    """Return the data of the run that has the checkpoint, the oldest first."""
     place = Path(str(init_from.path))
     run = place.parent.parent
     where = f"replay: init_from={place}"
@@ -108,7 +112,7 @@ def _of_run(init_from: InitFromConfig, task: TaskConfig) -> list[DataConfig]:
             "would mean others. Write both tables as arrays, encoded alike (data=arrays)."
         )
     earlier = spec.config.get("replay", {}).get("data", [])
-    return [*(typed_data(each) for each in earlier), data]
+    return [*(typed_data(values) for values in earlier), data]
 
 
 def _check_task(spec: RunSpec, task: TaskConfig, where: str) -> None:
@@ -121,7 +125,7 @@ def _check_task(spec: RunSpec, task: TaskConfig, where: str) -> None:
 
 
 def _shortened(data: DataConfig) -> dict[str, Any]:
-    """What differs from the defaults of its kind, and its name."""
+    """Return the keys that differ from the defaults of the data's kind, and its name."""
     usual, here = plain_value(type(data)()), plain_value(data)
     return {
         key: value for key, value in here.items() if key == "name" or (key not in _NOT_KEPT and value != usual[key])
@@ -129,7 +133,7 @@ def _shortened(data: DataConfig) -> dict[str, Any]:
 
 
 def _differences(old: DataConfig, new: DataConfig) -> Iterator[str]:
-    """What tells at plan time that a model of one cannot take the other, a line each."""
+    """Yield why a model of one cannot take the other, as far as known at plan time, a line each."""
     was, now = _known(old), _known(new)
     for key, before in was.items():
         if key in now and now[key] != before:
@@ -158,29 +162,29 @@ def _shown(value: Any) -> str:
 
 
 def _known(data: DataConfig) -> dict[str, Any]:
-    """What a model hangs on, as far as keys and small files tell without reading samples."""
+    """Return what a model depends on, as far as keys and small files tell without reading samples."""
     if isinstance(data, CustomDataConfig):
         return {}
     if isinstance(data, DigitsConfig):
         return {"shape": (1, 8, 8), "num_classes": 10}
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     size, channels = getattr(data, "image_size", None), getattr(data, "num_channels", None)
     if size is not None:
-        found["shape"] = (channels, size, size)
+        facts["shape"] = (channels, size, size)
     if getattr(data, "seq_len", None) is not None:
-        found["shape"] = (getattr(data, "seq_len", 0),)
+        facts["shape"] = (getattr(data, "seq_len", 0),)
     for key in ("num_classes", "vocab_size"):
         if getattr(data, key, None) is not None:
-            found["num_classes"] = getattr(data, key)
+            facts["num_classes"] = getattr(data, key)
     if isinstance(data, TextBytesConfig):
-        found |= {"num_classes": 256}
+        facts |= {"num_classes": 256}
     if isinstance(data, ImagesConfig):
-        found |= _classes(data)
+        facts |= _classes(data)
     if isinstance(data, TokensConfig):
-        found |= _vocabulary(data)
+        facts |= _vocabulary(data)
     if isinstance(data, ArraysConfig):
-        found |= _array_shape(data)
-    return found
+        facts |= _array_shape(data)
+    return facts
 
 
 def _classes(data: ImagesConfig) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Going back, all ranks together, to the last regular checkpoint before a step that went wrong.
+"""Rollback of all ranks together to the last regular checkpoint before a step that went wrong.
 
-Where a run goes back to must not hang on how often it was interrupted or when it looked. So only steps that
-`checkpoint.every_steps` divides count (and the one at which the run began, which is saved too), the newest of them is
-never deleted, and the state says from the first bad step on that a rollback is wanted: an attempt that ends before it
-leaves it to the next. The data does not go back: step n takes the batch n + offset, and the offset grows by the batches
-from there to the bad one. Whoever kills the run before the next save, the newest checkpoint leads to the same rollback.
+Where a run goes back to must not depend on how often it was interrupted or when it checked. So only steps
+count that `checkpoint.every_steps` divides, and the one at which the run began, which is saved too. The newest of these
+checkpoints is never deleted. From the first bad step on, the state says that a rollback is wanted: an attempt that ends
+before the rollback leaves it to the next. The data does not go back: step n takes the batch n + offset, and the offset
+grows by the batches from there to the bad one. If the run is killed before the next save, its newest checkpoint leads
+to the same rollback.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class SpikeGuardAbility(Ability):
         self._guard = state.guard = SpikeGuard(self.config.train.max_skipped_steps, self.config.train.guard)
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Finite steps are skipped too, of which a loss scaler knows nothing."""
+        """Count skipped finite steps too, which a loss scaler does not know of."""
         held.is_skipped_by_scaler = False
 
     def restored(self) -> None:
-        """Makes sure that there is a checkpoint to go back to."""
+        """Make sure that there is a checkpoint to go back to."""
         if not self.config.train.guard.rolls_back:
             return
         self._run.keep_regular(self.config.checkpoint.every_steps)
@@ -47,9 +48,10 @@ class SpikeGuardAbility(Ability):
             self._run.save(self._state.step, **self._state.objects())
 
     def check(self, step: int) -> None:
-        """Tells the journal of new spikes. Raises GoBackError if a rollback is wanted.
+        """Report new spikes to the journal. Raises GoBackError if a rollback is wanted.
 
-        Raises DivergedError: it is one too many.
+        Raises:
+            DivergedError: the rollback would be one too many.
         """
         # The attempt before may have been stopped before it could go back.
         if self._has_begun and not is_time_to_check(self.config, step):
@@ -69,9 +71,10 @@ class SpikeGuardAbility(Ability):
             raise GoBackError(str(trouble), partial(self._go_back, trouble))
 
     def _go_back(self, trouble: Trouble) -> None:
-        """Loads the last regular checkpoint before `trouble`; what came after it is deleted. Collective.
+        """Load the last regular checkpoint before `trouble`; later ones are deleted. Collective.
 
-        Raises CheckpointError: there is none that can be read.
+        Raises:
+            CheckpointError: there is none that can be read.
         """
         run, state, guard = self._run, self._state, self._guard
         before, at = (guard.rollbacks, guard.offset), state.step
@@ -85,9 +88,9 @@ class SpikeGuardAbility(Ability):
 
 
 def is_time_to_check(config: TrainConfig, step: int) -> bool:
-    """True where the loop reads numbers anyway, and wherever a bad state would be saved or evaluated."""
+    """Return True if the loop reads values anyway, or a bad state would be saved or evaluated."""
     every = (config.monitor.log_every_steps, config.checkpoint.every_steps, config.train.eval_every_steps)
-    return step == config.train.num_steps or any(each > 0 and step % each == 0 for each in every)
+    return step == config.train.num_steps or any(interval > 0 and step % interval == 0 for interval in every)
 
 
 ABILITY = SpikeGuardAbility

@@ -1,4 +1,4 @@
-"""Gradients out of all proportion: seen on the device, by all ranks alike, and what is remembered of them."""
+"""Gradients out of all proportion: detected on the device, by all ranks alike, and what is remembered of them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hpc_trainer.training.guard import StepGuard
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """The first step (counted from 1) that leads to a rollback; its gradient norm, and the median of those before."""
+    """First step (counted from 1) that leads to a rollback, its gradient norm, and the median of earlier norms."""
 
     step: int
     norm: float
     usual: float
 
     def __str__(self) -> str:
-        """`spike at step 7: gradient norm 53.1, 12.1 times the median`."""
+        """Return text such as `spike at step 7: gradient norm 53.1, 12.1 times the usual`."""
         if not math.isfinite(self.norm):
             return f"gradients that are not finite up to step {self.step}"
         return f"spike at step {self.step}: gradient norm {self.norm:.3g}, {self.norm / self.usual:.3g} times the usual"
 
 
 class SpikeGuard(StepGuard):
-    """A StepGuard that knows the norms of the last steps.
+    """StepGuard that knows the norms of the last steps.
 
-    A step whose norm is above `spike_factor` times their median changes nothing (Chowdhery et al. 2022, section 5.1,
-    met such spikes, and went back past their batches). All that is counted stays on the device until it is asked for.
+    A step whose norm is above `spike_factor` times their median changes nothing. Chowdhery et al. 2022, section 5.1,
+    met such spikes, and went back past their batches. All counts stay on the device until they are read.
 
     Args:
         max_in_a_row: as StepGuard's; also the number of spikes that may be skipped one after the other.
@@ -44,17 +44,17 @@ class SpikeGuard(StepGuard):
     def __init__(self, max_in_a_row: int | None, config: GuardConfig) -> None:
         super().__init__(max_in_a_row)
         self._config = config
-        # Infinite until it is a norm: while these are the half, so is the median, and nothing is above it.
+        # Infinite until a norm is known: while half of them are, so is the median, and nothing is above it.
         self._norms = torch.full((config.spike_window,), math.inf)
         self._row, self._worst_row, self._spikes, self._last, self._first = torch.zeros(5, dtype=torch.int64).unbind()
         self._of_first = torch.zeros(2)
         self._told = 0
         self.rollbacks = 0
-        """Of the whole run."""
+        """Number of rollbacks in the whole run."""
         self.offset = 0
 
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
-        """As `StepGuard.see`: true also of a norm (a scalar) out of all proportion."""
+        """Return what `StepGuard.see` does, and true for a norm (a scalar) out of all proportion."""
         super().see(grad_norm, step)
         norm = grad_norm.detach().float()
         if self._norms.device != norm.device:
@@ -97,23 +97,26 @@ class SpikeGuard(StepGuard):
         return int(self._total) + int(self._spikes)
 
     def figures(self) -> dict[str, float]:
-        """As StepGuard's, with `spikes` and `rollbacks`."""
-        found = {**super().figures(), "spikes": int(self._spikes), "rollbacks": self.rollbacks}
-        return {key: value for key, value in found.items() if value}
+        """Return StepGuard's figures, with `spikes` and `rollbacks`."""
+        figures = {**super().figures(), "spikes": int(self._spikes), "rollbacks": self.rollbacks}
+        return {key: value for key, value in figures.items() if value}
 
     @property
     def trouble(self) -> Trouble | None:
-        """What a rollback (or the end) is wanted for; None: nothing. Waits for the device."""
+        """Reason for a rollback, or for the end of the run; None: there is none. Waits for the device."""
         step = int(self._first)
         return Trouble(step, *self._of_first.tolist()) if step else None
 
     def news(self) -> tuple[int, int] | None:
-        """(spikes that were skipped since the last call, the step of the last one); None: no spike. Waits."""
+        """Return (spikes skipped since the last call, step of the last one); None if there is none.
+
+        Waits for the device.
+        """
         new, self._told = int(self._spikes) - self._told, int(self._spikes)
         return (new, int(self._last)) if new > 0 and self._config.on_spike is OnSpike.skip else None
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
-        """As StepGuard's, of spikes too; not of what leads to a rollback. Waits for the device."""
+        """Check as StepGuard does, and spikes too, but not what leads to a rollback. Waits for the device."""
         if self._config.on_divergence is not OnDivergence.rollback:
             super().check(step, scaler)
         if self._config.on_spike is OnSpike.stop and self.trouble is not None:
@@ -128,12 +131,16 @@ class SpikeGuard(StepGuard):
             )
 
     def rolled_back(self, before: tuple[int, int], trouble: Trouble, step: int) -> None:
-        """The state of `step` is loaded; `before` are the rollbacks and the offset until then, which count on."""
+        """Continue the counts of `before` after the state of `step` is loaded.
+
+        Args:
+            before: (rollbacks, offset) before the rollback.
+        """
         self.rollbacks, self.offset = before[0] + 1, before[1] + trouble.step - step
         self._told = int(self._spikes)
 
     def check_rollbacks(self, trouble: Trouble) -> None:
-        """Raises DivergedError if there were as many as there may be."""
+        """Raise DivergedError if no further rollback is allowed."""
         if self.rollbacks >= self._config.max_rollbacks:
             raise DivergedError(
                 f"{trouble}, after {self.rollbacks} rollbacks; train.guard.max_rollbacks="
@@ -141,13 +148,13 @@ class SpikeGuard(StepGuard):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """All counters and norms; a rollback that is still wanted is among them."""
+        """Return all counters and norms; they include a rollback that is still wanted."""
         counters = {name: int(getattr(self, f"_{name}")) for name in _COUNTERS}
         own = {"norms": self._norms, "of_first": self._of_first, "rollbacks": self.rollbacks, "offset": self.offset}
         return {**super().state_dict(), "total": int(self._total), **counters, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undoes `state_dict`. Raises KeyError: a part is missing."""
+        """Load what `state_dict` returned. Raises KeyError if a part is missing."""
         super().load_state_dict(state)
         for name in _COUNTERS:
             setattr(self, f"_{name}", torch.tensor(state[name]))

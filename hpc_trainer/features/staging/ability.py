@@ -1,4 +1,4 @@
-"""Shards on the node's own disk, before any rank opens them; without `data.stage_dir` it does nothing."""
+"""Copies of shards on the node's own disk, before any rank opens them; only with `data.stage_dir`."""
 
 from __future__ import annotations
 

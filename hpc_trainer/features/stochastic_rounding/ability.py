@@ -1,12 +1,12 @@
 """Weights in bf16 alone: updates are computed in fp32 and rounded stochastically (Gupta et al. 2015, arXiv 1502.02551).
 
-A bf16 number has 8 bits of mantissa: an update that is smaller than half of the last one is lost when it is rounded to
-the nearest, and training stops to learn. Rounded up with the probability of what is left over, it counts in the mean.
+A bf16 number has 8 bits of mantissa. Rounding to the nearest loses an update that is smaller than half of the last bit,
+and training stops to learn. If the probability of rounding up is the remainder, the update counts in the mean.
 
-A step takes the weights in pieces: copies them and their gradients to fp32, has the optimizer's own kernels update the
-copies with moments in fp32, and rounds those back. The random bits are a function of the seed, the step, the weight's
-name and the element's place in the whole weight. So they need no place in a checkpoint, and all ranks round alike,
-whichever parts they hold.
+A step takes the weights in pieces: it copies them and their gradients to fp32, has the optimizer's own kernels update
+the copies with moments in fp32, and rounds the copies back. The random bits are a function of the seed, the step, the
+weight's name and the element's place in the whole weight. So they need no place in a checkpoint, and all ranks round
+alike, whichever shards they hold.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hpc_trainer.training.optim.build import Recipe, step_some
 from hpc_trainer.training.state import TrainState
 
 PIECE = 16 << 20
-"""Bytes of weights on this rank whose copies live at a time; one weight at least."""
-_ROUNDED = 1 << 22  # elements whose random bits live at a time, or one row
-_BITS = 16  # that fp32 has and bf16 has not
+"""Bytes of weights on this rank whose copies exist at a time; one weight at least."""
+_ROUNDED = 1 << 22  # elements whose random bits exist at a time, or one row
+_BITS = 16  # bits of the mantissa that fp32 has and bf16 has not
 
 
 class StochasticRoundingAbility(Ability):
     _state: TrainState | None = None
-    """None until it is there: no step is before."""
+    """None until the state is built: no step is taken before."""
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
         for name, module in model.named_modules():
@@ -47,7 +47,7 @@ class StochasticRoundingAbility(Ability):
                 )
 
     def on_device(self, model: nn.Module, building: Building) -> None:
-        """First weights are rounded to the nearest. Buffers stay as they are."""
+        """Round the first weights to the nearest bf16. Buffers stay as they are."""
         for weight in model.parameters():
             if weight.is_floating_point():
                 weight.data = weight.data.to(torch.bfloat16)
@@ -69,11 +69,11 @@ class StochasticRoundingAbility(Ability):
 
 
 def round_updates(optimizer: torch.optim.Optimizer, key_of: Callable[[torch.Tensor], str]) -> None:
-    """From now on steps of `optimizer` update copies of its weights in fp32, which are rounded back stochastically.
+    """Make steps of `optimizer` update fp32 copies of its weights, which are rounded back stochastically.
 
     Args:
         optimizer: updates each weight by itself (`step_some`).
-        key_of: a weight's in this step: other keys have other random bits.
+        key_of: returns the key of a weight in this step: other keys have other random bits.
     """
     for state in optimizer.state.values():  # made before the first step, as momenta of SGD
         for key, value in state.items():
@@ -98,7 +98,7 @@ def _step_rounded(
 
 
 def _wide_copy(weight: torch.Tensor) -> torch.Tensor:
-    """Of a weight, with its gradient."""
+    """Return an fp32 copy of a weight, with its gradient."""
     assert weight.grad is not None
     copy = weight.detach().float()
     copy.grad = weight.grad.float()
@@ -106,7 +106,7 @@ def _wide_copy(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _hand_over(state: dict[Any, Any], owners: list[torch.Tensor], heirs: list[torch.Tensor]) -> None:
-    """Moments of each of `owners`, if there are any, are those of its heir."""
+    """Move the moments of each of `owners`, if there are any, to its heir."""
     for owner, heir in zip(owners, heirs, strict=True):
         if owner in state:
             state[heir] = state.pop(owner)
@@ -114,7 +114,7 @@ def _hand_over(state: dict[Any, Any], owners: list[torch.Tensor], heirs: list[to
 
 @torch.no_grad()
 def write_rounded(weight: torch.Tensor, values: torch.Tensor, key: str) -> None:
-    """Overwrites `weight` (bf16) with `values` (fp32), both [...] or DTensors that are cut alike."""
+    """Overwrite `weight` (bf16) with the rounded `values` (fp32), both [...] or DTensors that are sharded alike."""
     part, new = local_tensor(weight), local_tensor(values)
     box = local_box(weight) if is_sharded(weight) else Box.whole(weight.shape)
     shape = tuple(weight.shape) or (1,)
@@ -127,7 +127,7 @@ def write_rounded(weight: torch.Tensor, values: torch.Tensor, key: str) -> None:
 def _bits_of_rows(
     key: str, shape: tuple[int, ...], box: Box, device: torch.device
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """(rows of the part at `box` of a weight of `shape`, their random bits [rows, ...]), a bounded number at a time."""
+    """Yield (rows of the shard at `box` in a weight of `shape`, their random bits [rows, ...]), a few rows at once."""
     width = math.prod(shape[1:])
     columns = tuple(slice(start, start + size) for start, size in zip(box.offsets[1:], box.lengths[1:], strict=True))
     most = max(1, _ROUNDED // max(1, width))
@@ -138,9 +138,9 @@ def _bits_of_rows(
 
 
 def round_stochastically(values: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """bf16 [...] of fp32 `values` [...]: up in magnitude with the probability of what is left over, else down.
+    """Round fp32 `values` [...] to bf16: up in magnitude with the probability of the remainder, else down.
 
-    A number that bf16 has stays, as do infinities and NaN.
+    A value that bf16 can hold stays, as do infinities and NaN.
 
     Args:
         bits: int32 [...], uniform in 0 .. 65535.
@@ -150,10 +150,10 @@ def round_stochastically(values: torch.Tensor, bits: torch.Tensor) -> torch.Tens
 
 
 def random_bits(key: str, start: int, count: int, device: torch.device) -> torch.Tensor:
-    """int32 [count], uniform in 0 .. 65535: numbers `start` and following of the stream of `key`.
+    """Return int32 [count], uniform in 0 .. 65535: numbers from `start` on in the stream of `key`.
 
-    SplitMix64 (Steele et al. 2014) of a counter, so any part of a stream is computed by itself; each of its words is
-    four numbers. The same on each device of a byte order.
+    The stream is SplitMix64 (Steele et al. 2014) of a counter, so any part of it is computed by itself; each of its
+    64-bit words is four numbers. It is the same on each device of a byte order.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     first, end = start // 4, (start + count + 3) // 4
@@ -166,7 +166,7 @@ def random_bits(key: str, start: int, count: int, device: torch.device) -> torch
 
 
 def _signed(word: int) -> int:
-    """The same 64 bits as torch's integers have them; its products of those wrap around."""
+    """Return the same 64 bits as a signed integer, as torch has them; torch's products wrap around."""
     return word - (1 << 64) if word >> 63 else word
 
 

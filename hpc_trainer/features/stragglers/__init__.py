@@ -1,4 +1,4 @@
-"""Ranks that hold all others up, by name: rank, node and factor. Part of each run of several ranks."""
+"""Report of ranks that hold all others up: rank, node and factor. Part of each run of several ranks."""
 
 from hpc_trainer.config.table.feature import Feature
 

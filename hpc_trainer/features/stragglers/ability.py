@@ -1,4 +1,4 @@
-"""Each rank's own time of a step, told to all in one small message beside a logged line, and who is slow by it."""
+"""Each rank's own time of a step, summed in one small message beside a logged line, and verdicts on slow ranks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.state import TrainState
 
 _LOOK_EVERY_S = 1.0
-"""Least seconds between two messages: they are some 100 µs, and lines may come every few milliseconds."""
+"""Least seconds between two messages: a message takes some 100 µs, and lines may come every few milliseconds."""
 
 
 class StragglersAbility(Ability):
     _run: RunContext
     _time: OwnTime | None = None
-    """None: nobody is looked for."""
+    """None: stragglers are not looked for."""
     _judge: Judge
     _log: StragglerLog | None = None
     _nodes: Sequence[str] = ()
     _next_look: int | None = None
-    """The first step whose line is a look; None: the next line is one, and only warms up."""
+    """First step whose line is a look; None: the next line is one, and only warms up."""
     _slow: dict[int, str]
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
@@ -63,13 +63,13 @@ class StragglersAbility(Ability):
             self._time.begin(is_measured=self._is_measured(step + 1))
 
     def _is_measured(self, step: int) -> bool:
-        """Of the steps before a look the last ones."""
+        """Return True for the last steps before a look."""
         is_near = self._next_look is None or step > self._next_look - MOST_STEPS
         return is_near and -step % self.config.monitor.log_every_steps < MOST_STEPS
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """What it takes is no wait for data."""
+        """Begin the step anew after an evaluation, whose time is no wait for data."""
         yield
         if self._time is not None:
             self._time.begin(is_measured=self._is_measured(self._run.step + 1))
@@ -90,7 +90,7 @@ class StragglersAbility(Ability):
             self._say(step, verdict)
 
     def _tell(self, mine: tuple[float, float, float]) -> list[tuple[float, float, float]]:
-        """Of each rank its three numbers. Collective."""
+        """Return the three numbers of each rank. Collective."""
         group = self._run.group
         table = torch.zeros(group.world_size, 3)
         table[group.rank] = torch.tensor(mine)
@@ -99,17 +99,17 @@ class StragglersAbility(Ability):
 
     def _say(self, step: int, verdict: Verdict) -> None:
         assert self._log is not None
-        found = Straggler(
+        straggler = Straggler(
             time=time.time(), attempt=self._run.attempt, step=step, rank=verdict.rank, node=self._nodes[verdict.rank],
             is_slow=verdict.is_slow, factor=verdict.factor, own_s=verdict.own_s, others_s=verdict.others_s,
             is_data=verdict.is_data,
         )  # fmt: skip
-        self._log.append(found)
-        print(f"step {step}: {found.in_words()}", flush=True)
-        if found.is_slow:
-            self._slow[found.rank] = found.in_words()
+        self._log.append(straggler)
+        print(f"step {step}: {straggler.in_words()}", flush=True)
+        if straggler.is_slow:
+            self._slow[straggler.rank] = straggler.in_words()
         else:
-            self._slow.pop(found.rank, None)
+            self._slow.pop(straggler.rank, None)
         more = [f"and {len(self._slow) - MOST_TOLD} more rank(s)"] if len(self._slow) > MOST_TOLD else []
         self._run.remark("stragglers", "; ".join([*self._slow.values()][:MOST_TOLD] + more) or None)
 

@@ -1,4 +1,4 @@
-"""Who is a straggler: from what each rank's own work took, look after look."""
+"""Choice of stragglers: from what each rank's own work took, look after look."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOOKS = 8
-"""In each of so many looks in a row a rank must be slow to be named: what else a machine does passes."""
+"""Number of looks in a row in which a rank must be slow to be named: other load on a machine passes."""
 LEAST_SHARE = 0.05
-"""Of a step, that a rank's own work takes longer than the others': less is nothing to mend."""
+"""Least share of a step by which a slow rank's own work is longer than the others': less is not worth a repair."""
 _WORSE = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is new of one rank: it is slow, slower than was told (`is_slow`), or as quick as the others again.
+    """News of one rank: it is slow, slower than reported (`is_slow`), or as quick as the others again.
 
-    `factor`: its own work over the median of the other ranks', of the last `LOOKS` looks. Seconds are of a step.
+    `factor`: its own work over the median of the other ranks', both over the last `LOOKS` looks. Seconds are of a step.
     """
 
     rank: int
@@ -27,11 +27,11 @@ class Verdict:
     own_s: float
     others_s: float
     is_data: bool
-    """More of what it takes longer is the wait for its data than the rest."""
+    """True if more than half of the extra time is the wait for data."""
 
 
 class Judge:
-    """One attempt's looks; every rank has seen the same. `factor` > 1: from where on a rank is slow."""
+    """Looks of one attempt, which every rank sees alike. A rank is slow above `factor` > 1."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -39,10 +39,10 @@ class Judge:
         self._told: dict[int, float] = {}
 
     def see(self, ranks: Sequence[tuple[float, float, float]]) -> list[Verdict]:
-        """What is new.
+        """Record a look, and return what is new.
 
         Args:
-            ranks: of each of two ranks or more, seconds of a step: its own work, its wait for data in that, the step.
+            ranks: for each of two ranks or more, seconds of a step: its own work, its wait for data in that, the step.
         """
         self._looks.append(ranks)
         if len(self._looks) < LOOKS:
@@ -51,11 +51,11 @@ class Judge:
 
     def _judge(self, rank: int) -> Verdict | None:
         mine = [look[rank] for look in self._looks]
-        own_s, data_s, step_s = (statistics.median(each[index] for each in mine) for index in range(3))
+        own_s, data_s, step_s = (statistics.median(times[index] for times in mine) for index in range(3))
         others_s, others_data_s = (
             statistics.median(_of_others(look, rank, index) for look in self._looks) for index in range(2)
         )
-        least = min(each[0] for each in mine)
+        least = min(times[0] for times in mine)
         is_slow = least > self._factor * others_s and least - others_s > LEAST_SHARE * step_s
         factor, before = own_s / max(1e-9, others_s), self._told.get(rank)
         if is_slow and (before is None or factor > _WORSE * before):
@@ -71,5 +71,5 @@ class Judge:
 
 
 def _of_others(look: Sequence[tuple[float, float, float]], rank: int, index: int) -> float:
-    """Median of the ranks but one: of two ranks the other one, where that of both would hide half of it."""
-    return statistics.median(each[index] for other, each in enumerate(look) if other != rank)
+    """Return the median over all other ranks; including this rank would halve the deviation of one of two ranks."""
+    return statistics.median(times[index] for other, times in enumerate(look) if other != rank)

@@ -1,14 +1,14 @@
-"""What one rank's own work takes of a step: all but the time in which it waits for other ranks.
+"""Time of one rank's own work in a step: all but the time in which it waits for other ranks.
 
-In synchronous training all ranks' steps are equally long: who is quick waits in the reduction. So a rank's clock runs
-from where its step begins to the model's door, which is the wait for data, stands still in what DDP does there (buffers
-come from rank 0), and runs again from inside until the last gradient is there, before DDP waits for the reduction.
-Where every block's weights are gathered (FSDP2) forward and backward wait too: there it runs inside of each block's
-forward pass alone.
+In synchronous training all ranks' steps are equally long: a quick rank waits in the reduction. So a rank's clock runs
+from the beginning of its step to the call of the model, which is the wait for data. It stands still in what DDP does
+there (buffers come from rank 0). It runs again from inside until the last gradient is there, before DDP waits for the
+reduction. With FSDP2, which gathers every block's weights, forward and backward passes wait too: there the clock runs
+only inside each block's forward pass.
 
-Stamps are the device's (`DeviceKind.stamp`): on a GPU a wait for data that is hidden behind kernels takes nothing.
-Where ranks count a step's targets together (training/data/target_shares.py) they wait for each other before the model's
-door. There the wait for data is what the loader says of it, by the host's clock.
+Stamps are the device's (`DeviceKind.stamp`): on a GPU a wait for data that is hidden behind kernels takes nothing. If
+ranks count a step's targets together (training/data/target_shares.py), they wait for each other before the model is
+called. There the wait for data is what the loader reports, by the host's clock.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 from hpc_trainer.training.parallel.share import VotingLoss
 
 MOST_STEPS = 16
-"""Steps before each logged line that are measured, so that what has to be read then is bounded."""
+"""Steps before each logged line that are measured, so that what is read then is bounded."""
 _Part = tuple[bool, float | tuple[Any, Any]]
-"""Whether it is a wait for data; its seconds, or from when until when."""
+"""(True for a wait for data, its seconds or its first and last stamp)."""
 
 
 class OwnTime:
-    """Clocks of one rank, in hooks of its modules. Changes no number, and nothing waits for the device.
+    """Clocks of one rank, in hooks of its modules. They change no value, and nothing waits for the device.
 
     Args:
         module: what ranks share the loss by.
         loss: the same, or inside of it.
-        kind: of the device; it has stamps.
-        waited_s: seconds that this rank has waited for data so far; None: stamps tell.
+        kind: kind of the device; it has stamps.
+        waited_s: seconds that this rank has waited for data so far; None: stamps measure it.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class OwnTime:
         loss.register_forward_hook(self._forward_is_done, prepend=True)
 
     def begin(self, *, is_measured: bool) -> None:
-        """A step begins here."""
+        """Begin a step."""
         self._end()
         self._is_on = is_measured
         if is_measured:
             self._wait_begins()
 
     def take(self) -> tuple[float, float] | None:
-        """(seconds of a rank's own work in a step, those of them that it waited for data), of the steps that were
-        measured since the last call; None: there were none. The device has done all of them.
+        """Return (seconds of a rank's own work in a step, seconds of it spent waiting for data).
 
-        Of the step at the lower quarter: what else runs on a machine only ever adds, and a rank that is slow is so in
-        each step.
+        They are those of the step at the lower quarter of the steps measured since the last call: other load on a
+        machine only ever adds time, and a slow rank is slow in each step. None if no step was measured. The device must
+        have done all steps.
         """
         self._end()
         if not self._steps:
@@ -101,7 +101,7 @@ class OwnTime:
 
     def _enter(self, *_: object) -> None:
         if self._is_on:
-            self._arrive()  # past DDP, as of local_sgd from some step on
+            self._arrive()  # past DDP, which local_sgd leaves out from some step on
             self._from, self._is_inside = self._kind.stamp(), True
 
     def _leave(self, *_: object) -> None:
@@ -114,7 +114,7 @@ class OwnTime:
             loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, _: torch.Tensor) -> None:
-        # Called in their order, when all gradients are there: DDP's, which waits, is queued by the last of those.
+        # Callbacks run in order, when all gradients are there: the last gradient queues that of DDP, which waits.
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_done)
 
     def _backward_is_done(self) -> None:

@@ -1,4 +1,4 @@
-"""Layers are cut up among neighbours when the model has come to the device."""
+"""Layers sharded among neighbours once the model is on the device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TensorParallelAbility(Ability):
             share_layers(model, building.mesh, self._plan)
 
     def stepper(self, make: Callable[..., Stepper], state: TrainState, building: Building) -> Callable[..., Stepper]:
-        """Of a pipeline's stage its own knows parts of weights."""
+        """Return the stepper of a mesh; a pipeline's own stepper handles shards itself."""
         return partial(MeshStepper, mesh=building.mesh) if make is Stepper else make
 
 

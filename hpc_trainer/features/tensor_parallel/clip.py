@@ -1,4 +1,4 @@
-"""Clipping and overflow where weights lie on a mesh: no rank's norm is the whole."""
+"""Clipping and overflow of weights on a mesh, where no rank's norm is the whole."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hpc_trainer.training.optim.clip import scale_down
 
 
 def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max_norm: float | None) -> torch.Tensor:
-    """Scales the gradients down to `max_norm` (None: leaves them) and returns their L2 norm before, a plain scalar, the
-    same bits on all ranks. Collective: one all-reduce of one number.
+    """Scale the gradients down to `max_norm`; return their L2 norm before. Collective: one all-reduce of one number.
 
-    torch's clip_grad_norm_ takes one mesh and fetches each norm that is placed otherwise than the first alone.
+    None for `max_norm` leaves the gradients. The norm is a plain scalar, with the same bits on all ranks. torch's
+    clip_grad_norm_ takes one mesh. It fetches one by one each norm that is placed otherwise than the first.
 
     Args:
-        counted: of each weight, `counts_here`.
+        counted: `counts_here` of each weight.
     """
     gradients = [local_tensor(weight.grad) for weight in weights if weight.grad is not None]
     mine = [
@@ -37,9 +37,10 @@ def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max
 
 
 def agree_on_overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """An overflow on one rank is one on all, after `unscale_`. Collective.
+    """Make an overflow on one rank an overflow on all, after `unscale_`. Collective.
 
-    torch 2.13 agrees as the first weight is placed: of a copied one (a norm, say) not with tensor-parallel neighbours.
+    torch 2.13 agrees by the placement of the first weight: if it is replicated (a norm, say), not with tensor-parallel
+    neighbours.
     """
     for value in scaler._found_inf_per_device(optimizer).values():
         dist.all_reduce(value, op=dist.ReduceOp.MAX)

@@ -1,6 +1,6 @@
 """Tensor parallel: ranks share each layer, by the model's own plan (Shoeybi et al. 2019), through torch's own styles.
 
-A model that can be shared out has a method
+A model that can be sharded has a method
 
     def tensor_parallel_plan(self) -> dict[str, torch.distributed.tensor.parallel.ParallelStyle]
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def find_plan(model: nn.Module, mesh: Mesh) -> dict[str, ParallelStyle]:
-    """How the layers of `model`, which is whole, are cut; {} without tensor-parallel ranks. Not collective.
+    """Return how the layers of `model`, which is whole, are sharded; {} without tensor-parallel ranks. Not collective.
 
     Raises:
         ConfigError: the model has no plan, or the plan does not fit the model.
@@ -56,7 +56,7 @@ def find_plan(model: nn.Module, mesh: Mesh) -> dict[str, ParallelStyle]:
 
 
 def matching(model: nn.Module, pattern: str) -> Iterator[nn.Module]:
-    """Modules that a name of a plan means, as torch's parallelize_module: a pattern for each level of names."""
+    """Yield the modules that a name of a plan means, as in torch's parallelize_module: a pattern for each level."""
     wanted = pattern.split(".")
     for name, module in model.named_modules():
         parts = name.split(".")
@@ -65,10 +65,10 @@ def matching(model: nn.Module, pattern: str) -> Iterator[nn.Module]:
 
 
 def share_layers(model: nn.Module, mesh: Mesh, plan: Mapping[str, ParallelStyle]) -> None:
-    """Cuts the layers of `model`, or of a stage of it, up among tensor-parallel ranks, in place, if there are any.
+    """Shard the layers of `model`, or of a stage of it, among tensor-parallel ranks, in place, if there are any.
 
-    Weights become those of the first rank of the stage; then they are DTensors, all of them, so build the optimizer
-    after. Before recomputation, FSDP and compilation. Collective.
+    Weights become those of the first rank of the stage. Then all of them become DTensors, so build the optimizer
+    afterwards. Call this before recomputation, FSDP and compilation. Collective.
 
     Args:
         plan: `find_plan` of the whole model.
@@ -81,7 +81,7 @@ def share_layers(model: nn.Module, mesh: Mesh, plan: Mapping[str, ParallelStyle]
         return
     from torch.distributed.tensor.parallel import parallelize_module
 
-    # Here, whole: once cut up no rank has another's part.
+    # Here, while they are whole: afterwards no rank has another's shard.
     whole = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
     for group in mesh.groups_of_stage():
         broadcast(whole, group)
@@ -96,7 +96,7 @@ def share_layers(model: nn.Module, mesh: Mesh, plan: Mapping[str, ParallelStyle]
 
 
 def _copy_rest(model: nn.Module, tp: DeviceMesh) -> None:
-    """Layers that the plan does not name become copies, as DTensors: one kind of weight is what optimizers expect."""
+    """Replicate layers that the plan does not name, as DTensors: optimizers expect one kind of weight."""
     from torch.distributed.tensor import DTensor, distribute_module
 
     for name, module in model.named_modules():
@@ -116,10 +116,10 @@ def _as_copies(module: nn.Module, inputs: Any, tp: DeviceMesh) -> Any:
     from torch.distributed.tensor import DTensor, Replicate
 
     return tuple(
-        DTensor.from_local(each, tp, (Replicate(),), run_check=False)
-        if isinstance(each, torch.Tensor) and not isinstance(each, DTensor)
-        else each
-        for each in inputs
+        DTensor.from_local(value, tp, (Replicate(),), run_check=False)
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+        else value
+        for value in inputs
     )
 
 

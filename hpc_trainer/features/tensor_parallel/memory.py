@@ -1,6 +1,6 @@
-"""How tensor parallel divides what a step holds: for the estimate of memory, without a rank.
+"""Division by tensor parallelism of what a step holds: for the estimate of memory, without a rank.
 
-Known of torch's ColwiseParallel and RowwiseParallel; what a plan's other styles divide counts as whole.
+It is known for torch's ColwiseParallel and RowwiseParallel; what other styles of a plan divide counts as whole.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 
 def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], shares: Shares, count: int) -> None:
-    """`shares` learns which weights lie in `count` parts, and from now on what runs between layers that are divided."""
+    """Tell `shares` which weights are in `count` shards, and by hooks what runs between divided layers."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     divided = set[int]()
     for pattern, style in plan.items():
         for module in matching(model, pattern):
             if isinstance(style, ColwiseParallel):
-                divided |= {id(each) for each in module.parameters(recurse=False)}
+                divided |= {id(weight) for weight in module.parameters(recurse=False)}
                 module.register_forward_hook(partial(_entered, shares))
             elif isinstance(style, RowwiseParallel):
-                divided |= {id(each) for each in module.parameters(recurse=False) if each.ndim > 1}
+                divided |= {id(weight) for weight in module.parameters(recurse=False) if weight.ndim > 1}
                 module.register_forward_hook(partial(_left, shares))
     shares.count, shares.divided = count, frozenset(divided)
 
 
 def _entered(shares: Shares, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    """What follows is divided, until the backward pass comes back to the input."""
+    """Divide what follows, until the backward pass comes back to the input."""
     shares.is_inside = True
     if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].requires_grad:
         inputs[0].register_hook(lambda _: setattr(shares, "is_inside", False))  # type: ignore[no-untyped-call]
 
 
 def _left(shares: Shares, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    """What follows is whole, until the backward pass comes back to the output."""
+    """Count what follows as whole, until the backward pass comes back to the output."""
     shares.is_inside = False
     if output.requires_grad:
         output.register_hook(lambda _: setattr(shares, "is_inside", True))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The step of a run on a device mesh: as on one rank, but for norm and overflow, which no rank knows alone."""
+"""Step of a run on a device mesh: as on one rank, except for norm and overflow, which no rank knows alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_trainer.training.step import Stepper
 
 @dataclass(slots=True, kw_only=True)
 class MeshStepper(Stepper):
-    """A step whose weights are cut up among the ranks of `mesh`."""
+    """Stepper whose weights are sharded among the ranks of `mesh`."""
 
     mesh: Mesh
     _counted: list[bool] = field(init=False)

@@ -1,4 +1,4 @@
-"""`parallel.zero1`: each rank holds a part of the optimizer's state."""
+"""`parallel.zero1`: each rank holds a shard of the optimizer's state."""
 
 from hpc_trainer.config.table.feature import Feature, Row
 

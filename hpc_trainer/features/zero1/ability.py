@@ -1,4 +1,4 @@
-"""ZeRO-1: each rank holds and updates a part of the moments, and hands its weights to the others after each step."""
+"""ZeRO-1: each rank holds and updates a shard of the moments, and hands its weights to the others after each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from hpc_trainer.training.optim.build import Recipe
 
 class Zero1Ability(Ability):
     def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
-        """Collective when it is made, and in each step. An estimate divides what one rank alone would have."""
+        """Share the optimizer's state among ranks. Collective when it is made, and in each step.
+
+        An estimate divides the state of one rank alone.
+        """
         if building.run is None:
             return recipe
         from torch.distributed.optim import ZeroRedundancyOptimizer  # late: it takes half a second
