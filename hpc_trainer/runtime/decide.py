@@ -55,10 +55,10 @@ class StopFacts:
         was_preempted: Slurm noted a preemption (jobs in their grace period carry its time).
         preempts_by_requeue: preempted jobs of this partition go back into the queue by themselves; None: not known.
         is_in_grace: True if the preempted job's grace period is not over yet.
-        was_requeued: Slurm has counted a restart that this incarnation is not: it took the job back by itself.
-        accounting_state: what sacct says of a job that is no longer at work; None without an answer.
+        was_requeued: Slurm has counted a later restart than this incarnation: it has requeued the job by itself.
+        accounting_state: state by sacct of a job that is no longer at work; None without an answer.
         keeps_accounting: False if Slurm says that this site keeps no accounting.
-        reason: scontrol's reason for the job's state; "None" if it gives none, "" if it was not heard.
+        reason: scontrol's reason for the job's state; "None" if it gives none, "" if scontrol did not answer.
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
         move_cause: why the run itself leaves a node (`runs.monitoring.moves`); "" if it does not.
@@ -121,7 +121,7 @@ def decide_stop(facts: StopFacts) -> Decision:
     if facts.has_token:
         return _interrupted(RunState.REQUEUED, _cause(facts))
     if facts.was_requeued and facts.job_state in states.AT_WORK:
-        # The next incarnation is at work: our node was given up while we lived. Its job is not ours to requeue.
+        # The next incarnation is at work: Slurm gave our node up while we still ran. We must not requeue its job.
         return _interrupted(RunState.REQUEUED, "node_fail")
     if facts.job_state is None or facts.job_state in states.AT_WORK:
         return _requeue(_cause(facts))

@@ -1,6 +1,6 @@
-"""AMD's GPUs by AMD SMI (amdsmi), in the same form as NVIDIA's. It has not run on one yet.
+"""AMD's GPUs, read with AMD SMI (amdsmi), in the same form as NVIDIA's. This code has not run on an AMD GPU yet.
 
-Its Python functions return dicts, of which a figure that a device has not is the text "N/A".
+The library's Python functions return dicts, in which the text "N/A" stands for a value that the device does not have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpc_trainer.runtime.counters.energy import AddedPower
 from hpc_trainer.runtime.counters.notes import Notes
 
 _LISTS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""HIP takes the first of them that is set, of what ROCR_VISIBLE_DEVICES leaves."""
+"""Variables of which HIP uses the first one that is set, to choose among the devices of ROCR_VISIBLE_DEVICES."""
 _MIB, _UW = 2**20, 1e-6
 _VIOLATIONS = {
     "active_ppt_pwr": "power_cap", "active_socket_thrm": "hw_thermal", "active_vr_thrm": "hw_thermal",
@@ -26,7 +26,7 @@ _VIOLATIONS = {
 
 
 class AmdDevices:
-    """The GPUs of one rank."""
+    """GPUs of one rank."""
 
     def __init__(self, notes: Notes, smi: Any, handles: Sequence[Any]) -> None:
         self._smi = smi
@@ -37,11 +37,11 @@ class AmdDevices:
     def find(
         cls, notes: Notes, *, names: Sequence[str], index: int | None, environ: Mapping[str, str] = os.environ
     ) -> AmdDevices | None:
-        """None, with a note: there is no library, no driver, or no such device.
+        """Return the rank's GPUs; None, with a note in the log, if there is no library, no driver or no such device.
 
         Args:
-            names: by which torch knows the rank's device: its UUID and its place on the bus.
-            index: the device's number among those that HIP sees; more than there are begin anew. None: all of them.
+            names: names by which torch knows the rank's device: its UUID and its place on the bus.
+            index: the device's index among those that HIP sees, taken modulo their number; None for all devices.
         """
         try:
             smi = optional("amdsmi", "reading an AMD GPU")
@@ -61,21 +61,25 @@ class AmdDevices:
         return cls(notes, smi, mine)
 
     def read(self, now: float) -> list[Device]:
-        """What they do. `now`: seconds of a clock that is never put back."""
+        """Return one sample of each device.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         return [each.read(now) for each in self.devices]
 
     def lower_power(self, uuid: str | None) -> None:
-        """Only root may set it on AMD's GPUs."""
+        """Log that the power limit stays, because only root may set it on AMD's GPUs."""
         self._notes.tell(f"set power limit {uuid}", "the power limit of an AMD GPU is set by root only: it stays")
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Shut AMD SMI down."""
         with contextlib.suppress(Exception):
             self._smi.amdsmi_shut_down()
 
 
 def _visible(smi: Any, environ: Mapping[str, str]) -> list[Any]:
-    """Handles of what HIP sees, in its order; a list of numbers ends at what is none of them."""
+    """Return the handles of the devices that HIP sees, in its order; a list of indices ends at an invalid entry."""
     found = list(smi.amdsmi_get_processor_handles())
     lists = ["ROCR_VISIBLE_DEVICES", next((name for name in _LISTS if name in environ), "")]
     for name in lists:
@@ -91,7 +95,7 @@ def _visible(smi: Any, environ: Mapping[str, str]) -> list[Any]:
 
 
 class AmdDevice:
-    """One of them."""
+    """One AMD GPU."""
 
     def __init__(self, smi: Any, notes: Notes, handle: Any) -> None:
         self._smi, self._notes, self._handle = smi, notes, handle
@@ -103,7 +107,11 @@ class AmdDevice:
         self.name = self._ask("name", lambda: str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]))
 
     def read(self, now: float) -> Device:
-        """What it does."""
+        """Return one sample of the device.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         smi, handle = self._smi, self._handle
         kinds, metrics = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric
         activity = self._ask("utilisation", lambda: _number(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]))
@@ -148,9 +156,9 @@ class AmdDevice:
         return found
 
     def _joules(self) -> float | None:
-        """Since the first time."""
+        """Return the joules that the device has counted since the first call; None if it counts none."""
         told = self._smi.amdsmi_get_energy_count(self._handle)
-        ticks = _number(told.get("energy_accumulator", told.get("power")))  # the second before ROCm 6.1
+        ticks = _number(told.get("energy_accumulator", told.get("power")))  # the second key before ROCm 6.1
         resolution = _number(told.get("counter_resolution"))  # microjoules
         if ticks is None or resolution is None:
             return None
@@ -158,7 +166,7 @@ class AmdDevice:
         return (ticks - self._first_ticks) * resolution * 1e-6
 
     def _ask(self, what: str, call: Callable[[], Any]) -> Any:
-        """What the library answers; None, and no second question, where it refuses."""
+        """Return the library's answer; None if the library refuses, and from then on without calling it."""
         if what in self._absent:
             return None
         try:
@@ -169,5 +177,5 @@ class AmdDevice:
 
 
 def _number(value: Any) -> float | None:
-    """A figure; None for "N/A"."""
+    """Return a value as a float; None for "N/A"."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,9 +1,9 @@
-"""Which GPUs of a node are this process's: CUDA's numbers are not NVML's.
+"""GPUs that this process may use: CUDA's indices, translated to NVML's handles.
 
-CUDA counts what CUDA_VISIBLE_DEVICES lists, in that order; an entry is a number, a UUID or its beginning, or a part of
-a GPU (MIG-..), and at the first that is none of these the list ends (CUDA programming guide, environment variables).
-NVML counts all GPUs by their place on the bus, and refuses those that Slurm's control group keeps from us: CUDA's
-numbers leave these out.
+CUDA counts the entries of CUDA_VISIBLE_DEVICES, in that order. An entry is an index, a UUID or its beginning, or a part
+of a GPU (MIG-..); the list ends at the first entry that is none of these (CUDA programming guide, environment
+variables). NVML counts all GPUs by their place on the bus, and refuses those that Slurm's control group keeps from us:
+CUDA's indices leave the refused GPUs out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIST, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
 def visible_devices(nvml: Any, environ: Mapping[str, str], notes: Notes) -> list[Any]:
-    """NVML's handles of what CUDA sees, in CUDA's order; [] where nobody knows which these are.
+    """Return NVML's handles of the devices that CUDA sees, in CUDA's order; [] if that order is unknown.
 
     Raises nvml.NVMLError.
     """
@@ -26,7 +26,7 @@ def visible_devices(nvml: Any, environ: Mapping[str, str], notes: Notes) -> list
     told = environ.get(_LIST)
     words = [str(index) for index in range(len(whole))] if told is None else [each.strip() for each in told.split(",")]
     if len(whole) > 1 and environ.get(_ORDER) != "PCI_BUS_ID" and any(word.isdecimal() for word in words):
-        # By default CUDA puts the fastest first: only of one kind that is the order on the bus.
+        # By default CUDA lists the fastest GPU first: the order on the bus only if all GPUs are of one kind.
         names = {nvml.nvmlDeviceGetName(each) for each in whole}
         if len(names) > 1:
             notes.tell(
@@ -45,7 +45,7 @@ def visible_devices(nvml: Any, environ: Mapping[str, str], notes: Notes) -> list
 
 
 def device_of_uuid(nvml: Any, uuid: str) -> Any | None:
-    """The handle of the device that torch has, by its UUID with or without `GPU-`; None: there is none, or in parts.
+    """Return the handle of the device with torch's UUID, with or without `GPU-`; None if absent or divided by MIG.
 
     Raises nvml.NVMLError.
     """
@@ -58,7 +58,7 @@ def device_of_uuid(nvml: Any, uuid: str) -> Any | None:
 
 
 def parts_of(nvml: Any, device: Any) -> list[Any]:
-    """The handles of the MIG devices of a GPU; [] if it is one whole."""
+    """Return the handles of the MIG devices of a GPU; [] if the GPU is not divided."""
     try:
         if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return []
@@ -73,7 +73,7 @@ def parts_of(nvml: Any, device: Any) -> list[Any]:
 
 
 def _whole_devices(nvml: Any) -> list[Any]:
-    """All that this process may use, by their place on the bus."""
+    """Return the handles of all GPUs that this process may use, in the order of the bus."""
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError_NoPermission):
@@ -82,11 +82,11 @@ def _whole_devices(nvml: Any) -> list[Any]:
 
 
 def _device(nvml: Any, whole: list[Any], word: str) -> Any | None:
-    """What one entry of the list means; None: nothing."""
+    """Return the device that one entry of the list names; None if there is none."""
     if word.isdecimal():
         device = whole[int(word)] if int(word) < len(whole) else None
         parts = [] if device is None else parts_of(nvml, device)
-        return parts[0] if parts else device  # CUDA takes one part of a GPU only
+        return parts[0] if parts else device  # CUDA uses only one part of a GPU
     if word.startswith("MIG-"):
         parts = [part for each in whole for part in parts_of(nvml, each)]
         return _by_beginning(nvml, parts, word)
