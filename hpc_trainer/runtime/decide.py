@@ -23,7 +23,7 @@ class Action(str, enum.Enum):
     requeue = "requeue"
     """`scontrol requeue Incomplete`."""
     batch_requeue = "requeue by the batch script"
-    """The same by the batch script: a container has no scontrol, or the controller did not answer."""
+    """Requeue by the batch script, because a container has no scontrol, or the controller did not answer."""
     successor = "successor"
     """Another job with the same run, if this job cannot be requeued."""
 

@@ -191,10 +191,10 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
         task = {"type": "worker", "index": env.rank}
         own["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(place.workers)}, "task": task})
     inherited = {key: value for key, value in os.environ.items() if key not in {FROZEN_CODE, *left_out}}
-    # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or who submitted.
+    # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or the submit's own.
     path = [str(Path(sys.executable).parent), *inherited.get("PATH", os.defpath).split(os.pathsep)]
     if is_of_run(config.train.command_dir) and FROZEN_CODE not in os.environ:
-        # As with frozen code: `python -m` finds modules where it would, were that the current folder.
+        # As with frozen code: `python -m` finds modules as if the code folder were the current folder.
         given = inherited.get("PYTHONPATH", "").split(os.pathsep)
         own["PYTHONPATH"] = os.pathsep.join([code_folder(config.train), *filter(None, given)])
     return {
@@ -361,7 +361,7 @@ class Program:
         return self._process.poll()
 
     def is_alive(self) -> bool:
-        """True while the program, or a process of its group, runs."""
+        """Return True while the program, or a process of its group, runs."""
         if self._process.poll() is None:
             return True
         try:

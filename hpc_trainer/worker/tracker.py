@@ -28,20 +28,20 @@ class TensorBoardTracker:
             self._writer.file_writer.add_summary(each)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Adds one scalar a value."""
+        """Add each value as a scalar."""
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
 
     def close(self) -> None:
-        """Flushes the event file."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
 def build_tracker(config: TrainConfig, folder: Path, first_step: int) -> Tracker:
-    """The tracker that `tracker=` chose, of those that a run writes itself, into `folder`. Call it on rank 0 only.
+    """Return a tracker that writes into `folder`, or one that does nothing, by `tracker=`. Call this on rank 0 only.
 
     Raises:
-        ConfigError: its package is not installed.
+        ConfigError: the tracker's package is not installed.
     """
     if config.tracker.name is not TrackerName.tensorboard:
         return NoTracker()

@@ -1,4 +1,4 @@
-"""Reads every sample of both splits, in loader processes, and says what is wrong with each."""
+"""Check of every sample of both splits, in loader processes, with the problems of each sample."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpc_trainer.training.build import build_dataset, build_task
 from hpc_trainer.training.hooks import abilities
 
 _BATCH = 32
-_KEPT = 1000  # problems that are told one by one
+_KEPT = 1000  # problems that are reported one by one
 _DUPLICATES_TOLD = 5
 _PADDING = -100
 
@@ -31,10 +31,10 @@ _PADDING = -100
 def check(
     config: TrainConfig, *, sample: int | None, num_workers: int, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What `data check` answers; see docs/json.md.
+    """Return the answer of `data check`; see docs/json.md.
 
     Args:
-        sample: only so many samples of each split, drawn at random, and no checksums.
+        sample: number of samples of each split, drawn at random and without checksums; None for all samples.
         num_workers: loader processes.
         tell: called with (done, of how many) samples.
     """
@@ -68,9 +68,10 @@ def check(
 
 
 def _read_as_run(config: TrainConfig, split: Split, task: Task) -> None:
-    """A batch as the run reads it, with what features make of samples; what is wrong with a sample is told elsewhere.
+    """Read a batch as the run does, with the changes of features to samples. Errors of samples are reported elsewhere.
 
-    Raises HpcTrainerError: a feature cannot take these data.
+    Raises:
+        HpcTrainerError: a feature cannot take these data.
     """
     dataset = build_dataset(config, split, task, abilities(config))
     changing = by_epoch(dataset) if split == "train" and not _is_stream(dataset) else None
@@ -79,12 +80,12 @@ def _read_as_run(config: TrainConfig, split: Split, task: Task) -> None:
             changing.training_batch([(0, row) for row in range(min(_BATCH, len(dataset)))], config.seed)
         except ConfigError:
             raise
-        except Exception:  # of one sample: which, and why, is seen one by one
+        except Exception:  # an error of one sample: the check of each sample finds it
             return
 
 
 def _refusing(config: TrainConfig) -> TrainConfig:
-    """Where a data set puts another sample in a broken one's place, the broken one would not be seen."""
+    """Return the configuration with `data.on_broken=refuse`: a broken sample that is replaced would not be noticed."""
     kinds = {each.name: type(getattr(config.data, each.name)) for each in dataclasses.fields(config.data)}
     if "on_broken" not in kinds:
         return config
@@ -102,7 +103,7 @@ def _is_stream(dataset: MapDataset) -> bool:
 
 
 def _rows(dataset: MapDataset, sample: int | None) -> Sequence[int]:
-    """Numbers of the samples that are read; of a stream, which has none, no sample."""
+    """Return the indices of the samples to read; none for a stream, which has no indices."""
     if _is_stream(dataset):
         return ()
     if sample is None or sample >= len(dataset):
@@ -111,7 +112,7 @@ def _rows(dataset: MapDataset, sample: int | None) -> Sequence[int]:
 
 
 class _Problems:
-    """The first 1,000, and how many there are of each split."""
+    """First 1,000 problems, and the number of all problems."""
 
     def __init__(self) -> None:
         self._kept: list[dict[str, Any]] = []
@@ -128,7 +129,7 @@ class _Problems:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Batch:
-    """What was seen of some samples. `digests`: uint64 [.., 2], (number, hash of inputs) of those that were read."""
+    """Findings on some samples. `digests`: uint64 [.., 2], (index, hash of inputs) of the samples that were read."""
 
     count: int
     problems: list[Problem]
@@ -136,7 +137,7 @@ class _Batch:
 
 
 class _Looked:
-    """A data set for torch's DataLoader: instead of samples it hands out what is wrong with them."""
+    """Data set for torch's DataLoader that returns the problems of samples instead of the samples."""
 
     def __init__(self, dataset: MapDataset, split: str, takes_pairs: bool, needs_classes: bool) -> None:
         self._dataset, self._split = dataset, split
@@ -147,7 +148,7 @@ class _Looked:
         digests: list[tuple[int, int]] = []
         try:
             batches = [(list(rows), self._dataset.__getitems__(rows))]
-        except Exception:  # one of them: which, and why, is seen one by one
+        except Exception:  # an error of one sample: reading one by one finds it
             batches = []
             for row in rows:
                 try:
@@ -209,7 +210,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _duplicates(digests: dict[Split, NDArray[np.uint64]]) -> dict[str, Any]:
-    """Samples whose inputs are the same, bit for bit, in both splits: how many of eval's, and the first few pairs."""
+    """Return the number of eval samples whose inputs are in train too, bit for bit, and the first few pairs."""
     if len(digests) < len(SPLITS):
         return {"num": 0, "pairs": []}
     train, evaluated = (digests[split] for split in SPLITS)

@@ -1,4 +1,4 @@
-"""What a model takes: time of a batch, beside another model in the same run, and how much of it is zero."""
+"""Measurements of a model: the time of a batch, in turns with another model, and the share of zeros in its weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BUDGET_S = 3.0
 
 
 def latencies(models: Mapping[str, Callable[[torch.Tensor], Any]], inputs: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """Of each model, by batch size: median, quartiles (seconds) and number of calls.
+    """Return the median, the quartiles (seconds) and the number of calls of each model, by batch size.
 
-    The models take turns, so that what else the machine does is shared among them.
+    The models take turns, so that other load of the machine affects all of them alike.
     """
     found: dict[str, dict[str, Any]] = {name: {} for name in models}
     for size in BATCHES:
@@ -41,7 +41,7 @@ def _times(models: Mapping[str, Callable[[torch.Tensor], Any]], batch: torch.Ten
         if is_late and min(map(len, times.values())) >= _FEWEST:
             break
         is_warm = turn >= _WARM_UP or (is_late and turn > 0)
-        # By turns first: what one call leaves behind (caches, a spent share of the cores) meets both alike.
+        # The models go first by turns: what a call leaves behind (caches, a used share of the cores) meets both alike.
         for name, model in sorted(models.items(), reverse=turn % 2 == 0):
             start = time.perf_counter()
             model(batch)
@@ -51,7 +51,7 @@ def _times(models: Mapping[str, Callable[[torch.Tensor], Any]], batch: torch.Ten
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured; no names of people or hosts."""
+    """Return facts about the machine of the measurement, without names of users or hosts."""
     found = cpu()
     return {
         "processor": found["model"] or platform.machine(), "num_cores": found["count"],
@@ -61,7 +61,7 @@ def machine() -> dict[str, Any]:
 
 
 def counts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of floating-point tensors: how many numbers, their bytes, and the share that is zero."""
+    """Return the number of elements in all floating-point tensors, their bytes, and the share of zeros."""
     tensors = [each for each in state.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
     total = sum(each.numel() for each in tensors)
     zeros = sum(int((each == 0).sum()) for each in tensors)

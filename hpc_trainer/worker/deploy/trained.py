@@ -30,7 +30,7 @@ from hpc_trainer.worker.deploy.weights import Taken, take_out
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The evaluation samples, and the means to evaluate a model on them."""
+    """Evaluation samples, and the means to evaluate a model on them."""
 
     config: TrainConfig
     task: Task
