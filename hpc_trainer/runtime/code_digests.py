@@ -37,7 +37,7 @@ def _code_digest(name: str) -> str:
         origin = Path(spec.origin or "")
         files = {origin.name: origin} if origin.is_file() else {}
     else:
-        roots = [Path(each) for each in spec.submodule_search_locations]
+        roots = [Path(location) for location in spec.submodule_search_locations]
         files = {str(path.relative_to(root)): path for root in roots for path in root.rglob("*.py")}
     if len(files) > _MAX_FILES:
         return f"more than {_MAX_FILES} files"

@@ -27,23 +27,23 @@ def recent_collectives() -> list[Collective]:
     The fields `step` and `during` are left for the caller to set. The list is empty if torch has no recorder, or if the
     recorder returns no entries.
     """
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     for name in _ASKED_BY:
         ask = getattr(c10d, name, None)
         if ask is not None:
-            found += _read(ask())
-    return sorted(found, key=lambda each: each.begin)[-MAX_KEPT:]
+            collectives += _read(ask())
+    return sorted(collectives, key=lambda collective: collective.begin)[-MAX_KEPT:]
 
 
 def _read(told: bytes | str) -> Iterator[Collective]:
-    for each in json.loads(told).get("entries", [])[-MAX_KEPT:]:
-        sizes, formats = each.get("input_sizes") or [], each.get("input_dtypes") or []
-        is_p2p = bool(each.get("is_p2p"))
-        name, number = each["process_group"][:2][::-1], each["p2p_seq_id" if is_p2p else "collective_seq_id"]
+    for entry in json.loads(told).get("entries", [])[-MAX_KEPT:]:
+        sizes, formats = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
+        is_p2p = bool(entry.get("is_p2p"))
+        name, number = entry["process_group"][:2][::-1], entry["p2p_seq_id" if is_p2p else "collective_seq_id"]
         yield Collective(
             group=f"{name[0]} ({name[1]})", seq=int(number),
-            name=str(each["profiling_name"]).rpartition(":")[2], shape=_shape(sizes, formats),
-            num_bytes=_num_bytes(sizes, formats), begin=each["time_created_ns"] / 1e9, is_open=_is_open(each),
+            name=str(entry["profiling_name"]).rpartition(":")[2], shape=_shape(sizes, formats),
+            num_bytes=_num_bytes(sizes, formats), begin=entry["time_created_ns"] / 1e9, is_open=_is_open(entry),
             is_p2p=is_p2p,
         )  # fmt: skip
 
@@ -53,8 +53,8 @@ def _is_open(entry: Mapping[str, Any]) -> bool:
 
 
 def _shape(sizes: list[list[int]], formats: list[str]) -> str:
-    told = [f"{kind.lower()}{size}" for size, kind in zip(sizes[:3], formats[:3], strict=False)]
-    return " ".join([*told, f"and {len(sizes) - 3} more"] if len(sizes) > 3 else told)
+    texts = [f"{kind.lower()}{size}" for size, kind in zip(sizes[:3], formats[:3], strict=False)]
+    return " ".join([*texts, f"and {len(sizes) - 3} more"] if len(sizes) > 3 else texts)
 
 
 def _num_bytes(sizes: list[list[int]], formats: list[str]) -> int:

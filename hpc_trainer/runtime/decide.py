@@ -129,8 +129,8 @@ def decide_stop(facts: StopFacts) -> Decision:
     # user cancelled. What Slurm has already done shows what happened.
     if facts.was_requeued or facts.job_state in states.NOT_BEGUN:
         causes = {states.PREEMPTED: "preempted", states.NODE_FAIL: "node_fail"}
-        known = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
-        return _interrupted(RunState.REQUEUED, known)
+        cause = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
+        return _interrupted(RunState.REQUEUED, cause)
     # A noted preemption has ended the job. If its grace period is not over, a user has cancelled the job instead.
     is_cancelled = facts.accounting_state == states.CANCELLED and facts.job_state not in _SAID_PLAINLY
     is_preemption = facts.was_preempted and not facts.is_in_grace and not is_cancelled
@@ -138,15 +138,15 @@ def decide_stop(facts: StopFacts) -> Decision:
         return _interrupted(RunState.REQUEUED, "preempted")
     if is_cancelled:
         return cancelled()
-    words = _words(facts, is_preemption=is_preemption)
-    for word in words:
-        if word in _SAID_PLAINLY:
+    end_states = _words(facts, is_preemption=is_preemption)
+    for end_state in end_states:
+        if end_state in _SAID_PLAINLY:
             # Slurm will not bring it back: the partition preempts by cancelling, or the time limit is over.
-            state = _SAID_PLAINLY[word]
+            state = _SAID_PLAINLY[end_state]
             return _successor(state, state.value.lower(), can_submit=facts.can_submit)
-    if states.OUT_OF_MEMORY in words:
+    if states.OUT_OF_MEMORY in end_states:
         return _interrupted(RunState.OUT_OF_MEMORY, "host_memory")
-    if {states.FAILED, states.COMPLETED} & set(words):
+    if {states.FAILED, states.COMPLETED} & set(end_states):
         return _interrupted(RunState.PREEMPTED, BATCH_SHELL)
     if facts.job_state == states.COMPLETING and facts.reason == reasons.NONE and not facts.keeps_accounting:
         # No accounting will ever say it, and for every other end Slurm has a reason or a time of preemption.

@@ -18,7 +18,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError, TooLargeError)):
             return True
-        if isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS):
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in _WORDS):
             return True
         error = error.__cause__
     return False

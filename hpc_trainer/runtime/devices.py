@@ -97,12 +97,12 @@ class CudaKind(DeviceKind):
         count = torch.cuda.device_count()
         if not count:
             seen = {key: os.environ[key] for key in _VISIBLE if key in os.environ}
-            told = f"torch {torch.__version__} sees no GPU here ({seen or 'no device is hidden'})."
+            problem = f"torch {torch.__version__} sees no GPU here ({seen or 'no device is hidden'})."
             if torch.version.cuda is None and torch.version.hip is None:
                 raise ConfigError(
-                    f"{told} It is a build for CPUs. Install one for CUDA (https://pytorch.org/get-started)."
+                    f"{problem} It is a build for CPUs. Install one for CUDA (https://pytorch.org/get-started)."
                 )
-            raise HpcTrainerError(told)
+            raise HpcTrainerError(problem)
         return torch.device(self.type, local_rank % count)
 
     def select(self, device: torch.device) -> None:
@@ -112,10 +112,10 @@ class CudaKind(DeviceKind):
         return torch.cuda.get_device_name(device)
 
     def names(self, device: torch.device) -> list[str]:
-        found: Any = torch.cuda.get_device_properties(device)
+        properties: Any = torch.cuda.get_device_properties(device)
         try:
-            place = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
-            return [str(found.uuid), place]
+            place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
+            return [str(properties.uuid), place]
         except AttributeError:  # older than 2.4
             return []
 

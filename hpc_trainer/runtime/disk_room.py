@@ -38,10 +38,10 @@ def free_room(folder: Path) -> Room:
     A quota is included only if the file system counts it in, as XFS does for a project's and many NFS servers do.
     """
     try:
-        found = os.statvfs(folder)
+        info = os.statvfs(folder)
     except OSError:
         return Room(None, None)
-    return Room(found.f_bavail * found.f_frsize if found.f_blocks else None, found.f_favail if found.f_files else None)
+    return Room(info.f_bavail * info.f_frsize if info.f_blocks else None, info.f_favail if info.f_files else None)
 
 
 class QuotaWatch:
@@ -87,8 +87,8 @@ _QUOTA = ["quota", "-w", "-p"]
 def read_answer(text: str, source: str) -> Room:
     """Return the room by the row of file system `source` (the only row of `lfs`); no limits if it is unreadable."""
     rows = [line.split() for line in text.splitlines()]
-    words = [row for row in rows if len(row) == _COLUMNS and row[0] == source] or [text.split()]  # lfs wraps long paths
-    row = words[0]
+    hits = [row for row in rows if len(row) == _COLUMNS and row[0] == source] or [text.split()]  # lfs wraps long paths
+    row = hits[0]
     if len(row) != _COLUMNS:
         return Room(None, None)
     try:
@@ -100,11 +100,11 @@ def read_answer(text: str, source: str) -> Room:
 
 def _mount_of(folder: Path) -> tuple[str, str]:
     """Return (type, source) of the file system of `folder`, from /proc/self/mounts; ("", "") if unknown."""
-    place, found = os.path.realpath(folder), ("", "", "")
+    place, mount = os.path.realpath(folder), ("", "", "")
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
             source, point, kind, *_ = line.split(" ")
             point = point.replace("\\040", " ")
-            if len(point) >= len(found[0]) and (place == point or place.startswith(point.rstrip("/") + "/")):
-                found = (point, kind, source)
-    return found[1:]
+            if len(point) >= len(mount[0]) and (place == point or place.startswith(point.rstrip("/") + "/")):
+                mount = (point, kind, source)
+    return mount[1:]

@@ -64,12 +64,12 @@ class OwnProcess:
         """Wait for the answer to the last question, and return it, or {"error": reason} if there is none."""
         line = self._line(time.monotonic() + timeout_s)
         try:
-            found: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = json.loads(line)
         except ValueError:
             why = f"no answer within {timeout_s:g} s" if line is _LATE else self._how_it_ended()
             self.close()
             return {"error": why}
-        return found
+        return reply
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -143,10 +143,10 @@ def answer_each(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 def _answer_here(answer: Callable[[dict[str, Any]], dict[str, Any]], line: str, out: int) -> None:
     """Answer one question in the fork, and end the fork. Never returns."""
     try:
-        found = answer(json.loads(line))
+        reply = answer(json.loads(line))
     except BaseException as error:  # the user's code may raise anything, SystemExit too
-        found = {"error": f"{type(error).__name__}: {error}"}
-    _say(out, found)
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    _say(out, reply)
     os._exit(0)
 
 

@@ -71,9 +71,9 @@ class RankGroup:
         """Return every rank's `tensors`, in any number, shapes and formats, in the order of ranks, on every rank."""
         if self.world_size == 1:
             return [list(tensors)]
-        flat = [each.detach().to(self.device).contiguous().reshape(-1) for each in tensors]
-        mine = torch.cat([self._empty(0), *(each.view(torch.uint8) for each in flat)])
-        forms = self.gather([[str(each.dtype).removeprefix("torch."), list(each.shape)] for each in tensors])
+        flat = [tensor.detach().to(self.device).contiguous().reshape(-1) for tensor in tensors]
+        mine = torch.cat([self._empty(0), *(tensor.view(torch.uint8) for tensor in flat)])
+        forms = self.gather([[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors])
         sizes = [sum(_num_bytes(*form) for form in of_rank) for of_rank in forms]
         return [_cut(part, of_rank) for part, of_rank in zip(self._all_bytes(mine, sizes), forms, strict=True)]
 
@@ -95,13 +95,13 @@ def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 def _cut(data: torch.Tensor, forms: Sequence[Any]) -> list[torch.Tensor]:
     """Split bytes into tensors of these formats and shapes, one after the other."""
-    found, at = [], 0
+    tensors, at = [], 0
     for dtype, shape in forms:
         size = _num_bytes(dtype, shape)
         # A copy, because the bytes may begin at an offset that is not aligned for their format.
-        found.append(data[at : at + size].clone().view(getattr(torch, dtype)).reshape(shape))
+        tensors.append(data[at : at + size].clone().view(getattr(torch, dtype)).reshape(shape))
         at += size
-    return found
+    return tensors
 
 
 def _encode(value: Any) -> torch.Tensor:

@@ -23,7 +23,7 @@ class Shares:
 
     def num_bytes(self, weights: Iterable[torch.Tensor]) -> int:
         """Return the bytes of this rank's shares of the weights, before FSDP shards them further."""
-        return sum(each.nbytes // self.share_of(each) for each in weights)
+        return sum(weight.nbytes // self.share_of(weight) for weight in weights)
 
     def share_of(self, weight: torch.Tensor) -> int:
         """Return the number of ranks among which a weight is divided; 1 if it is whole."""

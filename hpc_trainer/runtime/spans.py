@@ -97,9 +97,9 @@ class Spans:
 
     def seconds(self) -> dict[Kind, float]:
         """Return the seconds of each kind so far, also of kinds without any; their sum is the life of the process."""
-        found, span, since = dict(self._total), self._open, self._since
-        found[span.kind] += max(0.0, time.monotonic() - since)
-        return found
+        totals, span, since = dict(self._total), self._open, self._since
+        totals[span.kind] += max(0.0, time.monotonic() - since)
+        return totals
 
     def spent(self, steps_done: int) -> dict[str, Any]:
         """Return `seconds` in the form of the ledger (`runs.monitoring.ledger`), with the steps done in that time."""
@@ -110,13 +110,13 @@ class Spans:
 
         Times are in seconds since the epoch; an open span ends now. Nested spans are listed besides the outer ones.
         """
-        zero, found = self._zero, [(kind, begin, end, step) for kind, begin, end, step in self._recent.copy()]
+        zero, closed = self._zero, [(kind, begin, end, step) for kind, begin, end, step in self._recent.copy()]
         span: _Span | None = self._open
         now, still = time.monotonic(), []
         while span is not None:
             still.append((span.kind, span.begin, now, span.step))
             span = span.outer
-        return [(kind, zero + begin, zero + end, step) for kind, begin, end, step in (*found, *reversed(still))]
+        return [(kind, zero + begin, zero + end, step) for kind, begin, end, step in (*closed, *reversed(still))]
 
     def enter(self, span: _Span) -> _Span:
         """Make `span` the innermost one, and return the previous innermost span. Only `_Span` calls this."""
@@ -149,13 +149,13 @@ class Spans:
             spans.append((span.begin, end, span.kind))
             span = span.outer
         moments = {begin, end}.union(*((first, last) for first, last, _ in spans if last > begin))
-        found: dict[Kind, float] = {}
+        seconds: dict[Kind, float] = {}
         for since, until in itertools.pairwise(sorted(each for each in moments if begin <= each <= end)):
             around = [each for each in spans if each[0] <= since and each[1] >= until]
             if around:
                 kind = max(around, key=operator.itemgetter(0))[2]
-                found[kind] = found.get(kind, 0.0) + until - since
-        return found
+                seconds[kind] = seconds.get(kind, 0.0) + until - since
+        return seconds
 
 
 class _Span:

@@ -39,7 +39,7 @@ def with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
 
 def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of all elements of the tensors together."""
-    return sum(each.nbytes for each in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def in_pieces(tensors: Iterable[torch.Tensor], max_bytes: int) -> Iterator[list[torch.Tensor]]:
@@ -66,8 +66,8 @@ def read_late(number: torch.Tensor) -> Callable[[], bool]:
     On a GPU the call waits for the work launched before `read_late`, and for nothing that was launched after it.
     """
     if number.device.type != "cuda":
-        told = number.item() > 0
-        return lambda: told
+        is_positive = number.item() > 0
+        return lambda: is_positive
     host = torch.empty_like(number, device="cpu", pin_memory=True)  # FSDP's shard of the stop vote is a vector of one
     host.copy_(number, non_blocking=True)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

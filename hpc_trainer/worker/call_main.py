@@ -51,8 +51,8 @@ def find_main(config: TrainConfig) -> Main:
         return try_rates
     if name is None:
         return train
-    found = locate("train.main", name, config.trust)
-    if not callable(found):
-        raise ConfigError(f"train.main={name} must be a function main(config, run), not {type(found).__name__}.")
-    main: Main = found
+    target = locate("train.main", name, config.trust)
+    if not callable(target):
+        raise ConfigError(f"train.main={name} must be a function main(config, run), not {type(target).__name__}.")
+    main: Main = target
     return main

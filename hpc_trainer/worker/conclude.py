@@ -250,10 +250,10 @@ def _move(stop: Stop) -> Move | None:
 
 def _excluded(stop: Stop, move: Move | None) -> str:
     """Return the host list that the job must not get: the hosts excluded before, and the node that it leaves now."""
-    known = stop.config.hardware.exclude
+    excluded = stop.config.hardware.exclude
     with contextlib.suppress(SlurmError):
-        known = show_job(stop.env.job_id).excluded or known
-    return ",".join(filter(None, (known, None if move is None else move.node)))
+        excluded = show_job(stop.env.job_id).excluded or excluded
+    return ",".join(filter(None, (excluded, None if move is None else move.node)))
 
 
 def _submit_successor(stop: Stop) -> bool:
@@ -304,7 +304,7 @@ def _facts(stop: Stop) -> StopFacts:
     if not on_slurm:
         return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
     move = _move(stop)
-    known = StopFacts(
+    facts = StopFacts(
         on_slurm=True,
         move_cause="" if move is None else move.cause,
         has_cancel_marker=has_cancel_marker,
@@ -317,7 +317,7 @@ def _facts(stop: Stop) -> StopFacts:
         job = show_job(job_id)
     except SlurmError as error:
         print(f"Slurm did not say how job {job_id} stands: {error}")
-        return known
+        return facts
     now = time.time()
     preemption = None
     if job.preempt_time is not None and job.state not in AT_WORK:
@@ -325,7 +325,7 @@ def _facts(stop: Stop) -> StopFacts:
             preemption = show_preemption(job.partition)
     accounting, is_kept = (None, True) if job.state in AT_WORK else _accounting(job_id)
     return dataclasses.replace(
-        known,
+        facts,
         preempts_by_requeue=None if preemption is None else preemption.brings_back,
         # Slurm's times are whole seconds.
         is_in_grace=preemption is not None and now < (job.preempt_time or now) + preemption.grace_s - 2,

@@ -112,9 +112,9 @@ def _commands(paths: RunPaths, redaction: Redaction) -> dict[str, Any]:
     """Return the command that the user typed, if the sweep's newest submit named this run, and this process's own."""
     sweep = read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}
     typed = sweep.get("command") if paths.run_id in (sweep.get("run_ids") or ()) else None
-    words = redaction.words(map(str, typed)) if isinstance(typed, list) else None
+    arguments = redaction.words(map(str, typed)) if isinstance(typed, list) else None
     return {
-        "submit": None if words is None else shlex.join(words),
+        "submit": None if arguments is None else shlex.join(arguments),
         "worker": shlex.join(redaction.words(sys.orig_argv)),
         "folder": str(Path.cwd()),
     }
@@ -129,8 +129,8 @@ def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redact
         revision = (read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}).get("code") or {}
         snapshot = revision.get("snapshot") or {}
         is_of_it = str(snapshot.get("digest", "")).startswith(frozen)
-        known = {key: revision.get(key) if is_of_it else None for key in ("git_revision", "git_diff_sha256")}
-        return {"frozen": frozen, **known, "packages": digests, "places": {}, "checkouts": []}
+        revision_facts = {key: revision.get(key) if is_of_it else None for key in ("git_revision", "git_diff_sha256")}
+        return {"frozen": frozen, **revision_facts, "packages": digests, "places": {}, "checkouts": []}
     places = places_of(packages)
     ours = places.get(_OURS)
     folders = {place for name, place in places.items() if name != _OURS}
@@ -146,5 +146,5 @@ def _frozen() -> str | None:
     copies = os.environ.get(FROZEN_CODE)
     if not copies:
         return None
-    found = json.loads(copies)
-    return Path(next(iter(found.values()))).parent.name if found else None
+    folders = json.loads(copies)
+    return Path(next(iter(folders.values()))).parent.name if folders else None

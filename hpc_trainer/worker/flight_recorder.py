@@ -94,7 +94,7 @@ class FlightRecorder:
         stack = traceback.format_exception(error) if error is not None else _stack()
         text = "".join(stack)
         try:
-            collectives = [_placed(each, ends, spans) for each in self._collectives()]
+            collectives = [_placed(collective, ends, spans) for collective in self._collectives()]
         except Exception as failed:  # torch's recorder is not ours: its output may change
             sys.stderr.write(f"torch's flight recorder did not answer: {type(failed).__name__}: {failed}\n")
             collectives = []
@@ -111,17 +111,17 @@ class FlightRecorder:
 
 
 def _spans(kept: Spans) -> Iterator[FlightSpan]:
-    found = kept.recent()[-MAX_KEPT:]
-    now = max(end for _, _, end, _ in found)  # by the spans' clock: the wall clock may have been set since
-    for kind, begin, end, step in found:
+    spans = kept.recent()[-MAX_KEPT:]
+    now = max(end for _, _, end, _ in spans)  # by the spans' clock: the wall clock may have been set since
+    for kind, begin, end, step in spans:
         yield FlightSpan(kind=kind.value, begin=begin, end=None if now - end < _JUST_S else end, step=step)
 
 
 def _placed(collective: Collective, ends: Sequence[tuple[float, int]], spans: Sequence[FlightSpan]) -> Collective:
     """Return the collective with the step in which it was entered: the step that ended next, or the last one plus 1."""
     begin = collective.begin
-    around = [each for each in spans if each.begin <= begin and (each.end is None or begin <= each.end)]
-    during = max(around, key=lambda each: each.begin).kind if around else None
+    around = [span for span in spans if span.begin <= begin and (span.end is None or begin <= span.end)]
+    during = max(around, key=lambda span: span.begin).kind if around else None
     if not ends or begin < ends[0][0]:
         return dataclasses.replace(collective, during=during)
     at = bisect_left(ends, (begin,))
@@ -132,7 +132,7 @@ def _placed(collective: Collective, ends: Sequence[tuple[float, int]], spans: Se
 def _stack() -> list[str]:
     """Return the present stack of the main thread, without the lines of code, which are on a disk that may hang."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+    frames = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
     # Frames that started us are not the user's code.
-    lines = itertools.dropwhile(lambda each: not each.filename.startswith(_OURS), reversed(found))
-    return [f'  File "{each.filename}", line {each.lineno}, in {each.name}\n' for each in lines]
+    lines = itertools.dropwhile(lambda entry: not entry.filename.startswith(_OURS), reversed(frames))
+    return [f'  File "{entry.filename}", line {entry.lineno}, in {entry.name}\n' for entry in lines]

@@ -175,7 +175,7 @@ def _leaves(path: str, tree: Any) -> dict[str, str]:
 
 def _loose(objects: Mapping[str, Any]) -> dict[str, str]:
     """Return the state of models that no checkpoint holds: plain attributes, their content, and unsaved buffers."""
-    found: dict[str, str] = {}
+    leaves: dict[str, str] = {}
     for name, model in objects.items():
         if not isinstance(model, nn.Module):
             continue
@@ -184,10 +184,10 @@ def _loose(objects: Mapping[str, Any]) -> dict[str, str]:
             place = f"{name}.{path}" if path else name
             for key, value in vars(module).items():
                 if key not in _OF_ANY_MODULE:
-                    found.update(inside.leaves(f"{LOOSE}{place}.{key}", value))
+                    leaves.update(inside.leaves(f"{LOOSE}{place}.{key}", value))
             # Not by what state_dict leaves out: if called in a forward pass, FSDP removes the whole weights for it.
             for key in sorted(module._non_persistent_buffers_set):
                 buffer = module._buffers[key]
                 if buffer is not None:
-                    found[f"{LOOSE_BUFFER}{place}.{key}"] = checksum(buffer)
-    return found
+                    leaves[f"{LOOSE_BUFFER}{place}.{key}"] = checksum(buffer)
+    return leaves

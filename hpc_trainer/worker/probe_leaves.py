@@ -36,17 +36,17 @@ class Inside:
     def __init__(self, model: nn.Module) -> None:
         self._depth = self._num_objects = 0
         # The objects themselves, not their ids alone: a new object may get the id of a dead one.
-        known = (*model.modules(), *model.parameters(), *model.buffers())
-        self._seen: dict[int, Any] = {id(each): each for each in known}
+        registered = (*model.modules(), *model.parameters(), *model.buffers())
+        self._seen: dict[int, Any] = {id(member): member for member in registered}
 
     def leaves(self, path: str, attribute: Any) -> dict[str, str]:
         """Return the first leaves of one attribute of a module, at most 1,000."""
         self._depth, self._num_objects = 0, 0  # the previous walk may have been cut off
-        found: dict[str, str] = {}
+        leaves: dict[str, str] = {}
         # Reading an object's attributes may raise, and these leaves only serve to name a likely reason.
         with contextlib.suppress(Exception):
-            found.update(itertools.islice(walk(path, attribute, self), _MAX_LEAVES))
-        return found
+            leaves.update(itertools.islice(walk(path, attribute, self), _MAX_LEAVES))
+        return leaves
 
     def is_new(self, value: Any) -> bool:
         """Return False for an object that was seen before, which ends cycles, or that comes after too many others."""
@@ -63,8 +63,8 @@ class Inside:
         if self._depth == _MAX_DEPTH or isinstance(value, _NO_STATE) or _is_of_torch(value):
             return
         self._depth += 1
-        for name, each in _attributes(value):
-            yield from walk(f"{path}.{name}", each, self)
+        for name, attribute in _attributes(value):
+            yield from walk(f"{path}.{name}", attribute, self)
         self._depth -= 1
 
 

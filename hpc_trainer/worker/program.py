@@ -91,8 +91,8 @@ def _check_progress(attempts: list[Attempt], successors: frozenset[str], most: i
     """Raise NoProgressError if too many earlier starts ended at one step, or asked to come back without any step."""
     ended = newest_chain(attempts, successors)[:-1]
     same = 0
-    for each in reversed(ended):
-        if each.step != ended[-1].step or (each.step is None and each.signal != ASKED):
+    for attempt in reversed(ended):
+        if attempt.step != ended[-1].step or (attempt.step is None and attempt.signal != ASKED):
             break
         same += 1
     if same > most:
@@ -146,10 +146,10 @@ class _Rank:
         folder = folder_of(self._config, self._paths)
         if is_of_run(self._config.train.command_dir):
             make_folder(Path(folder))
-        words = words_of(self._config, self._paths, holding=place.holding)
+        command = words_of(self._config, self._paths, holding=place.holding)
         environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
-        print(f"{_STARTS}{folder}: {self._shown(words)}", flush=True)
-        self._program = Program(words, environ, folder)
+        print(f"{_STARTS}{folder}: {self._shown(command)}", flush=True)
+        self._program = Program(command, environ, folder)
         with (
             self._spans.within(Kind.program),
             sampler_of(self._config, self._paths, self._env, self._attempt, self._stop, step=lambda: self._step),
@@ -255,12 +255,12 @@ class _Rank:
         now, is_one = time.monotonic(), self._env.world_size == 1
         if now - self._looked >= self._look_s or (self._stop.is_set and not self._has_stopped):
             self._looked, self._has_stopped = now, self._stop.is_set
-            told = () if is_one else names_in(self._paths.logs) or ()
-            if self._paths.failure(self._attempt).name in told:
+            present = () if is_one else names_in(self._paths.logs) or ()
+            if self._paths.failure(self._attempt).name in present:
                 raise _PeerFailed
             if self._is_cancelled.has_come():
                 self._stop.request("CANCEL marker")
-            elif self._paths.program_stop(self._attempt).name in told:
+            elif self._paths.program_stop(self._attempt).name in present:
                 self._stop.request("another rank")
         return self._stop.is_set
 

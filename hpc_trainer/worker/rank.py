@@ -127,7 +127,7 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
     Such a start was not requested: since 24.05 Slurm requeues a job with a noted preemption once more, however it ends,
     and sites requeue by exit codes (RequeueExit).
     """
-    earlier = [each for each in Journal(paths).read() if each.job_id == env.job_id]
+    earlier = [attempt for attempt in Journal(paths).read() if attempt.job_id == env.job_id]
     newest = earlier[-1] if earlier else None
     if newest is None or newest.restart_count >= env.restart_count or newest.state is RunState.REQUEUED:
         return None
@@ -141,14 +141,16 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
 
 def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv) -> str | None:
     """Return the job that got the run after ours, if any: a job that Slurm brings back late must not start the run."""
-    in_sweep = [each for each in read_submissions(sweep) if paths.run_id in each.run_ids]
+    in_sweep = [submission for submission in read_submissions(sweep) if paths.run_id in submission.run_ids]
     own = read_submissions(paths)
-    known = {
-        each.element_id(each.run_ids.index(paths.run_id)) for each in (*in_sweep, *own) if each.executor == "slurm"
+    job_ids = {
+        submission.element_id(submission.run_ids.index(paths.run_id))
+        for submission in (*in_sweep, *own)
+        if submission.executor == "slurm"
     }
     latest = in_sweep[-1] if in_sweep else None
     newest = newest_of_run(paths, None if latest is None else (latest, latest.run_ids.index(paths.run_id)))
-    if env.job_id not in known or newest is None or newest[0].executor != "slurm":
+    if env.job_id not in job_ids or newest is None or newest[0].executor != "slurm":
         return None  # ours is not among them: its confirmation is still being written
     job_id = newest[0].element_id(newest[1])
     return job_id if job_id != env.job_id else None
@@ -192,8 +194,8 @@ class TimedLines(io.TextIOWrapper):
         """Write the text, and return its length."""
         now = time.strftime("%Y-%m-%d %H:%M:%S ")
         lines = text.split("\n")
-        told = [f"{now}{line}" if line and (index or self._is_at_begin) else line for index, line in enumerate(lines)]
-        super().write("\n".join(told))
+        timed = [f"{now}{line}" if line and (index or self._is_at_begin) else line for index, line in enumerate(lines)]
+        super().write("\n".join(timed))
         self._is_at_begin = not lines[-1] and (len(lines) > 1 or self._is_at_begin)
         return len(text)
 

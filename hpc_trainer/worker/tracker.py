@@ -24,8 +24,8 @@ class TensorBoardTracker:
         self._writer = cast("Any", SummaryWriter(str(folder), purge_step=first_step + 1))
         summaries: Any = summary.hparams
         shown = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in hparams.items()}
-        for each in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
-            self._writer.file_writer.add_summary(each)
+        for event in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
+            self._writer.file_writer.add_summary(event)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Add each value as a scalar."""

@@ -30,7 +30,7 @@ class AmdDevices:
 
     def __init__(self, notes: Notes, smi: Any, handles: Sequence[Any]) -> None:
         self._smi = smi
-        self.devices = [AmdDevice(smi, notes, each) for each in handles]
+        self.devices = [AmdDevice(smi, notes, handle) for handle in handles]
         self._notes = notes
 
     @classmethod
@@ -47,7 +47,7 @@ class AmdDevices:
             smi = optional("amdsmi", "reading an AMD GPU")
             smi.amdsmi_init()
             handles = _visible(smi, environ)
-            placed = [each for each in handles if str(smi.amdsmi_get_gpu_device_bdf(each)).lower()[:10] in names[1:2]]
+            placed = [gpu for gpu in handles if str(smi.amdsmi_get_gpu_device_bdf(gpu)).lower()[:10] in names[1:2]]
         except ConfigError as error:
             notes.tell("driver", f"no GPU figures: {error}")
             return None
@@ -66,7 +66,7 @@ class AmdDevices:
         Args:
             now: seconds of a monotonic clock.
         """
-        return [each.read(now) for each in self.devices]
+        return [device.read(now) for device in self.devices]
 
     def lower_power(self, uuid: str | None) -> None:
         """Log that the power limit stays, because only root may set it on AMD's GPUs."""
@@ -80,18 +80,18 @@ class AmdDevices:
 
 def _visible(smi: Any, environ: Mapping[str, str]) -> list[Any]:
     """Return the handles of the devices that HIP sees, in its order; a list of indices ends at an invalid entry."""
-    found = list(smi.amdsmi_get_processor_handles())
+    handles = list(smi.amdsmi_get_processor_handles())
     lists = ["ROCR_VISIBLE_DEVICES", next((name for name in _LISTS if name in environ), "")]
     for name in lists:
         if name in environ:
-            words = [word.strip() for word in environ[name].split(",")]
+            entries = [entry.strip() for entry in environ[name].split(",")]
             kept = []
-            for word in words:
-                if not word.isdecimal() or int(word) >= len(found):
+            for entry in entries:
+                if not entry.isdecimal() or int(entry) >= len(handles):
                     break
-                kept.append(found[int(word)])
-            found = kept
-    return found
+                kept.append(handles[int(entry)])
+            handles = kept
+    return handles
 
 
 class AmdDevice:
@@ -121,8 +121,8 @@ class AmdDevice:
         watts = next((each for name in names if (each := _number(power.get(name))) is not None), None)
         limit = _number(power.get("power_limit"))
         ecc = self._ask("ECC", lambda: smi.amdsmi_get_gpu_total_ecc_count(handle)) or {}
-        told = self._ask("throttle reasons", lambda: smi.amdsmi_get_violation_status(handle))
-        words = [word for name, word in _VIOLATIONS.items() if (told or {}).get(name) is True]
+        status = self._ask("throttle reasons", lambda: smi.amdsmi_get_violation_status(handle))
+        reasons = [word for name, word in _VIOLATIONS.items() if (status or {}).get(name) is True]
         added = None if watts is None else self._added.add(now, watts)
         counted = self._ask("energy", self._joules)
 
@@ -130,13 +130,13 @@ class AmdDevice:
             return _number(self._ask("temperature", lambda: smi.amdsmi_get_temp_metric(handle, kinds.HOTSPOT, metric)))
 
         def clock(kind: Any) -> int | None:
-            found = self._ask("clocks", lambda: smi.amdsmi_get_clock_info(handle, kind)) or {}
-            value = _number(found.get("clk", found.get("cur_clk")))
+            clocks = self._ask("clocks", lambda: smi.amdsmi_get_clock_info(handle, kind)) or {}
+            value = _number(clocks.get("clk", clocks.get("cur_clk")))
             return None if value is None else int(value)
 
         total, used = _number(memory.get("vram_total")), _number(memory.get("vram_used"))
         corrected, uncorrected = _number(ecc.get("correctable_count")), _number(ecc.get("uncorrectable_count"))
-        found = Device(
+        sample = Device(
             uuid=self.uuid, name=self.name, utilisation=None if activity is None else activity / 100,
             memory_used=None if used is None else int(used * _MIB),
             memory_total=None if total is None else int(total * _MIB),
@@ -145,7 +145,7 @@ class AmdDevice:
             power_w=watts, power_limit_w=limit * _UW if limit is not None and limit > 1e4 else limit,
             energy_j=added if counted is None else counted,
             sm_clock_mhz=clock(smi.AmdSmiClkType.GFX), mem_clock_mhz=clock(smi.AmdSmiClkType.MEM),
-            throttle=None if told is None else tuple(dict.fromkeys(words)),
+            throttle=None if status is None else tuple(dict.fromkeys(reasons)),
             ecc_corrected=None if corrected is None else int(corrected),
             ecc_uncorrected=None if uncorrected is None else int(uncorrected),
         )  # fmt: skip
@@ -153,13 +153,13 @@ class AmdDevice:
             told_of = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
             self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {told_of}")
         self._is_first = False
-        return found
+        return sample
 
     def _joules(self) -> float | None:
         """Return the joules that the device has counted since the first call; None if it counts none."""
-        told = self._smi.amdsmi_get_energy_count(self._handle)
-        ticks = _number(told.get("energy_accumulator", told.get("power")))  # the second key before ROCm 6.1
-        resolution = _number(told.get("counter_resolution"))  # microjoules
+        counter = self._smi.amdsmi_get_energy_count(self._handle)
+        ticks = _number(counter.get("energy_accumulator", counter.get("power")))  # the second key before ROCm 6.1
+        resolution = _number(counter.get("counter_resolution"))  # microjoules
         if ticks is None or resolution is None:
             return None
         self._first_ticks = ticks if self._first_ticks is None or ticks < self._first_ticks else self._first_ticks

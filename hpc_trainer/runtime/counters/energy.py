@@ -37,13 +37,13 @@ class HostEnergy:
         self._notes = notes
         zones = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
         # Packages only: their subzones (cores, memory) are counted in them, except for memory outside the package.
-        self._zones = [each for each in zones if each.name.count(":") == 1 or _word(each / "name") == "dram"]
+        self._zones = [zone for zone in zones if zone.name.count(":") == 1 or _word(zone / "name") == "dram"]
         self._meters = [
             folder / "power1_average"
             for folder in sorted((root / "sys/class/hwmon").glob("hwmon*"))
             if _word(folder / "name") in _METERS and (folder / "power1_average").exists()
         ]
-        self._last_uj = {each: value for each in self._zones if (value := self._read(each / "energy_uj")) is not None}
+        self._last_uj = {zone: value for zone in self._zones if (value := self._read(zone / "energy_uj")) is not None}
         self._last: tuple[float, float] | None = None
         self._energy_j = 0.0
         self._added = AddedPower()
@@ -54,7 +54,7 @@ class HostEnergy:
         Args:
             now: seconds of a monotonic clock.
         """
-        power = next((value / 1e6 for each in self._meters if (value := self._read(each)) is not None), None)
+        power = next((value / 1e6 for meter in self._meters if (value := self._read(meter)) is not None), None)
         if self._last_uj:
             rapl_w = self._count(now)
             return (rapl_w if power is None else power), self._energy_j

@@ -89,23 +89,23 @@ class HostCounters:
             return None
 
     def _tree(self) -> _Tree:
-        found = _Tree()
+        tree = _Tree()
         for pid in _descendants(os.getpid()):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
-                words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-                found.cpu_s += sum(map(int, words[11:15])) / _TICK
-                found.major_faults += int(words[9]) + int(words[10])
-                found.rss_bytes += int(words[21]) * _PAGE
+                fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+                tree.cpu_s += sum(map(int, fields[11:15])) / _TICK
+                tree.major_faults += int(fields[9]) + int(fields[10])
+                tree.rss_bytes += int(fields[21]) * _PAGE
                 read, written = _io_of(pid)
-                found.read_bytes += read
-                found.write_bytes += written
-        return found
+                tree.read_bytes += read
+                tree.write_bytes += written
+        return tree
 
     def _net(self) -> int:
         cards = psutil.net_io_counters(pernic=True)
-        told = sum(card.bytes_sent + card.bytes_recv for name, card in cards.items() if name != "lo")
+        total = sum(card.bytes_sent + card.bytes_recv for name, card in cards.items() if name != "lo")
         ports = self._root.glob("sys/class/infiniband/*/ports/*/counters/port_*_data")
-        return int(told) + sum(int(each.read_text()) * _IB_WORD for each in ports)
+        return int(total) + sum(int(port.read_text()) * _IB_WORD for port in ports)
 
     def _memory(self) -> tuple[int, int]:
         """Return (limit, available) in bytes."""
@@ -127,12 +127,12 @@ def _descendants(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants that still run, from the kernel's list of the children of each thread."""
     waiting = [pid]
     while waiting:
-        each = waiting.pop()
-        yield each
+        process = waiting.pop()
+        yield process
         with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{each}/task"):  # noqa: PTH208
+            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
                 with contextlib.suppress(OSError):
-                    text = Path(f"/proc/{each}/task/{thread}/children").read_text()
+                    text = Path(f"/proc/{process}/task/{thread}/children").read_text()
                     waiting += map(int, text.split())
 
 
@@ -167,11 +167,11 @@ class _MemoryGroup:
 
     def limit(self) -> int | None:
         """Return the smallest limit of all groups, in bytes; None if there is no limit."""
-        found = []
+        limits = []
         for folder in self.folders:
             with contextlib.suppress(OSError, ValueError):
-                found.append(int((folder / self.limit_name).read_text()))  # "max" is no number
-        return min((each for each in found if each < _NO_LIMIT), default=None)
+                limits.append(int((folder / self.limit_name).read_text()))  # "max" is no number
+        return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
     def used(self) -> int:
         """Return the bytes used by the group with the smallest limit, without files that were read once."""
@@ -198,22 +198,22 @@ def _group_of(root: Path, controller: str) -> str | None:
 def _upwards(top: Path, place: str) -> tuple[Path, ...]:
     inner = top / place.lstrip("/")
     # In a container the path may be the host's; then the top folder is our own group.
-    return (inner, *(each for each in inner.parents if each == top or top in each.parents))
+    return (inner, *(parent for parent in inner.parents if parent == top or top in parent.parents))
 
 
 def _cpu_quota(root: Path) -> float | None:
     """Return the number of cores by the quota of the control groups; None if there is no quota."""
-    found = []
+    quotas = []
     place = _group_of(root, "cpu")
     if place is not None:
         for folder in _upwards(root / "sys/fs/cgroup/cpu", place):
             with contextlib.suppress(OSError, ValueError):
                 quota = int((folder / "cpu.cfs_quota_us").read_text())
                 if quota > 0:
-                    found.append(quota / int((folder / "cpu.cfs_period_us").read_text()))
+                    quotas.append(quota / int((folder / "cpu.cfs_period_us").read_text()))
     elif (place := _group_of(root, "")) is not None:
         for folder in _upwards(root / "sys/fs/cgroup", place):
             with contextlib.suppress(OSError, ValueError):
                 quota_us, period_us = (folder / "cpu.max").read_text().split()
-                found.append(int(quota_us) / int(period_us))  # "max" is no number
-    return min(found, default=None)
+                quotas.append(int(quota_us) / int(period_us))  # "max" is no number
+    return min(quotas, default=None)

@@ -61,7 +61,7 @@ class NvidiaDevices:
         if not handles:
             notes.tell("driver", "no GPU figures: NVML does not know which device is this rank's")
             return None
-        return cls(notes, [NvidiaDevice(nvml, notes, each) for each in handles], nvml)
+        return cls(notes, [NvidiaDevice(nvml, notes, handle) for handle in handles], nvml)
 
     def read(self, now: float) -> list[Device]:
         """Return one sample of each device.
@@ -69,18 +69,18 @@ class NvidiaDevices:
         Args:
             now: seconds of a monotonic clock.
         """
-        return [each.read(now) for each in self.devices]
+        return [device.read(now) for device in self.devices]
 
     def lower_power(self, uuid: str | None) -> None:
         """Lower the power limit of one device by a tenth, but not below its minimum; `close` restores the limit."""
-        for each in self.devices:
-            if each.uuid == uuid:
-                each.lower_power()
+        for device in self.devices:
+            if device.uuid == uuid:
+                device.lower_power()
 
     def close(self) -> None:
         """Close the devices, and shut NVML down."""
-        for each in self.devices:
-            each.close()
+        for device in self.devices:
+            device.close()
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
@@ -134,7 +134,7 @@ class NvidiaDevice:
         ecc = self._ecc_counts()
         xid = self._faults()
         pcie, nvlink = self._moved(now)
-        found = Device(
+        sample = Device(
             uuid=self.uuid, name=self.name,
             utilisation=None if rates is None else rates.gpu / 100,
             memory_used=None if memory is None else memory.used, memory_total=None if memory is None else memory.total,
@@ -148,7 +148,7 @@ class NvidiaDevice:
             xid=xid, nvlink_bytes=nvlink, pcie_bytes=pcie, is_lost=self._lost(),
         )  # fmt: skip
         self._tell_absent()
-        return found
+        return sample
 
     def _lost(self) -> bool | None:
         return self.is_lost or None
@@ -202,8 +202,8 @@ class NvidiaDevice:
         """Return the °C at which the device lowers its clocks: its highest working, or its slowdown temperature."""
         nvml = self.nvml
         kinds = (nvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-        told = (self._quietly(nvml.nvmlDeviceGetTemperatureThreshold, self.gpu, kind) for kind in kinds)
-        return min((float(each) for each in told if each), default=None)
+        limits = (self._quietly(nvml.nvmlDeviceGetTemperatureThreshold, self.gpu, kind) for kind in kinds)
+        return min((float(limit) for limit in limits if limit), default=None)
 
     def _ecc_counts(self) -> tuple[int | None, int | None]:
         """Return (corrected, uncorrected) errors since the driver was loaded; read lifetime counts if these changed."""
@@ -238,15 +238,15 @@ class NvidiaDevice:
         """Return the Xid codes of the faults since the last call; None if the device does not report faults."""
         if self._events is None:
             return None
-        found: list[int] = []
+        codes: list[int] = []
         try:
-            while len(found) < _MOST_EVENTS:
-                found.append(int(self.nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
+            while len(codes) < _MOST_EVENTS:
+                codes.append(int(self.nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
         except self.nvml.NVMLError_Timeout:
             pass  # no more events
         except self.nvml.NVMLError as error:
             self._take(error, "Xid")
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(codes))
 
     def _moved(self, now: float) -> tuple[int | None, int | None]:
         """Return the bytes moved over (PCIe, NVLink) so far, in both directions together."""
@@ -257,19 +257,19 @@ class NvidiaDevice:
             (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
         ]  # fmt: skip
         values = self._ask("bytes", nvml.nvmlDeviceGetFieldValues, self.gpu, fields)
-        told = [None] * 4 if values is None else [_value(nvml, each) for each in values]
-        pcie = None if None in told[:2] else self._bytes["pcie"].add(sum(filter(None, told[:2])))
-        nvlink = None if None in told[2:] else self._bytes["nvlink"].add(sum(filter(None, told[2:])) * _KIB)
+        counts = [None] * 4 if values is None else [_value(nvml, value) for value in values]
+        pcie = None if None in counts[:2] else self._bytes["pcie"].add(sum(filter(None, counts[:2])))
+        nvlink = None if None in counts[2:] else self._bytes["nvlink"].add(sum(filter(None, counts[2:])) * _KIB)
         return self._sampled_pcie(now) if pcie is None else pcie, nvlink
 
     def _sampled_pcie(self, now: float) -> int | None:
         """Return the PCIe bytes so far for a device without that counter: two windows of 20 ms stand for a period."""
         nvml = self.nvml
         kinds = (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES)
-        told = [self._ask("PCIe", nvml.nvmlDeviceGetPcieThroughput, self.gpu, kind) for kind in kinds]
-        if None in told:
+        rates = [self._ask("PCIe", nvml.nvmlDeviceGetPcieThroughput, self.gpu, kind) for kind in kinds]
+        if None in rates:
             return None
-        return round(self._added_bytes.add(now, sum(filter(None, told)) * _KIB))
+        return round(self._added_bytes.add(now, sum(filter(None, rates)) * _KIB))
 
     def _quietly(self, call: Callable[..., Found], *args: Any) -> Found | None:
         with contextlib.suppress(self.nvml.NVMLError):
@@ -299,8 +299,8 @@ class NvidiaDevice:
     def _tell_absent(self) -> None:
         """Log the missing counters once, after the first sample: most devices lack some."""
         if self._is_first and self._absent:
-            told = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
-            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {told}")
+            missing = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
+            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {missing}")
         self._is_first = False
 
 

@@ -23,25 +23,27 @@ def visible_devices(nvml: Any, environ: Mapping[str, str], notes: Notes) -> list
     Raises nvml.NVMLError.
     """
     whole = _whole_devices(nvml)
-    told = environ.get(_LIST)
-    words = [str(index) for index in range(len(whole))] if told is None else [each.strip() for each in told.split(",")]
-    if len(whole) > 1 and environ.get(_ORDER) != "PCI_BUS_ID" and any(word.isdecimal() for word in words):
+    text = environ.get(_LIST)
+    entries = (
+        [str(index) for index in range(len(whole))] if text is None else [part.strip() for part in text.split(",")]
+    )
+    if len(whole) > 1 and environ.get(_ORDER) != "PCI_BUS_ID" and any(entry.isdecimal() for entry in entries):
         # By default CUDA lists the fastest GPU first: the order on the bus only if all GPUs are of one kind.
-        names = {nvml.nvmlDeviceGetName(each) for each in whole}
+        names = {nvml.nvmlDeviceGetName(device) for device in whole}
         if len(names) > 1:
             notes.tell(
                 "order",
                 f"the GPUs of this node are of several kinds ({', '.join(sorted(names))}), and which is number "
-                f"{words[0]} depends on {_ORDER}: no GPU figures. Set cluster.env.{_ORDER}=PCI_BUS_ID.",
+                f"{entries[0]} depends on {_ORDER}: no GPU figures. Set cluster.env.{_ORDER}=PCI_BUS_ID.",
             )
             return []
-    found: list[Any] = []
-    for word in words:
-        handle = _device(nvml, whole, word)
+    handles: list[Any] = []
+    for entry in entries:
+        handle = _device(nvml, whole, entry)
         if handle is None:
             break
-        found.append(handle)
-    return found
+        handles.append(handle)
+    return handles
 
 
 def device_of_uuid(nvml: Any, uuid: str) -> Any | None:
@@ -65,20 +67,20 @@ def parts_of(nvml: Any, device: Any) -> list[Any]:
         count = nvml.nvmlDeviceGetMaxMigDeviceCount(device)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         return []
-    found = []
+    parts = []
     for index in range(count):
         with contextlib.suppress(nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
-    return found
+            parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
+    return parts
 
 
 def _whole_devices(nvml: Any) -> list[Any]:
     """Return the handles of all GPUs that this process may use, in the order of the bus."""
-    found = []
+    handles = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError_NoPermission):
-            found.append(nvml.nvmlDeviceGetHandleByIndex(index))
-    return found
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+    return handles
 
 
 def _device(nvml: Any, whole: list[Any], word: str) -> Any | None:
@@ -88,11 +90,11 @@ def _device(nvml: Any, whole: list[Any], word: str) -> Any | None:
         parts = [] if device is None else parts_of(nvml, device)
         return parts[0] if parts else device  # CUDA uses only one part of a GPU
     if word.startswith("MIG-"):
-        parts = [part for each in whole for part in parts_of(nvml, each)]
+        parts = [part for gpu in whole for part in parts_of(nvml, gpu)]
         return _by_beginning(nvml, parts, word)
     return _by_beginning(nvml, whole, word) if word.startswith("GPU-") else None
 
 
 def _by_beginning(nvml: Any, devices: list[Any], word: str) -> Any | None:
-    found = [each for each in devices if str(nvml.nvmlDeviceGetUUID(each)).startswith(word)]
-    return found[0] if len(found) == 1 else None
+    matches = [device for device in devices if str(nvml.nvmlDeviceGetUUID(device)).startswith(word)]
+    return matches[0] if len(matches) == 1 else None

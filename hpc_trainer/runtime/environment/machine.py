@@ -35,36 +35,36 @@ def memory_bytes() -> int | None:
 def driver() -> str | None:
     """Return the version of NVIDIA's kernel module; None if there is none."""
     try:
-        found = _VERSION.search((_NVIDIA / "version").read_text(encoding="utf-8", errors="replace"))
+        match = _VERSION.search((_NVIDIA / "version").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def devices() -> list[dict[str, Any]]:
     """Return name, UUID and memory of each GPU: those that torch sees once it uses CUDA, else all of the machine."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
-        found = []
+        gpus = []
         for index in range(torch.cuda.device_count()):
             facts = torch.cuda.get_device_properties(index)
             uuid = getattr(facts, "uuid", None)
-            found.append(
+            gpus.append(
                 {
                     "name": facts.name,
                     "uuid": None if uuid is None else f"GPU-{uuid}",
                     "memory_bytes": facts.total_memory,
                 }
             )
-        return found
+        return gpus
     return _of_driver()
 
 
 def _of_driver() -> list[dict[str, Any]]:
-    found = []
+    gpus = []
     for path in sorted(_NVIDIA.glob("gpus/*/information")):
         with contextlib.suppress(OSError):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-            found.append({"name": facts.get("Model"), "uuid": facts.get("GPU UUID"), "memory_bytes": None})
-    return found
+            gpus.append({"name": facts.get("Model"), "uuid": facts.get("GPU UUID"), "memory_bytes": None})
+    return gpus

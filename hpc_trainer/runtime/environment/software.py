@@ -70,19 +70,19 @@ def _name_and_version(folder: str) -> tuple[str | None, str | None]:
     stem, kind = os.path.splitext(os.path.basename(folder))  # noqa: PTH119, PTH122
     name, _, version = stem.partition("-")
     if kind != ".dist-info" or not version or "_" in version:  # escaped, or as setuptools had it
-        found = metadata.PathDistribution(Path(folder))
+        distribution = metadata.PathDistribution(Path(folder))
         with contextlib.suppress(Exception):  # damaged metadata: the folder's name is all there is
-            name, version = str(found.metadata["Name"] or name), found.version
+            name, version = str(distribution.metadata["Name"] or name), distribution.version
     return re.sub(r"[-_.]+", "-", name).lower() or None, version or None
 
 
 def _origin(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-        origin: dict[str, Any] = {"url": str(found["url"])}
-        if (found.get("dir_info") or {}).get("editable"):
+        record = json.loads(text)
+        origin: dict[str, Any] = {"url": str(record["url"])}
+        if (record.get("dir_info") or {}).get("editable"):
             origin["editable"] = True
-        vcs = found.get("vcs_info") or {}
+        vcs = record.get("vcs_info") or {}
         return origin | {key: str(vcs[key]) for key in ("vcs", "commit_id") if key in vcs}
     except (KeyError, TypeError, ValueError, AttributeError):
         return {"url": "unreadable"}
@@ -93,15 +93,15 @@ def libraries() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "version"):
         return {}
-    found: dict[str, Any] = {"torch": str(torch.__version__), "torch_revision": torch.version.git_version}
-    found |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
-    found["cpu_kernels"] = torch.backends.cpu.get_cpu_capability()
+    versions: dict[str, Any] = {"torch": str(torch.__version__), "torch_revision": torch.version.git_version}
+    versions |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    versions["cpu_kernels"] = torch.backends.cpu.get_cpu_capability()
     if torch.version.cuda is not None and torch.cuda.is_initialized():
-        found["cudnn"] = torch.backends.cudnn.version()
+        versions["cudnn"] = torch.backends.cudnn.version()
         nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
-        found["nccl"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else nccl
-    found["threads"] = torch.get_num_threads()
-    return {key: value for key, value in found.items() if value is not None}
+        versions["nccl"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else nccl
+    versions["threads"] = torch.get_num_threads()
+    return {key: value for key, value in versions.items() if value is not None}
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -115,7 +115,7 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def modules() -> list[str]:
     """Return the modules that `module load` has loaded (Environment Modules, Lmod)."""
-    return [each for each in os.environ.get("LOADEDMODULES", "").split(":") if each]
+    return [module for module in os.environ.get("LOADEDMODULES", "").split(":") if module]
 
 
 def system() -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _measure(dataset: MapDataset, order: BatchOrder, num_workers: int, seconds: 
         dataset, order, first_step=0, num_steps=_ENDLESS, rank=0, world_size=1, micro_batch_size=size,
         grad_accum_steps=1, num_workers=num_workers,
     ) as batches:  # fmt: skip
-        num_bytes = sum(each.nbytes for each in tensors_of(next(batches)))
+        num_bytes = sum(tensor.nbytes for tensor in tensors_of(next(batches)))
         first = time.perf_counter() - began
         # Batches that loader processes made while the first one was waited for are not counted.
         for _ in range(2 * num_workers):
@@ -79,7 +79,7 @@ def _shares(dataset: MapDataset, order: BatchOrder, seconds: float) -> dict[str,
         profile.disable()
         if time.perf_counter() - began > min(seconds, _PROFILED_S):
             break
-    found: Any = pstats.Stats(profile)
-    total = found.total_tt
-    cumulative = {name: each[3] for (file, _, name), each in found.stats.items() if file == pictures.__file__}
+    stats: Any = pstats.Stats(profile)
+    total = stats.total_tt
+    cumulative = {name: entry[3] for (file, _, name), entry in stats.stats.items() if file == pictures.__file__}
     return {_SHARES[name]: spent / total for name, spent in cumulative.items() if name in _SHARES and total}

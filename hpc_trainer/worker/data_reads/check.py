@@ -40,31 +40,31 @@ def check(
     """
     config = _refusing(config)
     task = build_task(config)
-    found, splits, digests = _Problems(), {}, {}
+    problems, splits, digests = _Problems(), {}, {}
     sets: dict[Split, MapDataset] = {}
     for split in SPLITS:
         try:
             sets[split] = build_dataset(config, split, task)
             _read_as_run(config, split, task)
         except (HpcTrainerError, OSError) as error:  # noqa: PERF203
-            found.add(split, Problem(f"data={config.data.name}", str(error)))
+            problems.add(split, Problem(f"data={config.data.name}", str(error)))
     total = sum(len(_rows(each, sample)) for each in sets.values())
     done = 0
     for split, dataset in sets.items():
         if sample is None:
             for problem in _of_files(dataset):
-                found.add(split, problem)
+                problems.add(split, problem)
         rows, seen = _rows(dataset, sample), _Looked(dataset, split, task.takes_pairs, task.needs_classes)
         of_split = []
         for looked in _load(seen, rows, num_workers):
             for problem in looked.problems:
-                found.add(split, problem)
+                problems.add(split, problem)
             of_split.append(looked.digests)
             done += looked.count
             tell(done, total)
         digests[split] = np.concatenate(of_split) if of_split else np.empty((0, 2), dtype=np.uint64)
         splits[split] = {"samples": None if _is_stream(dataset) else len(dataset), "read": len(rows)}
-    return {"splits": splits, **found.to_json(), "duplicates": _duplicates(digests)}
+    return {"splits": splits, **problems.to_json(), "duplicates": _duplicates(digests)}
 
 
 def _read_as_run(config: TrainConfig, split: Split, task: Task) -> None:
@@ -86,7 +86,7 @@ def _read_as_run(config: TrainConfig, split: Split, task: Task) -> None:
 
 def _refusing(config: TrainConfig) -> TrainConfig:
     """Return the configuration with `data.on_broken=refuse`: a broken sample that is replaced would not be noticed."""
-    kinds = {each.name: type(getattr(config.data, each.name)) for each in dataclasses.fields(config.data)}
+    kinds = {field.name: type(getattr(config.data, field.name)) for field in dataclasses.fields(config.data)}
     if "on_broken" not in kinds:
         return config
     data = dataclasses.replace(config.data, on_broken=kinds["on_broken"]("refuse"))  # type: ignore[call-arg]
@@ -158,7 +158,7 @@ class _Looked:
         for numbers, batch in batches:
             if self._takes_pairs:
                 problems += self._of_pair(numbers, *batch)
-                digests += [(row, _digest(each)) for row, each in zip(numbers, batch[0], strict=True)]
+                digests += [(row, _digest(sample)) for row, sample in zip(numbers, batch[0], strict=True)]
         return _Batch(count=len(rows), problems=problems, digests=np.array(digests, dtype=np.uint64).reshape(-1, 2))
 
     def _problem(self, row: int, cause: object) -> Problem:
@@ -170,9 +170,9 @@ class _Looked:
             yield self._problem(
                 rows[0], f"its inputs are {list(inputs.shape[1:])}, and the data set says {list(shape)}"
             )
-        for name, each in (("inputs", inputs), ("targets", targets)):
-            if each.is_floating_point():
-                yield from self._not_finite(rows, name, each)
+        for name, tensor in (("inputs", inputs), ("targets", targets)):
+            if tensor.is_floating_point():
+                yield from self._not_finite(rows, name, tensor)
         classes = self._dataset.num_classes
         if self._needs_classes and classes is not None and not targets.is_floating_point():
             wrong = ((targets < 0) & (targets != _PADDING)) | (targets >= classes)
@@ -184,8 +184,8 @@ class _Looked:
         wrong = ~torch.isfinite(values.reshape(len(rows), -1))
         for place in wrong.any(dim=1).nonzero().flatten().tolist():
             columns = wrong[place].nonzero().flatten().tolist()
-            told = ", ".join(map(str, columns[:8])) + (" .." if len(columns) > 8 else "")
-            where = f"in column {told}" if values.ndim == 2 else f"{len(columns)} of {wrong.shape[1]}"
+            shown = ", ".join(map(str, columns[:8])) + (" .." if len(columns) > 8 else "")
+            where = f"in column {shown}" if values.ndim == 2 else f"{len(columns)} of {wrong.shape[1]}"
             yield self._problem(rows[place], f"its {name} hold NaN or infinity ({where})")
 
 

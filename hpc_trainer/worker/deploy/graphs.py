@@ -74,7 +74,7 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
     """
     import onnx
 
-    size = sum(each.numel() * each.element_size() for each in (*program.state_dict.values(),))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*program.state_dict.values(),))
     if size > _LARGEST_ONNX:
         raise ConfigError(
             f"--to onnx: the weights are {size / 2**30:.1f} GiB, and a file of ONNX's that holds its weights has less "
@@ -105,8 +105,8 @@ def read_onnx(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.from_numpy(session.run([OUTPUTS], {INPUTS: inputs.contiguous().numpy()})[0])
-        return found
+        outputs: torch.Tensor = torch.from_numpy(session.run([OUTPUTS], {INPUTS: inputs.contiguous().numpy()})[0])
+        return outputs
 
     return run
 
@@ -139,18 +139,18 @@ def _untraceable(model: nn.Module, error: Exception, to: str) -> str:
 def _place_in(model: nn.Module, error: Exception) -> str:
     """Return the innermost line of a module of `model` that was running: `blocks.2 (Block), FILE:LINE: CODE`."""
     names = {id(module): name for name, module in model.named_modules()}
-    found = ""
+    place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if id(owner) in names and not frame.f_code.co_filename.startswith(str(Path(torch.__file__).parent)):
             where = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
             name = names[id(owner)] or "the model"
-            found = f"{name} ({type(owner).__name__}), {where.filename}:{line}: {where.line}"
-    return found
+            place = f"{name} ({type(owner).__name__}), {where.filename}:{line}: {where.line}"
+    return place
 
 
 def _no_onnx(program: ExportedProgram, error: Exception) -> str:
-    causes = [str(each) for each in _causes(error)]
+    causes = [str(cause) for cause in _causes(error)]
     text = "\n".join(causes)
     op, node = _OP.search(text), _NODE.search(text)
     place = _place_of(program, node[1]) if node else ""

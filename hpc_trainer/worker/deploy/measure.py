@@ -22,14 +22,14 @@ def latencies(models: Mapping[str, Callable[[torch.Tensor], Any]], inputs: torch
 
     The models take turns, so that other load of the machine affects all of them alike.
     """
-    found: dict[str, dict[str, Any]] = {name: {} for name in models}
+    results: dict[str, dict[str, Any]] = {name: {} for name in models}
     for size in BATCHES:
         batch = inputs.repeat(-(-size // len(inputs)), *[1] * (inputs.ndim - 1))[:size].contiguous()
         times = _times(models, batch)
-        for name, each in times.items():
-            low, middle, high = statistics.quantiles(each, n=4, method="inclusive")
-            found[name][str(size)] = {"median_s": middle, "low_s": low, "high_s": high, "n": len(each)}
-    return found
+        for name, durations in times.items():
+            low, middle, high = statistics.quantiles(durations, n=4, method="inclusive")
+            results[name][str(size)] = {"median_s": middle, "low_s": low, "high_s": high, "n": len(durations)}
+    return results
 
 
 @torch.no_grad()
@@ -52,9 +52,9 @@ def _times(models: Mapping[str, Callable[[torch.Tensor], Any]], batch: torch.Ten
 
 def machine() -> dict[str, Any]:
     """Return facts about the machine of the measurement, without names of users or hosts."""
-    found = cpu()
+    processor = cpu()
     return {
-        "processor": found["model"] or platform.machine(), "num_cores": found["count"],
+        "processor": processor["model"] or platform.machine(), "num_cores": processor["count"],
         "num_threads": torch.get_num_threads(), "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
     }  # fmt: skip
@@ -62,11 +62,11 @@ def machine() -> dict[str, Any]:
 
 def counts(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the number of elements in all floating-point tensors, their bytes, and the share of zeros."""
-    tensors = [each for each in state.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
-    total = sum(each.numel() for each in tensors)
-    zeros = sum(int((each == 0).sum()) for each in tensors)
+    tensors = [tensor for tensor in state.values() if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+    total = sum(tensor.numel() for tensor in tensors)
+    zeros = sum(int((tensor == 0).sum()) for tensor in tensors)
     return {
         "num_numbers": total,
-        "num_bytes": sum(each.numel() * each.element_size() for each in tensors),
+        "num_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         "sparsity": zeros / total if total else 0.0,
     }

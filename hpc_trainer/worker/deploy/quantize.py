@@ -37,9 +37,9 @@ def quantize_model(model: nn.Module, kind: str, qat: QatConfig) -> int:
     trained_for = qat.to.name == kind
     names = set(layers_to_round(model, qat)[0]) if trained_for else None
     chosen = {
-        name: each
-        for name, each in model.named_modules()
-        if isinstance(each, nn.Linear) and (names is None or name in names)
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and (names is None or name in names)
     }
     if not chosen:
         raise ConfigError(
@@ -52,7 +52,7 @@ def quantize_model(model: nn.Module, kind: str, qat: QatConfig) -> int:
         config = Int8DynamicActivationInt8WeightConfig() if kind == "dynamic_int8" else Int8WeightOnlyConfig()
     with quiet():
         quantize_(model, config, filter_fn=lambda module, name: name in chosen)
-    return sum(each.weight.numel() for each in chosen.values() if type(each.weight) is not nn.Parameter)
+    return sum(layer.weight.numel() for layer in chosen.values() if type(layer.weight) is not nn.Parameter)
 
 
 def quantize_file(path: Path, kind: str) -> int:
@@ -104,7 +104,7 @@ def _num_small(model: Any) -> int:
     small = {onnx.TensorProto.INT8: 1, onnx.TensorProto.UINT8: 1}
     packed = {node.input[1] for node in model.graph.node if node.op_type == "MatMulNBits"}
     return sum(
-        torch.Size(each.dims).numel() * (2 if each.name in packed else 1)
-        for each in model.graph.initializer
-        if each.data_type in small and len(each.dims) > 1
+        torch.Size(tensor.dims).numel() * (2 if tensor.name in packed else 1)
+        for tensor in model.graph.initializer
+        if tensor.data_type in small and len(tensor.dims) > 1
     )

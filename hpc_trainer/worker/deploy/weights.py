@@ -36,11 +36,11 @@ def take_out(checkpoints: Path, step: int, *, name: str, over: tuple[str, str] |
         CorruptCheckpointError: bytes have changed, or there is no checkpoint of this step.
         UntrustedFileError, OSError: the files are not trusted, or cannot be read.
     """
-    told: list[str] = []
-    store = CheckpointStore(checkpoints, group=RankGroup(), keep_last=1, attempt=0, read_only=True, warn=told.append)
+    notes: list[str] = []
+    store = CheckpointStore(checkpoints, group=RankGroup(), keep_last=1, attempt=0, read_only=True, warn=notes.append)
     info = store.newest_valid(only=step)
     if info is None:
-        raise CorruptCheckpointError("; ".join(told) or f"{checkpoints} holds no checkpoint of step {step}.")
+        raise CorruptCheckpointError("; ".join(notes) or f"{checkpoints} holds no checkpoint of step {step}.")
 
     def take(shared: Any, _: Any) -> dict[str, Any]:
         return whole_tree(_state_of(shared["objects"], name, over))  # type: ignore[no-any-return]
@@ -88,4 +88,4 @@ def _state_of(objects: Mapping[str, Any], name: str, over: tuple[str, str] | Non
 
 
 def _is_state(value: Any) -> bool:
-    return isinstance(value, dict) and any(isinstance(each, SavedTensor) for each in value.values())
+    return isinstance(value, dict) and any(isinstance(entry, SavedTensor) for entry in value.values())

@@ -84,24 +84,24 @@ class Care:
             self._hottest[device.uuid] = hottest
             limit = "" if device.temperature_limit_c is None else f", its limit is {device.temperature_limit_c:.0f} °C"
             heat = f"up to {hottest:.0f} °C{limit}"
-        found = {}
-        words = [word for word in device.throttle or () if word in HARMFUL]
-        if words:
-            found[Trouble.slowed] = ", ".join([*words, *([heat] if heat else [])])
+        troubles = {}
+        reasons = [reason for reason in device.throttle or () if reason in HARMFUL]
+        if reasons:
+            troubles[Trouble.slowed] = ", ".join([*reasons, *([heat] if heat else [])])
         elif device.throttle is None and (device.temperature_c or 0.0) >= (device.temperature_limit_c or math.inf):
-            found[Trouble.hot] = heat
+            troubles[Trouble.hot] = heat
         if device.ecc_uncorrected is not None:
             more = device.ecc_uncorrected - self._first_ecc.setdefault(device.uuid, device.ecc_uncorrected)
             if more > 0:
-                found[Trouble.ecc] = f"{more} since the attempt began"
+                troubles[Trouble.ecc] = f"{more} since the attempt began"
         fatal = [number for number in device.xid or () if number in FATAL_XID]
         if fatal:
-            found[Trouble.xid] = f"Xid {', '.join(map(str, fatal))}"
+            troubles[Trouble.xid] = f"Xid {', '.join(map(str, fatal))}"
         if device.is_lost:
-            found[Trouble.lost] = "GPU is lost"
-        for key in [key for key in self._in_row if key[0] == device.uuid and key[1] not in found]:
+            troubles[Trouble.lost] = "GPU is lost"
+        for key in [key for key in self._in_row if key[0] == device.uuid and key[1] not in troubles]:
             del self._in_row[key], self._begun_s[key]
-        return found
+        return troubles
 
     def _add(self, sample: Sample, device: Device, trouble: Trouble, detail: str, passed_s: float) -> bool:
         """Record a trouble, lower the power limit if configured, and return True if the warning is new."""
@@ -119,7 +119,7 @@ class Care:
         if before is None:
             self._found[key] = DeviceWarning(
                 rank=sample.rank, trouble=trouble, node=sample.node or "?", detail=detail, since=sample.time,
-                device=" ".join(each for each in (device.name, device.uuid) if each), last=sample.time,
+                device=" ".join(part for part in (device.name, device.uuid) if part), last=sample.time,
                 seconds=passed_s,
             )  # fmt: skip
             return True

@@ -133,6 +133,6 @@ class _Collector:
 def _remove_stale(folder: Path) -> None:
     for path in folder.glob(f"{_PREFIX}*.prom"):
         with contextlib.suppress(OSError):
-            found = path.stat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _STALE_S:
+            info = path.stat()
+            if info.st_uid == os.getuid() and time.time() - info.st_mtime > _STALE_S:
                 path.unlink()

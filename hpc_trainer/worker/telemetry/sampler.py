@@ -131,10 +131,10 @@ class Sampler:
             self.sample(host, devices)
         finally:
             self._file.close()
-            for each in (devices, *self.watchers):
-                if each is not None:
+            for part in (devices, *self.watchers):
+                if part is not None:
                     with contextlib.suppress(Exception):
-                        each.close()
+                        part.close()
 
     def sample(self, host: Hosts, devices: Devices | None) -> None:
         """Read all counters, and write the lines of one period. Raises nothing."""
@@ -152,13 +152,13 @@ class Sampler:
         self._newest_time = clock
         step = self.step()
         used = host.read(now)
-        found: Sequence[Device | None] = ([] if devices is None else devices.read(now)) or [None]
+        gpus: Sequence[Device | None] = ([] if devices is None else devices.read(now)) or [None]
         samples = [
             Sample(
                 attempt=self.attempt, rank=self.env.rank, time=clock, elapsed_s=now - self._first, node=self.env.node,
                 step=step, device=device, host=used if index == 0 else None,
             )
-            for index, device in enumerate(found)
+            for index, device in enumerate(gpus)
         ]  # fmt: skip
         self._held += samples
         try:
@@ -166,8 +166,8 @@ class Sampler:
             if is_young or self._ended.is_set() or now - self._written >= _WRITE_EVERY_S - 0.5 * self.every_s:
                 self._write(now)
         finally:
-            for each in self.watchers:
-                self._show(each, samples)
+            for watcher in self.watchers:
+                self._show(watcher, samples)
 
     def _write(self, now: float) -> None:
         """Append the samples that wait.
@@ -218,7 +218,7 @@ def sampler_of(
     if not config.monitor.telemetry_every_s:
         return contextlib.nullcontext()
 
-    found: list[Devices] = []
+    opened: list[Devices] = []
 
     def host(notes: Notes) -> Hosts:
         from hpc_trainer.runtime.counters.host import HostCounters
@@ -227,12 +227,12 @@ def sampler_of(
 
     def devices(notes: Notes) -> Devices | None:
         made = devices_of(config, env, notes, gpu)
-        found.extend([] if made is None else [made])
+        opened.extend([] if made is None else [made])
         return made
 
     def lower_power(uuid: str | None) -> None:
-        for each in found:
-            each.lower_power(uuid)
+        for device in opened:
+            device.lower_power(uuid)
 
     does = config.monitor.on_overheat
     care = Care(
