@@ -116,7 +116,7 @@ class CudaKind(DeviceKind):
         try:
             place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
             return [str(properties.uuid), place]
-        except AttributeError:  # older than 2.4
+        except AttributeError:  # torch older than 2.4
             return []
 
     def versions(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 _COLUMNS = 9
 _KIB = 1024
-# A quota changes as slowly as disks fill up, and asking costs the file server something.
+# A quota changes as slowly as disks fill up, and each question loads the file server.
 _ASK_EVERY_S = 600.0
 # `quota` waits for ever for a server that is down.
 _MAX_ANSWER_S = 60.0

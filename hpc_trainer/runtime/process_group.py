@@ -1,6 +1,6 @@
 """Process group of the ranks of one attempt: rank 0 listens on a port that the system chooses.
 
-Rank 0 writes its address into the run folder, so no port is ever guessed: array elements on one node cannot collide,
+Rank 0 writes its address into the run folder, so no port is ever guessed. Array elements on one node cannot collide,
 and a restart does not wait for the port of the previous attempt.
 """
 

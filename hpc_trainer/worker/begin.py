@@ -15,7 +15,7 @@ from hpc_trainer.state.journal import Attempt, Journal
 from hpc_trainer.state.monitoring.ledger import most_timeouts, newest_timeouts
 from hpc_trainer.state.monitoring.ledger_words import timed_out_words
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:  # the import brings torch
     from hpc_trainer.runtime.rank_group import RankGroup
 
 

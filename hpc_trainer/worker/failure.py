@@ -68,7 +68,7 @@ def conclude_error(stop: Stop, record: dict[str, Any]) -> None:
     first = record
     try:
         first = _first_failure(stop.paths, stop.attempt, record)
-    except OSError as full:  # the disk is the failure, most likely; the journal may still take a line
+    except OSError as full:  # most likely the disk is full; the journal may still take a line
         print(f"the error could not be recorded: {full}", file=sys.stderr)
     cause = first.get("cause") or _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
     conclude_failure(stop, cause=cause, error=first, is_first=first is record)

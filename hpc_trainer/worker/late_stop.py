@@ -15,7 +15,7 @@ from hpc_trainer.slurm.preemption import DEFAULT_KILL_WAIT_S, show_preemption
 from hpc_trainer.slurm.states import AT_WORK
 from hpc_trainer.worker.conclude import Stop, conclude_start
 
-# After this many seconds of silence in a step or a batch, Slurm is asked once when it ends the job.
+# After this many seconds of silence in a step or a batch, Slurm is asked, once, for the time when it ends the job.
 _SILENT_S = 8.0
 
 

@@ -145,7 +145,7 @@ class ProbedRun(RunContext):
 
     probe: Probe = field(init=False)
 
-    # Not super(): a dataclass with slots is another class than the one that super() remembers.
+    # Not super(): a dataclass with slots is a new class, and super() still refers to the original one.
     def restore(self, /, **objects: Any) -> Restored:
         """Restore the objects as RunContext does, and hand them to the probe."""
         restored = RunContext.restore(self, **objects)

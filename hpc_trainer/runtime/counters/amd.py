@@ -51,7 +51,7 @@ class AmdDevices:
         except ConfigError as error:
             notes.tell("driver", f"no GPU figures: {error}")
             return None
-        except Exception as error:  # amdsmi raises OSError, KeyError and its own where the driver is another
+        except Exception as error:  # amdsmi raises OSError, KeyError and its own errors if the driver differs
             notes.tell("driver", f"no GPU figures: {type(error).__name__}: {error} (AMD SMI)")
             return None
         mine = handles if index is None else placed[:1] or handles[index % len(handles or [0]) :][:1]
@@ -166,7 +166,7 @@ class AmdDevice:
         return (ticks - self._first_ticks) * resolution * 1e-6
 
     def _ask(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return the library's answer; None if the library refuses, and from then on without calling it."""
+        """Return the library's answer; None if the library refuses. A refused value is not asked for again."""
         if what in self._absent:
             return None
         try:

@@ -91,7 +91,7 @@ class HostCounters:
     def _tree(self) -> _Tree:
         tree = _Tree()
         for pid in _descendants(os.getpid()):
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the process has just ended
                 fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
                 tree.cpu_s += sum(map(int, fields[11:15])) / _TICK
                 tree.major_faults += int(fields[9]) + int(fields[10])

@@ -277,7 +277,7 @@ class NvidiaDevice:
         return None
 
     def _ask(self, what: str, call: Callable[..., Found], *args: Any) -> Found | None:
-        """Return NVML's answer; None on an error, and from then on without a call if the device never answers."""
+        """Return NVML's answer; None on an error. A value that the device never gives is not asked for again."""
         if self.is_lost or what in self._absent:
             return None
         try:

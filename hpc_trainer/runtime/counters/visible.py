@@ -1,7 +1,7 @@
 """GPUs that this process may use: CUDA's indices, translated to NVML's handles.
 
 CUDA counts the entries of CUDA_VISIBLE_DEVICES, in that order. An entry is an index, a UUID or its beginning, or a part
-of a GPU (MIG-..); the list ends at the first entry that is none of these (CUDA programming guide, environment
+of a GPU (MIG-..). The list ends at the first entry that is none of these (CUDA programming guide, environment
 variables). NVML counts all GPUs by their place on the bus, and refuses those that Slurm's control group keeps from us:
 CUDA's indices leave the refused GPUs out.
 """

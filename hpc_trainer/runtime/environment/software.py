@@ -69,7 +69,7 @@ def _distributions(entry: str) -> list[str]:
 def _name_and_version(folder: str) -> tuple[str | None, str | None]:
     stem, kind = os.path.splitext(os.path.basename(folder))  # noqa: PTH119, PTH122
     name, _, version = stem.partition("-")
-    if kind != ".dist-info" or not version or "_" in version:  # escaped, or as setuptools had it
+    if kind != ".dist-info" or not version or "_" in version:  # an escaped version, or setuptools' egg-info
         distribution = metadata.PathDistribution(Path(folder))
         with contextlib.suppress(Exception):  # damaged metadata: the folder's name is all there is
             name, version = str(distribution.metadata["Name"] or name), distribution.version

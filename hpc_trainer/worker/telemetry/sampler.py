@@ -1,6 +1,6 @@
 """Sampler of a rank's devices and host: a separate thread that writes samples into a file of the run folder.
 
-The sampler can never harm a training: any error of a counter, a library or the file system is logged once in the rank's
+The sampler can never harm a training. An error of a counter, a library or the file system is logged once in the rank's
 log, and the thread goes on or ends. The file stays below 2,048 lines (`runs/monitoring/telemetry.py`).
 """
 
