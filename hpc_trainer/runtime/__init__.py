@@ -1,1 +1,1 @@
-"""Where a rank finds itself: rank environment, process group, stop flag, and the decision at a stop."""
+"""Environment of a rank: its place in the attempt, process group, stop flag, and the decision at a stop."""

@@ -1,8 +1,8 @@
-"""The last collectives of this process, by torch's own flight recorder, which records each of them anyway.
+"""Newest collectives of this process, read from torch's flight recorder, which records every collective anyway.
 
-It knows all process groups: what our code sends, what DDP's and FSDP's backward sends. On gloo since torch 2.8, by
-default the last 2,000 (`TORCH_FR_BUFFER_SIZE`); there it knows when a collective was entered and whether it is over,
-not when that was. On NCCL the same recorder is asked by another name.
+The recorder covers all process groups: collectives of our code, and those of the backward pass of DDP and FSDP. On gloo
+it works since torch 2.8, and keeps the last 2,000 collectives by default (`TORCH_FR_BUFFER_SIZE`). There it knows when
+a collective was entered and whether it is over, but not when it ended. NCCL's recorder has another function name.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from torch._C import _distributed_c10d as c10d
 from hpc_trainer.runs.monitoring.flight import MAX_KEPT, Collective
 
 _ASKED_BY = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-# Bytes of the formats whose name does not end with the number of their bits; torch names them as C++ does.
+# Bytes of an element by number format, in torch's C++ names. A format that is not listed counts as 1 byte.
 _BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "ComplexFloat": 8}
 
 
 def recent_collectives() -> list[Collective]:
-    """At most the newest 256, the oldest first. Not of a step: `step` and `during` are for who knows. Takes 0.2 s.
+    """Return the newest collectives, at most 256, the oldest first. Takes 0.2 s.
 
-    [] where torch has no recorder, or says something that is not understood.
+    The fields `step` and `during` are left for the caller to set. The list is empty if torch has no recorder, or if the
+    recorder returns no entries.
     """
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     for name in _ASKED_BY:
         ask = getattr(c10d, name, None)
         if ask is not None:
-            found += _read(ask())
-    return sorted(found, key=lambda each: each.begin)[-MAX_KEPT:]
+            collectives += _read(ask())
+    return sorted(collectives, key=lambda collective: collective.begin)[-MAX_KEPT:]
 
 
 def _read(told: bytes | str) -> Iterator[Collective]:
-    for each in json.loads(told).get("entries", [])[-MAX_KEPT:]:
-        sizes, formats = each.get("input_sizes") or [], each.get("input_dtypes") or []
-        is_p2p = bool(each.get("is_p2p"))
-        name, number = each["process_group"][:2][::-1], each["p2p_seq_id" if is_p2p else "collective_seq_id"]
+    for entry in json.loads(told).get("entries", [])[-MAX_KEPT:]:
+        sizes, formats = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
+        is_p2p = bool(entry.get("is_p2p"))
+        name, number = entry["process_group"][:2][::-1], entry["p2p_seq_id" if is_p2p else "collective_seq_id"]
         yield Collective(
             group=f"{name[0]} ({name[1]})", seq=int(number),
-            name=str(each["profiling_name"]).rpartition(":")[2], shape=_shape(sizes, formats),
-            num_bytes=_num_bytes(sizes, formats), begin=each["time_created_ns"] / 1e9, is_open=_is_open(each),
+            name=str(entry["profiling_name"]).rpartition(":")[2], shape=_shape(sizes, formats),
+            num_bytes=_num_bytes(sizes, formats), begin=entry["time_created_ns"] / 1e9, is_open=_is_open(entry),
             is_p2p=is_p2p,
         )  # fmt: skip
 
@@ -52,8 +53,8 @@ def _is_open(entry: Mapping[str, Any]) -> bool:
 
 
 def _shape(sizes: list[list[int]], formats: list[str]) -> str:
-    told = [f"{kind.lower()}{size}" for size, kind in zip(sizes[:3], formats[:3], strict=False)]
-    return " ".join([*told, f"and {len(sizes) - 3} more"] if len(sizes) > 3 else told)
+    texts = [f"{kind.lower()}{size}" for size, kind in zip(sizes[:3], formats[:3], strict=False)]
+    return " ".join([*texts, f"and {len(sizes) - 3} more"] if len(sizes) > 3 else texts)
 
 
 def _num_bytes(sizes: list[list[int]], formats: list[str]) -> int:

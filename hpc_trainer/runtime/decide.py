@@ -23,7 +23,7 @@ class Action(str, enum.Enum):
     requeue = "requeue"
     """`scontrol requeue Incomplete`."""
     batch_requeue = "requeue by the batch script"
-    """The same by the batch script: a container has no scontrol, or the controller did not answer."""
+    """Requeue by the batch script, because a container has no scontrol, or the controller did not answer."""
     successor = "successor"
     """Another job with the same run, if this job cannot be requeued."""
 
@@ -55,10 +55,10 @@ class StopFacts:
         was_preempted: Slurm noted a preemption (jobs in their grace period carry its time).
         preempts_by_requeue: preempted jobs of this partition go back into the queue by themselves; None: not known.
         is_in_grace: True if the preempted job's grace period is not over yet.
-        was_requeued: Slurm has counted a restart that this incarnation is not: it took the job back by itself.
-        accounting_state: what sacct says of a job that is no longer at work; None without an answer.
+        was_requeued: Slurm has counted a later restart than this incarnation: it has requeued the job by itself.
+        accounting_state: state by sacct of a job that is no longer at work; None without an answer.
         keeps_accounting: False if Slurm says that this site keeps no accounting.
-        reason: scontrol's reason for the job's state; "None" if it gives none, "" if it was not heard.
+        reason: scontrol's reason for the job's state; "None" if it gives none, "" if scontrol did not answer.
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
         move_cause: why the run itself leaves a node (`runs.monitoring.moves`); "" if it does not.
@@ -121,7 +121,7 @@ def decide_stop(facts: StopFacts) -> Decision:
     if facts.has_token:
         return _interrupted(RunState.REQUEUED, _cause(facts))
     if facts.was_requeued and facts.job_state in states.AT_WORK:
-        # The next incarnation is at work: our node was given up while we lived. Its job is not ours to requeue.
+        # The next incarnation is at work: Slurm gave our node up while we still ran. We must not requeue its job.
         return _interrupted(RunState.REQUEUED, "node_fail")
     if facts.job_state is None or facts.job_state in states.AT_WORK:
         return _requeue(_cause(facts))
@@ -129,8 +129,8 @@ def decide_stop(facts: StopFacts) -> Decision:
     # user cancelled. What Slurm has already done shows what happened.
     if facts.was_requeued or facts.job_state in states.NOT_BEGUN:
         causes = {states.PREEMPTED: "preempted", states.NODE_FAIL: "node_fail"}
-        known = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
-        return _interrupted(RunState.REQUEUED, known)
+        cause = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
+        return _interrupted(RunState.REQUEUED, cause)
     # A noted preemption has ended the job. If its grace period is not over, a user has cancelled the job instead.
     is_cancelled = facts.accounting_state == states.CANCELLED and facts.job_state not in _SAID_PLAINLY
     is_preemption = facts.was_preempted and not facts.is_in_grace and not is_cancelled
@@ -138,15 +138,15 @@ def decide_stop(facts: StopFacts) -> Decision:
         return _interrupted(RunState.REQUEUED, "preempted")
     if is_cancelled:
         return cancelled()
-    words = _words(facts, is_preemption=is_preemption)
-    for word in words:
-        if word in _SAID_PLAINLY:
+    end_states = _words(facts, is_preemption=is_preemption)
+    for end_state in end_states:
+        if end_state in _SAID_PLAINLY:
             # Slurm will not bring it back: the partition preempts by cancelling, or the time limit is over.
-            state = _SAID_PLAINLY[word]
+            state = _SAID_PLAINLY[end_state]
             return _successor(state, state.value.lower(), can_submit=facts.can_submit)
-    if states.OUT_OF_MEMORY in words:
+    if states.OUT_OF_MEMORY in end_states:
         return _interrupted(RunState.OUT_OF_MEMORY, "host_memory")
-    if {states.FAILED, states.COMPLETED} & set(words):
+    if {states.FAILED, states.COMPLETED} & set(end_states):
         return _interrupted(RunState.PREEMPTED, BATCH_SHELL)
     if facts.job_state == states.COMPLETING and facts.reason == reasons.NONE and not facts.keeps_accounting:
         # No accounting will ever say it, and for every other end Slurm has a reason or a time of preemption.

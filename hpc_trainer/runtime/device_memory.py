@@ -1,4 +1,4 @@
-"""The memory of one rank: how much a profile gives it, and how the end of it is told."""
+"""Memory of one rank: the size by the hardware profile, and the recognition of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hpc_trainer.errors import TooLargeError
 from hpc_trainer.runtime.devices import kind_of
 
 _GIB = 2**30  # what Slurm calls G
-# What libraries say whose own allocations fail: not errors of a type of their own. The first is the CPU allocator's.
+# Messages of libraries whose own allocations fail, with no error type of their own. The first is the CPU allocator's.
 _WORDS = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """True if `error`, or what it was raised from, says that memory was not enough."""
+    """Return True if `error`, or an error that it was raised from, says that memory was not enough."""
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError, TooLargeError)):
             return True
-        if isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS):
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in _WORDS):
             return True
         error = error.__cause__
     return False
 
 
 def profile_bytes(hardware: HardwareConfig) -> int | None:
-    """The host memory that the hardware profile gives one rank; None if it names none."""
+    """Return the bytes of host memory that the hardware profile gives one rank; None if the profile names none."""
     if hardware.mem_gb_per_node is not None:
         return int(hardware.mem_gb_per_node * _GIB) // hardware.ranks_per_node
     if hardware.mem_gb_per_cpu is not None:
@@ -34,5 +34,5 @@ def profile_bytes(hardware: HardwareConfig) -> int | None:
 
 
 def device_name(device: torch.device) -> str:
-    """`NVIDIA A100-SXM4-40GB`, or `cpu`."""
+    """Return the name of a device: `NVIDIA A100-SXM4-40GB`, or `cpu`."""
     return device.type if device.type == "cpu" else kind_of(device).name(device)

@@ -1,7 +1,8 @@
-"""The kinds of device that a rank may compute on, and what the engine asks of each. A new kind is a class here.
+"""Kinds of device that a rank may compute on, with the operations that the engine needs. A new kind is a class here.
 
-Kinds: the CPU; `cuda`, which is ROCm too, as torch gives AMD's GPUs that name; `mps`, Apple's; `xla`, TPUs and what
-else torch-xla drives. What only CUDA has (streams, pinned memory, allocator figures) stays where it is used.
+Kinds: the CPU; `cuda`, which includes ROCm because torch gives AMD's GPUs that name; `mps`, Apple's GPUs; `xla`, TPUs
+and other devices of torch-xla. Features of CUDA alone (streams, pinned memory, allocator figures) stay where they are
+used.
 """
 
 from __future__ import annotations
@@ -18,69 +19,71 @@ from hpc_trainer.errors import ConfigError, HpcTrainerError
 
 
 class DeviceKind:
-    """What holds for the CPU; the other kinds say what is different."""
+    """Kind of the CPU; the other kinds override what is different."""
 
     type: ClassVar[str] = "cpu"
-    """As torch names it (torch.device.type)."""
+    """Name in torch (torch.device.type)."""
     backend: ClassVar[str] = "gloo"
-    """Of torch.distributed."""
+    """Backend of torch.distributed."""
     has_float64: ClassVar[bool] = True
     has_stamps: ClassVar[bool] = True
-    """`stamp` tells when work is done, not when it was asked for."""
+    """True if `stamp` measures when work is done, not when it was launched."""
 
     def device(self, local_rank: int) -> torch.device:
-        """The device of a node's `local_rank`-th rank. Where Slurm binds one to each task, every rank sees one alone.
+        """Return the device of a node's `local_rank`-th rank. If Slurm binds one to each task, a rank sees only one.
 
-        Raises HpcTrainerError: there is none; ConfigError: this build of torch has none on any node.
+        Raises:
+            HpcTrainerError: there is no such device here.
+            ConfigError: this build of torch finds no such device on any node.
         """
         del local_rank
         return torch.device(self.type)
 
     def select(self, device: torch.device) -> None:
-        """Makes it the one that calls without a device mean."""
+        """Make `device` the one that is meant by calls that name none."""
 
     def name(self, device: torch.device) -> str:
-        """What decides the bits: a GPU's model; of a CPU the instructions that torch chose its kernels for."""
+        """Return the name that determines bitwise results: a GPU's model, or the CPU instructions that torch uses."""
         del device
         return torch.backends.cpu.get_cpu_capability()
 
     def names(self, device: torch.device) -> list[str]:
-        """By which the driver's own library knows it: UUID and place on the bus; [] where torch tells none."""
+        """Return the device's names in the driver's own library: UUID and place on the bus; [] if torch knows none."""
         del device
         return []
 
     def versions(self) -> dict[str, Any]:
-        """Of libraries besides torch that compute."""
+        """Return the versions of the libraries besides torch that compute."""
         return {}
 
     def synchronize(self, device: torch.device) -> None:
-        """Waits for all that was launched."""
+        """Wait until all launched work is done."""
 
     def launch(self) -> None:
-        """Starts what was only collected so far: XLA compiles and runs a graph at a time, others run at once."""
+        """Start the operations collected so far: XLA compiles and runs whole graphs, other kinds run each at once."""
 
     def stamp(self) -> Any:
-        """The moment at which all that was launched so far is done, for `seconds_between`. Waits for nothing."""
+        """Return a mark of the time when all work launched so far is done, for `seconds_between`. Waits for nothing."""
         return time.perf_counter()
 
     def seconds_between(self, first: Any, last: Any) -> float:
-        """Seconds from one `stamp` to a later one. Of a GPU: asked when the device is known to have passed both."""
+        """Return the seconds from one `stamp` to a later one. On a GPU, call it once the device has passed both."""
         seconds: float = last - first
         return seconds
 
     def is_in_use(self) -> bool:
-        """True if this process has random numbers of this kind to keep, besides those of the CPU. Starts nothing."""
+        """Return True if this kind has random state to keep, besides the CPU's. The call does not start the device."""
         return False
 
     def seed(self, number: int) -> None:
-        """Seeds this kind's generator; 0 to 2**63 - 1."""
+        """Seed this kind's generator with a number in [0, 2**63 - 1]."""
 
     def rng_state(self) -> torch.Tensor:
-        """The state of the current device's generator, on the CPU."""
+        """Return the state of the current device's generator, as a tensor on the CPU."""
         return torch.get_rng_state()
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Undoes `rng_state`."""
+        """Restore a state that `rng_state` returned."""
         torch.set_rng_state(state)
 
 
@@ -88,18 +91,18 @@ class CudaKind(DeviceKind):
     """NVIDIA's GPUs, and AMD's (ROCm)."""
 
     type = "cuda"
-    backend = "nccl"  # of ROCm RCCL, by the same name
+    backend = "nccl"  # on ROCm RCCL, under the same name
 
     def device(self, local_rank: int) -> torch.device:
         count = torch.cuda.device_count()
         if not count:
             seen = {key: os.environ[key] for key in _VISIBLE if key in os.environ}
-            told = f"torch {torch.__version__} sees no GPU here ({seen or 'no device is hidden'})."
+            problem = f"torch {torch.__version__} sees no GPU here ({seen or 'no device is hidden'})."
             if torch.version.cuda is None and torch.version.hip is None:
                 raise ConfigError(
-                    f"{told} It is a build for CPUs. Install one for CUDA (https://pytorch.org/get-started)."
+                    f"{problem} It is a build for CPUs. Install one for CUDA (https://pytorch.org/get-started)."
                 )
-            raise HpcTrainerError(told)
+            raise HpcTrainerError(problem)
         return torch.device(self.type, local_rank % count)
 
     def select(self, device: torch.device) -> None:
@@ -109,11 +112,11 @@ class CudaKind(DeviceKind):
         return torch.cuda.get_device_name(device)
 
     def names(self, device: torch.device) -> list[str]:
-        found: Any = torch.cuda.get_device_properties(device)
+        properties: Any = torch.cuda.get_device_properties(device)
         try:
-            place = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
-            return [str(found.uuid), place]
-        except AttributeError:  # older than 2.4
+            place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
+            return [str(properties.uuid), place]
+        except AttributeError:  # torch older than 2.4
             return []
 
     def versions(self) -> dict[str, Any]:
@@ -131,7 +134,7 @@ class CudaKind(DeviceKind):
         return event
 
     def seconds_between(self, first: Any, last: Any) -> float:
-        last.synchronize()  # has passed already, but where nobody has read anything from the device
+        last.synchronize()  # already passed, unless nothing was read from the device
         return float(first.elapsed_time(last)) / 1000
 
     def is_in_use(self) -> bool:
@@ -229,7 +232,7 @@ class XlaKind(DeviceKind):
     def rng_state(self) -> torch.Tensor:
         import torch_xla.core.xla_model as xm
 
-        state = xm.get_rng_state()  # 64 bits without a sign, which tensors have not everywhere
+        state = xm.get_rng_state()  # unsigned 64 bits, which tensors do not support everywhere
         return torch.tensor(state - (state >> 63 << 64), dtype=torch.int64)
 
     def set_rng_state(self, state: torch.Tensor) -> None:
@@ -242,13 +245,14 @@ _KINDS = {kind.type: kind() for kind in (DeviceKind, CudaKind, MpsKind, XlaKind)
 
 
 def kind_of(device: torch.device | str) -> DeviceKind:
-    """The kind of a device, or by its name.
+    """Return the kind of a device, given the device or the name of its type.
 
-    Raises KeyError: nobody taught the engine that kind.
+    Raises:
+        KeyError: the engine has no such kind.
     """
     return _KINDS[device if isinstance(device, str) else device.type]
 
 
 def kinds_in_use() -> Iterator[DeviceKind]:
-    """Those, besides the CPU, whose random numbers this process may draw."""
+    """Return the kinds, besides the CPU, whose random numbers this process may draw."""
     return (kind for kind in _KINDS.values() if kind.is_in_use())

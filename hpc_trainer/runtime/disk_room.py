@@ -1,6 +1,7 @@
-"""How much room is left: what the file system says, and a user's quota, by `lfs quota` on Lustre, else `quota`.
+"""Room left on disk, by the file system, and by a user's quota from `lfs quota` on Lustre, else from `quota`.
 
-statvfs tells of a project's quota on XFS and of many NFS servers', not of a user's on ext4, Lustre or NFS with rquotad.
+statvfs includes a project's quota on XFS, and the quotas of many NFS servers. It does not include a user's quota on
+ext4, Lustre or NFS with rquotad.
 Both commands print the same nine columns (quota(1) with -w -p; lfs-quota(1) with -q): file system, then for blocks of
 1 KiB and for files each: used, soft limit, hard limit, grace. 0 is no limit; a star marks what is over its soft limit.
 """
@@ -17,34 +18,34 @@ from pathlib import Path
 
 _COLUMNS = 9
 _KIB = 1024
-# A quota changes as slowly as disks fill up, and asking costs the file server something.
+# A quota changes as slowly as disks fill up, and each question loads the file server.
 _ASK_EVERY_S = 600.0
-# A server that is away lets `quota` wait for ever.
+# `quota` waits for ever for a server that is down.
 _MAX_ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is left until the hard limits; None: no limit."""
+    """Room left until the hard limits; None for no limit."""
 
     num_bytes: int | None
     num_files: int | None
 
 
 def free_room(folder: Path) -> Room:
-    """What the file system has left for us; None where it does not say.
+    """Return the room that the file system has left for us; its values are None if unknown.
 
-    A quota shows here only where the file system counts it in, as XFS does with a project's and many NFS servers do.
+    A quota is included only if the file system counts it in, as XFS does for a project's and many NFS servers do.
     """
     try:
-        found = os.statvfs(folder)
+        info = os.statvfs(folder)
     except OSError:
         return Room(None, None)
-    return Room(found.f_bavail * found.f_frsize if found.f_blocks else None, found.f_favail if found.f_files else None)
+    return Room(info.f_bavail * info.f_frsize if info.f_blocks else None, info.f_favail if info.f_files else None)
 
 
 class QuotaWatch:
-    """Asks in a process of its own and never waits for it: what is known is the newest answer, none at first."""
+    """Watch on a user's quota, asked in a separate process without waiting: the newest answer counts, none at first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +55,7 @@ class QuotaWatch:
         self._room = Room(None, None)
 
     def room(self) -> Room:
-        """The newest answer; asks again if that is older than ten minutes."""
+        """Return the newest answer, and ask again if that answer is older than ten minutes."""
         asked = self._asked
         if asked is not None and asked.poll() is not None:
             self._asked = None
@@ -84,10 +85,10 @@ _QUOTA = ["quota", "-w", "-p"]
 
 
 def read_answer(text: str, source: str) -> Room:
-    """The row of the file system `source` (of `lfs`: the only row); no limits if it is not there or unreadable."""
+    """Return the room by the row of file system `source` (the only row of `lfs`); no limits if it is unreadable."""
     rows = [line.split() for line in text.splitlines()]
-    words = [row for row in rows if len(row) == _COLUMNS and row[0] == source] or [text.split()]  # lfs wraps long paths
-    row = words[0]
+    hits = [row for row in rows if len(row) == _COLUMNS and row[0] == source] or [text.split()]  # lfs wraps long paths
+    row = hits[0]
     if len(row) != _COLUMNS:
         return Room(None, None)
     try:
@@ -98,12 +99,12 @@ def read_answer(text: str, source: str) -> Room:
 
 
 def _mount_of(folder: Path) -> tuple[str, str]:
-    """(type, source) of the file system that `folder` is on, by /proc/self/mounts; ("", "") where nobody says."""
-    place, found = os.path.realpath(folder), ("", "", "")
+    """Return (type, source) of the file system of `folder`, from /proc/self/mounts; ("", "") if unknown."""
+    place, mount = os.path.realpath(folder), ("", "", "")
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
             source, point, kind, *_ = line.split(" ")
             point = point.replace("\\040", " ")
-            if len(point) >= len(found[0]) and (place == point or place.startswith(point.rstrip("/") + "/")):
-                found = (point, kind, source)
-    return found[1:]
+            if len(point) >= len(mount[0]) and (place == point or place.startswith(point.rstrip("/") + "/")):
+                mount = (point, kind, source)
+    return mount[1:]

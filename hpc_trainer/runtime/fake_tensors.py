@@ -75,8 +75,8 @@ def _drop_content(module: nn.Module) -> None:
             made[tensor] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_weight else empty
         return made[tensor]
 
-    for each in module.modules():
-        for table in (each._parameters, each._buffers):
+    for submodule in module.modules():
+        for table in (submodule._parameters, submodule._buffers):
             for name, tensor in table.items():
                 if tensor is not None:
                     table[name] = fake(tensor)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A process of its own for code that only estimates, and questions to it: a line of JSON each way.
+"""Separate process for code that only estimates; each question and each answer is a line of JSON.
 
 Estimates run the user's model, task and metrics on torch's fake tensors, and that may corrupt the memory of the
 process: `copy.deepcopy` of a fake tensor, which torchmetrics calls for each state, copies the tensor's mode and in it
@@ -28,9 +28,9 @@ TIMEOUT_S: Final = 300.0
 
 
 class OwnProcess:
-    """Asks `module`, whose `main` calls `answer_each`. The process starts with the first question, and anew if it died.
+    """Process of `module`, whose `main` calls `answer_each`. It starts with the first question, and again if it died.
 
-    Use it as a context manager, or call `close`.
+    Use the object as a context manager, or call `close`.
     """
 
     def __init__(self, module: str) -> None:
@@ -56,20 +56,20 @@ class OwnProcess:
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has died already: `answer` says so
+        with contextlib.suppress(OSError):  # the process has died already: `answer` says so
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
 
     def answer(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """Wait for the answer to what was sent last."""
+        """Wait for the answer to the last question, and return it, or {"error": reason} if there is none."""
         line = self._line(time.monotonic() + timeout_s)
         try:
-            found: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = json.loads(line)
         except ValueError:
             why = f"no answer within {timeout_s:g} s" if line is _LATE else self._how_it_ended()
             self.close()
             return {"error": why}
-        return found
+        return reply
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -94,7 +94,7 @@ class OwnProcess:
         )  # fmt: skip
 
     def _line(self, until: float) -> bytes:
-        """The next line; `_LATE` if there is none by then, b"" if none will come."""
+        """Return the next line; `_LATE` if there is none by the time `until`, b"" if the process has ended."""
         assert self._process is not None
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
@@ -136,17 +136,17 @@ def answer_each(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
             _say(out, {"error": f"the process that estimates died of {signal.Signals(-code).name}"})
-        elif code > 0:  # code of the user's called os._exit
+        elif code > 0:  # the user's code called os._exit
             _say(out, {"error": f"the process that estimates ended with exit code {code}"})
 
 
 def _answer_here(answer: Callable[[dict[str, Any]], dict[str, Any]], line: str, out: int) -> None:
-    """In the fork. Never returns."""
+    """Answer one question in the fork, and end the fork. Never returns."""
     try:
-        found = answer(json.loads(line))
+        reply = answer(json.loads(line))
     except BaseException as error:  # the user's code may raise anything, SystemExit too
-        found = {"error": f"{type(error).__name__}: {error}"}
-    _say(out, found)
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    _say(out, reply)
     os._exit(0)
 
 

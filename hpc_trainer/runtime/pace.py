@@ -89,8 +89,8 @@ def job_end_time(time_limit_min: int, environ: Mapping[str, str] | None = None) 
 
 def job_start_time() -> float | None:
     """Return the time at which this job got its nodes, in seconds since the epoch, by Slurm or the batch script."""
-    told = os.environ.get("SLURM_JOB_START_TIME") or os.environ.get(JOB_START, "")
-    return float(told) if "SLURM_JOB_ID" in os.environ and told.isdecimal() else None
+    start = os.environ.get("SLURM_JOB_START_TIME") or os.environ.get(JOB_START, "")
+    return float(start) if "SLURM_JOB_ID" in os.environ and start.isdecimal() else None
 
 
 def must_stop(pace: Pace, end_time: float | None, now: float | None = None) -> bool:

@@ -1,7 +1,7 @@
-"""Brings the ranks of one attempt together: rank 0 listens on a port of the system's choice and says where.
+"""Process group of the ranks of one attempt: rank 0 listens on a port that the system chooses.
 
-The place is told through the run folder, so no port is ever guessed: array elements on one node cannot collide
-and a restart does not wait for the port of the attempt before.
+Rank 0 writes its address into the run folder, so no port is ever guessed. Array elements on one node cannot collide,
+and a restart does not wait for the port of the previous attempt.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ def process_group(
     should_stop: Callable[[], bool] = lambda: False,
     has_failed: Callable[[], bool] = lambda: False,
 ) -> Iterator[RankGroup]:
-    """The group of all ranks, gone again at the end; collective.
+    """Yield the group of all ranks, and destroy the group at the end; collective.
 
     Args:
         rendezvous: file on the shared file system, replaced by rank 0 at each attempt.
-        address: where rank 0 listens; None: loopback on one node, else rank 0's host name.
+        address: address at which rank 0 listens; None for loopback on one node, else rank 0's host name.
         timeout_s: seconds to wait for the other ranks, here and in every collective.
-        should_stop: asked while waiting for the others; one rank's wish is enough for all.
-        has_failed: asked too: true once any rank has failed and will not come.
+        should_stop: called while waiting for the others; True on one rank stops all ranks.
+        has_failed: called by rank 0 while waiting; True once any rank has failed and will not come.
 
     Raises:
-        StoppedWhileStarting: a stop was wished before all ranks were there; all ranks raise it.
-        RankEnvError: the other ranks, or word of where rank 0 listens, did not come in time.
+        StoppedWhileStarting: a stop was requested before all ranks were there; all ranks raise this.
+        RankEnvError: the other ranks, or the address of rank 0, did not come in time.
     """
     if env.world_size == 1:
         yield RankGroup(rank=0, world_size=1, device=device)
@@ -77,30 +77,31 @@ def process_group(
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
     yield RankGroup(rank=env.rank, world_size=env.world_size, device=device)
-    # DDP's reducer, if it is in a cycle, goes before the group: as the last one that holds it, it would wait for gloo's
-    # threads with Python's lock held, for which one of them may wait (torch 2.13, Reducer's destructor: 1 end of 60).
+    # DDP's reducer, if it is in a reference cycle, must be freed before the group. As the last holder of the group it
+    # would wait for gloo's threads with Python's lock held, for which one of them may wait (torch 2.13, Reducer's
+    # destructor: 1 of 60 ends).
     gc.collect()
     # Not in a finally: a failing rank must not wait here for the others, its exit is what ends them.
     dist.destroy_process_group()
 
 
 class StoppedWhileStarting(Exception):  # noqa: N818  (no error: an answer)
-    """A stop was wished before all ranks were there."""
+    """Stop that was requested before all ranks were there."""
 
 
 def _gather_all(
     env: RankEnv, store: TCPStore, timeout_s: int, should_stop: Callable[[], bool], has_failed: Callable[[], bool]
 ) -> None:
-    """Rank 0 waits until every rank has reported, then says go; or says stop, to all alike.
+    """Wait as rank 0 until every rank has reported, then tell all of them to start, or to stop.
 
-    init_process_group would wait too, but inside C++, deaf to signals for as long as `timeout_s`.
+    init_process_group would wait too, but inside C++, where signals are not handled for up to `timeout_s` seconds.
     """
     ready = [f"ready/{rank}" for rank in range(1, env.world_size)]
     deadline = time.monotonic() + timeout_s
     while not store.check(ready):
         if should_stop() or store.check(["wish"]):
             store.set("word", "stop")
-            time.sleep(1.0)  # the store ends with this process: the others read the word first
+            time.sleep(1.0)  # the store ends with this process: the others must read "stop" before
             raise StoppedWhileStarting
         if has_failed():
             raise RankEnvError("another rank failed before all had met; its error is in this attempt's failure.json.")
@@ -111,7 +112,7 @@ def _gather_all(
 
 
 def _report(env: RankEnv, store: TCPStore, timeout_s: int, should_stop: Callable[[], bool]) -> None:
-    """Another rank reports, wishes to stop if it must, and waits for rank 0's word."""
+    """Report another rank to rank 0, pass on a request to stop, and wait for rank 0's decision."""
     store.set(f"ready/{env.rank}", "1")
     deadline = time.monotonic() + timeout_s
     while not store.check(["word"]):
@@ -150,7 +151,7 @@ def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta, should
     pause_s = _POLL_S
     while place is None or place.get("incarnation") != env.incarnation:
         if should_stop() and time.monotonic() - begin > _RANK_ZERO_GRACE_S:
-            # Rank 0 got the signal too, or is dead: it will not come any more, and decides (or not) without us.
+            # Rank 0 got the signal too, or is dead: it will not come any more, and decides, if at all, without us.
             raise StoppedWhileStarting
         if time.monotonic() > deadline:
             raise RankEnvError(
@@ -166,7 +167,7 @@ def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta, should
     host, port = str(place["address"]), int(str(place["port"]))
     while True:
         try:
-            # A short wait at a time: the store's constructor is deaf to signals, and rank 0 may have left again.
+            # Short waits: the store's constructor does not handle signals, and rank 0 may have left again.
             store = TCPStore(host, port, env.world_size, False, _CONNECT_TIMEOUT, wait_for_workers=False)
         except (RuntimeError, ValueError):  # noqa: PERF203  (each round waits for seconds)
             if should_stop():

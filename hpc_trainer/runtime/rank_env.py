@@ -1,4 +1,4 @@
-"""Which rank this process is, read from Slurm, torchrun or the local executor. No torch."""
+"""Rank of this process, read from Slurm, torchrun or the local executor. No torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hpc_trainer.errors import RankEnvError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnv:
-    """One rank's place in one attempt.
+    """Place of one rank in one attempt.
 
-    `incarnation` names the attempt for all its ranks alike: job id and restart count under Slurm, so that
-    ranks of one attempt find each other and never those of the attempt before.
+    `incarnation` names the attempt, and is the same on all its ranks: job id and restart count under Slurm. By this
+    name the ranks of one attempt find each other, and never those of the previous attempt.
     """
 
     rank: int = 0
@@ -32,14 +32,14 @@ class RankEnv:
 
     @property
     def incarnation(self) -> str:
-        """`<job id>.<restart count>.<restarts by torchrun>`."""
+        """Name of the attempt: `<job id>.<restart count>.<restarts by torchrun>`."""
         return f"{self.job_id}.{self.restart_count}.{self.elastic_count}"
 
 
-# Set by the local queue for each start of a run: tells starts apart where process ids come again.
+# Set by the local queue for each start of a run: distinguishes starts if process ids are reused.
 LOCAL_START_VARIABLE = "HPC_TRAINER_LOCAL_START"
 
-# What each launcher calls things: (rank, local rank, world size, ranks on this node, node rank, nodes).
+# Variables of each launcher: (rank, local rank, world size, ranks on this node, node rank, nodes).
 _SLURM = (
     "SLURM_PROCID",
     "SLURM_LOCALID",
@@ -52,7 +52,7 @@ _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 TORCHRUN_NAMES = (
     *_TORCHRUN, "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
 )  # fmt: skip
-"""What torchrun tells each process that it starts."""
+"""Variables that torchrun sets for each process that it starts."""
 _LOCAL = (
     "SUBMITIT_LOCAL_GLOBALID",
     "SUBMITIT_LOCAL_LOCALID",
@@ -64,14 +64,14 @@ _LOCAL = (
 
 
 def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
-    """Reads the rank environment: torchrun first (it may run inside Slurm), then local, then Slurm, else one rank.
+    """Read the rank environment of torchrun (which may run inside Slurm), else local, else Slurm, else one rank.
 
     Raises:
         RankEnvError: a launcher is present but one of its variables is missing or not a number in range.
     """
     env = os.environ if environ is None else environ
     if "TORCHELASTIC_RUN_ID" in env:
-        # The agent's process id tells starts apart that share torchrun's default run id, "none".
+        # The agent's process id distinguishes starts that share torchrun's default run id, "none".
         job_id = slurm_job_id(env) or f"torchrun-{env['TORCHELASTIC_RUN_ID']}-{os.getppid()}"
         restarts = _number(env, "SLURM_RESTART_COUNT", default=0)
         elastic = _number(env, "TORCHELASTIC_RESTART_COUNT", default=0)
@@ -86,10 +86,10 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
 
 
 def slurm_job_id(env: Mapping[str, str]) -> str:
-    """`<array>_<task>` inside an array, the job id outside one, "" without Slurm.
+    """Return `<array>_<task>` inside an array, the job id outside one, "" without Slurm.
 
-    The array form is the only safe one: one element's SLURM_JOB_ID equals the array's id, and a requeue by
-    that number restarts all elements (Lightning#15022).
+    Inside an array only the first form is safe: one element's SLURM_JOB_ID equals the array's id, and a requeue by that
+    id restarts all elements (Lightning#15022).
     """
     if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
         return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"

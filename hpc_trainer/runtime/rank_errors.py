@@ -1,4 +1,4 @@
-"""What an action came to, as JSON that ranks can send each other: its value, or the kind and the text of its error."""
+"""Outcome of an action, as JSON that ranks can send each other: its value, or the kind and the text of its error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpc_trainer.errors import (
 from hpc_trainer.runtime.rank_group import RankGroup
 
 T = TypeVar("T")
-# What one rank met is raised on all, by name: nothing is unpickled from a peer.
+# An error of one rank is raised on all ranks, by its name: nothing is unpickled from a peer.
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CorruptCheckpointError, StorageError, UntrustedFileError)}
 
 
 def attempt(action: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None]:
-    """(outcome, the error itself if there was one). `action` returns JSON."""
+    """Run `action`, which returns JSON, and return (outcome, error); the error is None if there was none."""
     try:
         return {"kind": "", "value": action()}, None
     except HpcTrainerError as error:
@@ -34,7 +34,7 @@ def attempt(action: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None
 
 
 def raise_any(outcomes: list[dict[str, Any]], cause: Exception | None) -> None:
-    """Raises the errors among the outcomes (by rank) as one; of their kind, if they are all of one kind."""
+    """Raise the errors among the outcomes (by rank) as one error, of their kind if they are all of one kind."""
     failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome["kind"]}
     if failed:
         kinds = {outcome["kind"] for outcome in failed.values()}
@@ -46,7 +46,7 @@ def raise_any(outcomes: list[dict[str, Any]], cause: Exception | None) -> None:
 
 
 def on_rank_zero(group: RankGroup, action: Callable[[], Any]) -> Any:
-    """Rank 0's result (JSON) on all ranks, or its error. Collective."""
+    """Return rank 0's result (JSON) on all ranks, or raise its error on all ranks. Collective."""
     outcome, cause = None, None
     if group.is_rank_zero:
         outcome, cause = attempt(action)
@@ -56,7 +56,14 @@ def on_rank_zero(group: RankGroup, action: Callable[[], Any]) -> Any:
 
 
 def on_each_rank(group: RankGroup, action: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-    """(what stays here, what all ranks share (JSON, by rank)), or the errors of all. Collective."""
+    """Run `action` on each rank, and return its results, or raise the errors of all ranks. Collective.
+
+    Args:
+        action: returns (value that stays on this rank, JSON value for all ranks).
+
+    Returns:
+        (value of this rank, JSON values by rank).
+    """
     kept: list[T] = []
 
     def share() -> Any:

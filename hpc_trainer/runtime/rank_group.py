@@ -1,7 +1,7 @@
-"""The ranks of one attempt, and the few things they say to each other outside the training step.
+"""Ranks of one attempt, and the few messages that they exchange outside the training step.
 
-Messages are JSON in byte tensors: torch's object collectives pickle, and what comes over a socket is never
-unpickled here.
+Messages are JSON in byte tensors: torch's object collectives use pickle, and data from a socket is never unpickled
+here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
-    """`rank` of `world_size`; every method below is collective: all ranks must call it.
+    """Group of `world_size` ranks, as rank `rank` sees it. Every method is collective: all ranks must call it.
 
-    With world_size 1 nothing is sent and no process group is needed. `device` holds the message tensors:
-    NCCL moves only CUDA tensors.
+    With world_size 1 nothing is sent and no process group is needed. The tensors of messages are on `device`: NCCL
+    moves only CUDA tensors.
     """
 
     rank: int = 0
@@ -30,24 +30,24 @@ class RankGroup:
 
     @property
     def is_rank_zero(self) -> bool:
-        """True on the rank that writes what is written once."""
+        """True on the rank that writes what only one rank may write."""
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Waits until all ranks are here."""
+        """Wait until all ranks have called this method."""
         if self.world_size > 1:
-            # An all-reduce, not dist.barrier: that one guesses a device under NCCL and warns. To read its result is
-            # what the host waits for there; the call itself only starts it.
+            # An all-reduce, because dist.barrier guesses a device under NCCL and warns. Under NCCL the call only starts
+            # the all-reduce; the host waits when it reads the result.
             self.sum(torch.zeros(1, device=self.device)).item()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Adds `tensor` over all ranks, in place; any shape, the same on all ranks."""
+        """Add `tensor` over all ranks, in place, and return it; any shape, the same on all ranks."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's `value` (JSON) on every rank."""
+        """Return rank 0's `value` (JSON) on every rank."""
         if self.world_size == 1:
             return value
         data = _encode(value) if self.is_rank_zero else torch.empty(0, dtype=torch.uint8)
@@ -58,7 +58,7 @@ class RankGroup:
         return _decode(buffer)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value` (JSON), in the order of ranks, on every rank."""
+        """Return every rank's `value` (JSON), in the order of ranks, on every rank."""
         if self.world_size == 1:
             return [value]
         data = _encode(value)
@@ -68,17 +68,17 @@ class RankGroup:
         return [_decode(part) for part in self._all_bytes(data, sizes.tolist())]
 
     def gather_tensors(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Every rank's `tensors`, of any number, shapes and formats, in the order of ranks; on every rank."""
+        """Return every rank's `tensors`, in any number, shapes and formats, in the order of ranks, on every rank."""
         if self.world_size == 1:
             return [list(tensors)]
-        flat = [each.detach().to(self.device).contiguous().reshape(-1) for each in tensors]
-        mine = torch.cat([self._empty(0), *(each.view(torch.uint8) for each in flat)])
-        forms = self.gather([[str(each.dtype).removeprefix("torch."), list(each.shape)] for each in tensors])
+        flat = [tensor.detach().to(self.device).contiguous().reshape(-1) for tensor in tensors]
+        mine = torch.cat([self._empty(0), *(tensor.view(torch.uint8) for tensor in flat)])
+        forms = self.gather([[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors])
         sizes = [sum(_num_bytes(*form) for form in of_rank) for of_rank in forms]
         return [_cut(part, of_rank) for part, of_rank in zip(self._all_bytes(mine, sizes), forms, strict=True)]
 
     def _all_bytes(self, mine: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Every rank's bytes, of which there are `sizes`: messages are as long as the longest."""
+        """Return every rank's bytes, given their numbers `sizes`; messages are padded to the longest."""
         padded = self._empty(max(sizes))
         padded[: mine.numel()] = mine.to(self.device)
         parts = [self._empty(max(sizes)) for _ in sizes]
@@ -94,14 +94,14 @@ def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def _cut(data: torch.Tensor, forms: Sequence[Any]) -> list[torch.Tensor]:
-    """Bytes as tensors of these formats and shapes, one after the other."""
-    found, at = [], 0
+    """Split bytes into tensors of these formats and shapes, one after the other."""
+    tensors, at = [], 0
     for dtype, shape in forms:
         size = _num_bytes(dtype, shape)
-        # A copy: where its bytes begin no number of that format may begin.
-        found.append(data[at : at + size].clone().view(getattr(torch, dtype)).reshape(shape))
+        # A copy, because the bytes may begin at an offset that is not aligned for their format.
+        tensors.append(data[at : at + size].clone().view(getattr(torch, dtype)).reshape(shape))
         at += size
-    return found
+    return tensors
 
 
 def _encode(value: Any) -> torch.Tensor:
@@ -113,7 +113,7 @@ def _decode(data: torch.Tensor) -> Any:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """True if a collective failed because another rank is gone: not this rank's own error.
+    """Return True if a collective failed because another rank is gone, and not by an error of this rank.
 
     NCCL and the key-value store raise torch.distributed.DistError; gloo a RuntimeError that names its source file.
     """

@@ -1,4 +1,4 @@
-"""What a rank holds, in bytes, as the estimate counts it and features change it. No figure here; only the words."""
+"""Memory of a rank, in bytes, as the estimate counts it and features change it. Only the fields are defined here."""
 
 from __future__ import annotations
 
@@ -12,101 +12,102 @@ from torch import nn
 
 @dataclass(slots=True)
 class Shares:
-    """Which weights ranks hold in parts before FSDP cuts them up, and whether what runs now is between such layers."""
+    """Weights that are divided among ranks before FSDP shards them."""
 
     count: int = 1
-    """Parts of each."""
+    """Number of ranks among which such a weight is divided."""
     divided: frozenset[int] = frozenset()
-    """By id."""
+    """Ids of the divided weights."""
     is_inside: bool = False
+    """True if the computation is now between divided layers."""
 
     def num_bytes(self, weights: Iterable[torch.Tensor]) -> int:
-        """Of this rank's parts, before FSDP cuts them further."""
-        return sum(each.nbytes // self.share_of(each) for each in weights)
+        """Return the bytes of this rank's shares of the weights, before FSDP shards them further."""
+        return sum(weight.nbytes // self.share_of(weight) for weight in weights)
 
     def share_of(self, weight: torch.Tensor) -> int:
-        """1, or how many ranks hold a part each."""
+        """Return the number of ranks among which a weight is divided; 1 if it is whole."""
         return self.count if id(weight) in self.divided else 1
 
     @property
     def share_of_activations(self) -> int:
-        """The same of what is computed now."""
+        """Number of ranks among which the current activations are divided; 1 if they are whole."""
         return self.count if self.is_inside else 1
 
 
 @dataclass(slots=True, kw_only=True)
 class RankMemory:
-    """What one rank holds, as it is known so far: bytes, but for the first four. `Ability.memory` changes it in place.
+    """Memory of one rank as known so far, in bytes if no other unit is named. `Ability.memory` changes it in place.
 
     Weights, `trained` and `gathered` are this rank's share of divided layers.
     """
 
     model: nn.Module
-    """What the rank runs, with gradients of what is trained."""
+    """Model that the rank runs, with gradients of the trained weights."""
     optimizer: torch.optim.Optimizer
-    """As one rank would have it, after a step."""
+    """Optimizer as one rank would have it, after a step."""
     shares: Shares
     num_parts: int
-    """FSDP's, of which a rank keeps one; sizes of weights are those before."""
+    """Number of FSDP's shards, of which a rank keeps one; sizes of weights are those before sharding."""
     note: str | None
-    """What is a guess, and why."""
+    """Text that says which value is a guess, and why."""
     blocks: list[int]
-    """Weights of each block, the largest first."""
+    """Bytes of the weights of each block, the largest first."""
     weights: int
     buffers: int
     trained: int
     moments: int
-    """The optimizer's, before ranks part them."""
+    """Moments of the optimizer, before they are sharded among ranks."""
     all_moments: int
-    """Of all ranks together, as a checkpoint has them."""
+    """Moments of all ranks together, as a checkpoint holds them."""
     moment_parts: int
-    """Of `moments` a rank keeps one of so many parts."""
+    """Number of shards of `moments`, of which a rank keeps one."""
     gradients: int
     has_gradients: bool
-    """They are there before a pass, and what it adds to them does not count: in buckets, or added up."""
+    """True if gradients exist before a pass, in buckets or accumulated, so that a pass takes no memory for them."""
     kept: int
-    """Of a pass: alive between its forward and its backward half."""
+    """Bytes that are alive between the forward and the backward half of a pass."""
     peak: int
-    """The most at a time, without gradients that are complete."""
+    """Peak of a pass, without the gradients that are complete."""
     growing: int
-    """The most at a time, with them, as they come."""
+    """Peak of a pass, with the gradients that are complete so far."""
     batch: int
     gathered: int
     made: int
-    """By the optimizer's step, for the while of it."""
+    """Bytes that the optimizer's step allocates temporarily."""
     is_skipped_by_scaler: bool
-    """It may not: the loss scaler skips such a step."""
+    """True if the loss scaler skips a bad step, so that the copies of `is_put_back` are not needed."""
     saved: int
     """Weights in a checkpoint; with adapters, the base weights are left out."""
     checkpoint: int
     num_evaluated_parts: int
-    """Of an evaluation's samples."""
+    """Number of parts into which the samples of an evaluation are divided."""
     is_put_back: bool = False
-    """A step keeps copies of all it changes, as the device may find it bad."""
+    """True if a step keeps copies of everything that it changes, because the device may find the step bad."""
     most_moments: int | None = None
-    """So many are on the device at a time, where the others are in host memory."""
+    """Largest number of bytes of moments on the device at a time, if the others are in host memory; else None."""
     host_share: Fraction | None = None
-    """Bytes of host memory for one of moments."""
+    """Bytes of host memory per byte of moments; None if no moments are in host memory."""
     average: int = 0
     communication: int = 0
 
     def sizes_here(self) -> list[int]:
-        """Of this rank's parts of the weights that are trained."""
+        """Return the bytes of this rank's shard of each trained weight."""
         trained = (weight for weight in self.model.parameters() if weight.requires_grad)
         return [self.shares.num_bytes([weight]) // self.num_parts for weight in trained]
 
     @property
     def optimizer_here(self) -> int:
-        """Of this rank's moments, on the device."""
+        """Bytes of this rank's moments on the device."""
         here = self.moments // self.moment_parts
         return here if self.most_moments is None else min(here, self.most_moments)
 
     @property
     def host(self) -> int:
-        """Of this rank's moments, in host memory."""
+        """Bytes of this rank's moments in host memory."""
         return 0 if self.host_share is None else int(self.moments // self.moment_parts * self.host_share)
 
     @property
     def activations(self) -> int:
-        """What the passes of a step take beside `gradients`."""
+        """Bytes that the passes of a step take besides `gradients`."""
         return (self.peak if self.has_gradients else max(0, self.growing - self.gradients)) + self.batch

@@ -1,4 +1,4 @@
-"""Short messages between ranks outside collectives, from any thread: over the process group's key-value store.
+"""Short messages between ranks outside collectives, from any thread, through the process group's key-value store.
 
 A collective must be called by all ranks in the same order, so a background thread may not call one. The store is a
 plain server in rank 0 (TCPStore), where the order is free. Messages are JSON.
@@ -17,20 +17,20 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05
 
 
 class Mail:
-    """A letter box of each rank. Neither method is collective."""
+    """Mailbox of the ranks for one purpose. Neither method is collective."""
 
     def __init__(self, purpose: str) -> None:
         # No public function returns the default store; torch's own elastic and FSDP parts take it from here too.
         self._store = PrefixStore(f"hpc_trainer/{purpose}", dist.distributed_c10d._get_default_store())
 
     def send(self, key: str, value: Any) -> None:
-        """Leaves `value` (JSON) under `key`, which must be new."""
+        """Store `value` (JSON) under `key`, which must be new."""
         self._store.set(key, json.dumps(value))
 
     def take(self, keys: list[str]) -> list[Any]:
-        """Waits until all keys are there, and removes them. Waits for ever for a rank that has died.
+        """Wait until all keys exist, remove them, and return their values. Waits for ever for a rank that has died.
 
-        Looks again and again instead of waiting in the store: that would keep every other thread of this rank out.
+        This method polls, because waiting in the store would block every other thread of this rank.
         """
         pause_s = _SHORTEST_POLL_S
         while not self._store.check(keys):

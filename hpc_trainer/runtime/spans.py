@@ -1,10 +1,10 @@
-"""Where the time of one rank goes: each moment of its process belongs to exactly one kind. No torch.
+"""Time of one rank by kind: each moment of its process belongs to exactly one kind. No torch.
 
     with run.spans.within(Kind.evaluation):
         ...
 
-Of spans inside each other the innermost one counts, so the seconds of all kinds add up to the life of the process by
-construction. Clocks are monotonic: one that is set back moves nothing.
+If spans are nested, the innermost one counts, so the seconds of all kinds add up to the life of the process by
+construction. Clocks are monotonic: setting the wall clock back has no effect.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _RECENT = 4096
 
 
 class Kind(str, enum.Enum):
-    """What a second of an allocation went to; one of them each."""
+    """Category of an allocated second; exactly one applies."""
 
     start_up = "start_up"
-    """From the allocation to the first step, but for what follows."""
+    """From the allocation to the first step, except for the kinds below."""
     imports = "imports"
     rendezvous = "rendezvous"
     compile = "compile"
     restore = "restore"
     data_wait = "data_wait"
     step = "step"
-    """Also what an own loop does between the calls of its RunContext."""
+    """Also the time that a user's own loop takes between the calls of its RunContext."""
     evaluation = "evaluation"
     save_stall = "save_stall"
     """Training stood still for a checkpoint."""
     redone = "redone"
-    """Steps that had to be done again. Known afterwards (state/monitoring/ledger.py); no span is of this kind."""
+    """Steps that had to be repeated. Known only afterwards (state/monitoring/ledger.py); no span is of this kind."""
     hang = "hang"
     shutdown = "shutdown"
     program = "program"
-    """A program of `train.command` was at work."""
+    """A program of `train.command` was running."""
 
 
 class Spans:
@@ -67,15 +67,15 @@ class Spans:
 
     @classmethod
     def of_process(cls) -> Spans:
-        """Those of a process that has not been asked before: its time so far, Python's own start too, counts."""
+        """Return the spans of this process, called once: the time since it began, Python's own start too, counts."""
         return cls(_age_s())
 
     def within(self, kind: Kind, step: int | None = None) -> _Span:
-        """A context manager: while its block runs, the time is of this kind, but for spans inside. ≤ 1 µs."""
+        """Return a context manager: the time of its block is of this kind, except for nested spans. Takes ≤ 1 µs."""
         return _Span(self, kind, step)
 
     def rest(self, kind: Kind) -> None:
-        """From now on the time in no span is of this kind: at first start_up, in the end shutdown."""
+        """Set the kind of time outside all spans, from now on: at first start_up, in the end shutdown."""
         span = self._open
         if span.outer is None:
             self._charge()
@@ -84,9 +84,9 @@ class Spans:
         span.kind = kind
 
     def hang(self, silent_s: float) -> None:
-        """The newest `silent_s` seconds were a hang, and the process is about to end. From any thread.
+        """Count the newest `silent_s` seconds as a hang, before the process ends. Any thread may call this.
 
-        The main thread is stuck, or has only just left the spans that it was stuck in, or this would not be called.
+        The main thread is then stuck, or has only just left the spans that it was stuck in.
         """
         now = self._charge()
         for kind, newest_s in self._newest(now - silent_s, now).items():
@@ -96,30 +96,30 @@ class Spans:
         self._open.kind = Kind.shutdown
 
     def seconds(self) -> dict[Kind, float]:
-        """Of each kind so far, also of those that had none; their sum is the life of the process."""
-        found, span, since = dict(self._total), self._open, self._since
-        found[span.kind] += max(0.0, time.monotonic() - since)
-        return found
+        """Return the seconds of each kind so far, also of kinds without any; their sum is the life of the process."""
+        totals, span, since = dict(self._total), self._open, self._since
+        totals[span.kind] += max(0.0, time.monotonic() - since)
+        return totals
 
     def spent(self, steps_done: int) -> dict[str, Any]:
-        """`seconds` as files have them (`runs.monitoring.ledger`), beside the optimizer steps that they went to."""
+        """Return `seconds` in the form of the ledger (`runs.monitoring.ledger`), with the steps done in that time."""
         return spent_so_far(self.seconds().items(), steps_done=steps_done, allocated_time=job_start_time())
 
     def recent(self) -> list[tuple[Kind, float, float, int | None]]:
-        """(kind, begin, end, step) of the newest spans by their end, at most 4096, then those still open up to now.
+        """Return (kind, begin, end, step) of the newest spans, by their end, at most 4096, then of the open spans.
 
-        Seconds since the epoch; spans inside others are listed beside them.
+        Times are in seconds since the epoch; an open span ends now. Nested spans are listed besides the outer ones.
         """
-        zero, found = self._zero, [(kind, begin, end, step) for kind, begin, end, step in self._recent.copy()]
+        zero, closed = self._zero, [(kind, begin, end, step) for kind, begin, end, step in self._recent.copy()]
         span: _Span | None = self._open
         now, still = time.monotonic(), []
         while span is not None:
             still.append((span.kind, span.begin, now, span.step))
             span = span.outer
-        return [(kind, zero + begin, zero + end, step) for kind, begin, end, step in (*found, *reversed(still))]
+        return [(kind, zero + begin, zero + end, step) for kind, begin, end, step in (*closed, *reversed(still))]
 
     def enter(self, span: _Span) -> _Span:
-        """For `_Span`: it is the innermost one from now on; returns the one that was."""
+        """Make `span` the innermost one, and return the previous innermost span. Only `_Span` calls this."""
         now = span.begin = time.monotonic()
         before = self._open
         self._total[before.kind] += now - self._since
@@ -127,39 +127,39 @@ class Spans:
         return before
 
     def leave(self, span: _Span, outer: _Span) -> None:
-        """For `_Span`: it ends."""
+        """End `span`, so that `outer` is the innermost one. Only `_Span` calls this."""
         now = time.monotonic()
         self._total[span.kind] += now - self._since
         self._since, self._open = now, outer
         self._recent.append((span.kind, span.begin, now, span.step))
 
     def _charge(self) -> float:
-        """What went by since the last change belongs to its kind; returns the present moment."""
+        """Add the time since the last change to its kind, and return the present time on the monotonic clock."""
         now = time.monotonic()
         self._total[self._open.kind] += now - self._since
         self._since = now
         return now
 
     def _newest(self, begin: float, end: float) -> dict[Kind, float]:
-        """Kind -> seconds between two moments on the monotonic clock, as far back as the ring keeps spans."""
-        # Of two that began in one moment the inner one comes first: it ended first, or is further in.
+        """Return seconds by kind between two times on the monotonic clock, as far back as the ring keeps spans."""
+        # Of two spans that began at the same time the inner one comes first: it ended first, or is nested deeper.
         spans = [(first, last, kind) for kind, first, last, _ in self._recent.copy()]
         span: _Span | None = self._open
         while span is not None:
             spans.append((span.begin, end, span.kind))
             span = span.outer
         moments = {begin, end}.union(*((first, last) for first, last, _ in spans if last > begin))
-        found: dict[Kind, float] = {}
+        seconds: dict[Kind, float] = {}
         for since, until in itertools.pairwise(sorted(each for each in moments if begin <= each <= end)):
             around = [each for each in spans if each[0] <= since and each[1] >= until]
             if around:
                 kind = max(around, key=operator.itemgetter(0))[2]
-                found[kind] = found.get(kind, 0.0) + until - since
-        return found
+                seconds[kind] = seconds.get(kind, 0.0) + until - since
+        return seconds
 
 
 class _Span:
-    """One span: a context manager, used once."""
+    """Span of time: a context manager, used once."""
 
     __slots__ = ("_spans", "begin", "kind", "outer", "step")
 
@@ -177,7 +177,7 @@ class _Span:
 
 
 def _age_s() -> float:
-    """Seconds since this process began (proc(5): starttime, in ticks since the boot); 0 where nobody says."""
+    """Return the seconds since this process began (proc(5): starttime, in ticks since the boot); 0 if unknown."""
     try:
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         began = int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -14,15 +14,15 @@ from types import FrameType
 # (sbatch --signal). Not SIGUSR1: NCCL takes it (submitit#1697).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 DEVICE = "DEVICE"
-"""Asked for by the rank whose device is too hot or fails, instead of by a signal."""
+"""Cause, instead of a signal, of a stop that the rank with a hot or failing device requests."""
 
 
 @contextlib.contextmanager
 def stop_signals_held_back() -> Iterator[None]:
-    """Holds the stop signals back, for this thread and for the processes that it starts meanwhile: they inherit it.
+    """Block the stop signals for this thread and for the processes that it starts meanwhile, which inherit the mask.
 
-    Slurm sends SIGTERM to every process of a job that it cancels, and twice: an scontrol that we have just started
-    would die of it, and leave us without an answer (seen on 22.05 with proctrack/linuxproc).
+    Slurm sends SIGTERM twice to every process of a job that it cancels. An scontrol that we have just started would die
+    of it, and leave us without an answer (seen on 22.05 with proctrack/linuxproc).
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -32,7 +32,7 @@ def stop_signals_held_back() -> Iterator[None]:
 
 
 class StopFlag:
-    """Set by the first stop signal; later ones change nothing."""
+    """Flag that the first stop signal sets; later signals change nothing."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
@@ -50,20 +50,20 @@ class StopFlag:
         return 0.0 if self.time is None else max(1e-9, time.time() - self.time)
 
     def install(self) -> None:
-        """Takes over the stop signals. Call it after any library that installs handlers of its own."""
+        """Install the handlers of the stop signals. Call this after any library that installs handlers of its own."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         self._wakeup, writer = os.pipe()
         for end in (self._wakeup, writer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        # The start from frozen code holds them back until now: launch/frozen_code/frozen_worker.py.
+        # The start from frozen code blocks the signals until now: launch/frozen_code/frozen_worker.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def look(self) -> None:
-        """Sets the flag for a signal that came while the main thread was outside Python. For any other thread.
+        """Set the flag for a signal that came while the main thread was outside Python. For calls by other threads.
 
-        Python calls handlers between two byte codes of the main thread: never, while it waits in a collective.
+        Python calls handlers between two byte codes of the main thread, so never while that thread is in a collective.
         """
         if self._wakeup is None:
             return
@@ -73,7 +73,7 @@ class StopFlag:
                     self._on_signal(number, None)
 
     def request(self, why: str) -> None:
-        """Asks for a stop without a signal, as the CANCEL marker does."""
+        """Request a stop without a signal, as the CANCEL marker does."""
         if self.signal_name is None:
             self.time, self.signal_name = time.time(), why
 

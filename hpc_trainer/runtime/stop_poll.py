@@ -1,6 +1,6 @@
-"""Polls on a stop by a collective of their own: after the step of an own loop, and inside an evaluation.
+"""Polls for a stop by a separate collective: after the step of a user's own loop, and inside an evaluation.
 
-The shared loop's steps need none: there the gradients carry the votes (`training/parallel/share.py`).
+The steps of the shared loop need no poll: there the gradients carry the votes (`training/parallel/share.py`).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from hpc_trainer.runtime.tensors import LateFlag
 
 @dataclass(frozen=True, slots=True)
 class StopPoll:
-    """Whether any rank of `group` got a stop signal; `flag` is this rank's."""
+    """Poll for a stop signal on any rank of `group`; `flag` is this rank's."""
 
     group: RankGroup
     flag: StopFlag
 
     def ask(self) -> bool:
-        """The same on all ranks, now; on several GPUs the step has to end for it. Collective."""
+        """Return True on all ranks if any got a stop signal; on several GPUs this waits for the step. Collective."""
         return self._ask(0.0, lambda votes: votes.item() > 0)
 
     def series(self, after_s: float) -> Callable[[], bool]:
-        """A collective call that is made again and again, for signals that are older than `after_s` seconds.
+        """Return a collective call for repeated polls, which ignores signals until they are `after_s` seconds old.
 
-        On several GPUs a signal is heard one call later: to read this call's would wait for the device.
+        On several GPUs a call returns the answer of the previous call: reading its own would wait for the device.
         """
         late = LateFlag()
         return lambda: self._ask(after_s, late.read)

@@ -1,5 +1,6 @@
-"""What this rank has of a tensor, how many bytes that is, lists of tensors in pieces of bounded size; and numbers of a
-GPU that the host reads when they have come, instead of waiting for them.
+"""Tensor helpers: this rank's shard, sizes in bytes, pieces of bounded size, and numbers of a GPU that are read late.
+
+The host reads such a number once it has arrived, and does not wait for the device.
 """
 
 from __future__ import annotations
@@ -12,37 +13,39 @@ import torch
 
 
 def is_sharded(value: Any) -> bool:
-    """True of a DTensor: FSDP2, HSDP, tensor parallel. Never imports what nobody has used: it takes half a second."""
+    """Return True for a DTensor (FSDP2, HSDP, tensor parallel). Does not import DTensor, which takes half a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local_tensor(tensor: Any) -> torch.Tensor:
-    """A DTensor's own memory on this rank, as a plain tensor of that part's shape; a plain tensor as it is."""
+    """Return this rank's shard of a DTensor as a plain tensor on the same memory; return a plain tensor unchanged."""
     if not is_sharded(tensor):
         return tensor  # type: ignore[no-any-return]
-    with torch.no_grad():  # an eighth of the time of detaching first, and a step asks for each weight
+    with torch.no_grad():  # takes an eighth of the time of detaching first; a step does it for each weight
         local: torch.Tensor = tensor.to_local()
     return local
 
 
 def with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
-    """`local`, a tensor of the shape and number format of `local_tensor(tensor)`, in its place; a plain one as it is.
+    """Return `local` as this rank's shard of a DTensor like `tensor`; return `local` unchanged if `tensor` is plain.
 
-    `local` may be on another device than the mesh, and stays there: DTensor.from_local would move it.
+    Args:
+        local: tensor with the shape and number format of `local_tensor(tensor)`. It may be on another device than the
+            mesh, and stays there: DTensor.from_local would move it.
     """
     return type(tensor)(local, tensor._spec, requires_grad=False) if is_sharded(tensor) else local
 
 
 def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of all elements together; tensors of any shapes."""
-    return sum(each.nbytes for each in tensors)
+    """Return the bytes of all elements of the tensors together."""
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def in_pieces(tensors: Iterable[torch.Tensor], max_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Tensors of any shapes in their order, in lists of at most `max_bytes`; one that is larger is alone in one.
+    """Yield the tensors in their order, in lists of at most `max_bytes`; a larger tensor is alone in its list.
 
-    Of a DTensor this rank's part counts.
+    Of a DTensor only this rank's shard counts.
     """
     piece: list[torch.Tensor] = []
     size = 0
@@ -58,14 +61,14 @@ def in_pieces(tensors: Iterable[torch.Tensor], max_bytes: int) -> Iterator[list[
 
 
 def read_late(number: torch.Tensor) -> Callable[[], bool]:
-    """A call that tells whether `number`, a tensor of one number or bool, is above 0.
+    """Return a call that returns True if `number`, a tensor of one number or bool, is above 0.
 
-    On a GPU it waits for what was launched before `read_late`, and for nothing that was launched after it.
+    On a GPU the call waits for the work launched before `read_late`, and for nothing that was launched after it.
     """
     if number.device.type != "cuda":
-        told = number.item() > 0
-        return lambda: told
-    host = torch.empty_like(number, device="cpu", pin_memory=True)  # FSDP's part of the stop vote is a vector of one
+        is_positive = number.item() > 0
+        return lambda: is_positive
+    host = torch.empty_like(number, device="cpu", pin_memory=True)  # FSDP's shard of the stop vote is a vector of one
     host.copy_(number, non_blocking=True)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
@@ -78,16 +81,16 @@ def read_late(number: torch.Tensor) -> Callable[[], bool]:
 
 
 class LateFlag:
-    """Whether a number is above 0; of one on a GPU the answer is that of the call before, False at first.
+    """Test of numbers for being above 0; on a GPU the answer is that of the previous call, False at first.
 
-    Reading this call's would wait for the device.
+    Reading the number of this call would wait for the device.
     """
 
     def __init__(self) -> None:
         self._before: Callable[[], bool] | None = None
 
     def read(self, number: torch.Tensor) -> bool:
-        """Takes a tensor of one number, and tells."""
+        """Return True if a tensor of one number, or on a GPU the previous call's tensor, is above 0."""
         if number.device.type != "cuda":
             return number.item() > 0
         before, self._before = self._before, read_late(number)

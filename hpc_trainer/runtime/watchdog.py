@@ -1,7 +1,7 @@
-"""Ends a rank that shows no sign of life: a hung collective or a stuck loader must not keep the allocation. No torch.
+"""Watchdog that ends a silent rank: a hung collective or a stuck loader must not keep the allocation. No torch.
 
-Every rank has its own watchdog. Where one rank is stuck the others wait for it in a collective, so all of them fall
-silent within a step, and all write the stacks of their threads into their logs before the first of them leaves.
+Every rank has its own watchdog. If one rank is stuck, the others wait for it in a collective. All of them fall silent
+within a step, and all write the stacks of their threads into their logs before the first of them leaves.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-# How long the first rank that gives up waits for the others to write their stacks too.
+# Seconds that the first rank that gives up waits for the others to write their stacks too.
 STACKS_S = 4.0
 SHORTEST_S = 2 * STACKS_S
-"""The shortest limit: a shorter one would be over before a step of some seconds is."""
-# A thread that holds the interpreter's lock stops our thread too: faulthandler's own, which needs no lock, then ends
-# the process so much later.
+"""Shortest limit in seconds: a shorter limit would end before a step of some seconds does."""
+# A thread that holds the interpreter's lock stops our thread too. Then faulthandler's own thread, which needs no lock,
+# ends the process this many seconds after the limit.
 _LOCKED_S = 15.0
 _ARM_EVERY_S = 5.0
-_STDERR = 2  # the descriptor: the worker has led it into the rank's log
+_STDERR = 2  # descriptor, which the worker has redirected to the rank's log
 
 
 class Watchdog:
-    """Watches one rank. `beat` says that it lives, and costs 0.1 µs.
+    """Watchdog of one rank. `beat` reports that the rank lives, and costs 0.1 µs.
 
     Args:
         limit_s: seconds without a beat after which the rank has left, at least SHORTEST_S.
-        has_failed: True if another rank of this attempt has recorded its failure.
-        give_up: called once, in a thread of its own, with a sentence; it must end the process.
-        follows: leave soon after another rank has failed, where nothing else ends this one (no srun).
+        has_failed: returns True if another rank of this attempt has recorded its failure.
+        give_up: called once, in a separate thread, with a sentence; it must end the process.
+        follows: True if this rank leaves soon after another has failed, because nothing else ends it (no srun).
         look: called in every round with the seconds since the last beat; it may end the process.
-        record: called with the sentence before it is given up, when the stacks are written; must not take STACKS_S.
+        record: called with the sentence before `give_up`, when the stacks are written; must not take STACKS_S.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Watchdog:
         self._ended = threading.Event()
 
     def beat(self) -> None:
-        """Says that this rank lives."""
+        """Report that this rank lives."""
         self._last = time.monotonic()
 
     @property
@@ -63,7 +63,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches while the block runs; an error of the block is not hidden."""
+        """Watch while the block runs; an error of the block is not hidden."""
         self.beat()
         self._arm()
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)

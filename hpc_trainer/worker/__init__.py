@@ -1,1 +1,1 @@
-"""One rank of one attempt: who am I, run the training, and what to do at its end."""
+"""One rank of one attempt: its identity, its training, and the actions at its end."""

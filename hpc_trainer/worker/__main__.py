@@ -1,4 +1,4 @@
-"""`python -m hpc_trainer.worker`: what every task of a job runs."""
+"""Program of every task of a job: `python -m hpc_trainer.worker`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hpc_trainer.runtime.stop import StopFlag
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs this rank to its end and returns the exit code."""
+    """Run this rank to its end, and return the exit code."""
     stop = StopFlag()
     stop.install()
-    # Only now what takes time to import: until the handlers stand, a stop signal kills this process.
+    # Slow imports come only now: until the handlers are installed, a stop signal kills this process.
     from hpc_trainer.worker.rank import run
 
     return run(argv, stop)
@@ -25,5 +25,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: everything is saved and closed by now, and a thread of torch or gloo that is still alive while
-    # the interpreter is taken apart can abort the process, which Slurm would call FAILED.
+    # the interpreter shuts down can abort the process, which Slurm would call FAILED.
     os._exit(exit_code)

@@ -1,5 +1,6 @@
-"""The other end of `operate/torch_process.py`: one request on standard input; lines of JSON say how far it is, the last
-one is the answer.
+"""Process that `operate/torch_process.py` asks: one request on standard input, and lines of JSON as the reply.
+
+The last line is the answer; the lines before report progress.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Answers = Mapping[str, Callable[[dict[str, Any], Callable[[int, int], None]], dict[str, Any]]]
-"""Verb -> what answers it, given the request and what to call with (done, of how many)."""
+"""Function that answers each verb, given the request and a callback for progress, called with (done, total)."""
 
 
 def answer(verbs: Answers) -> None:
-    """Answers the request, or says which error it met, for the asking process to raise."""
+    """Answer the request on standard input, or report the error, which the asking process raises."""
     with answering() as say:
         asked = json.loads(sys.stdin.read())
         try:
@@ -28,7 +29,7 @@ def answer(verbs: Answers) -> None:
 
 @contextlib.contextmanager
 def answering() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """What says a line of JSON to the process that asked; what others print meanwhile goes to standard error."""
+    """Yield a function that writes a line of JSON to the asking process; all other output goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked, which ends this one
     out = sys.stdout
 
@@ -36,13 +37,13 @@ def answering() -> Iterator[Callable[[Mapping[str, Any]], None]]:
         try:
             out.write(json.dumps(line) + "\n")
             out.flush()
-        except OSError:  # the one that asked was killed: nobody wants the rest
+        except OSError:  # the asking process was killed: nobody reads the rest
             os._exit(1)
 
-    with contextlib.redirect_stdout(sys.stderr):  # what others print, as a person's own data set may
+    with contextlib.redirect_stdout(sys.stderr):  # output of other code, such as a user's own data set
         yield say
 
 
 def told_error(error: Exception) -> dict[str, str]:
-    """The line that tells of an error."""
+    """Return the line that reports an error."""
     return {"error": type(error).__name__, "message": str(error)}

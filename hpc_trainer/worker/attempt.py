@@ -1,4 +1,4 @@
-"""One attempt of one rank: build its context, train, and turn how it ended into a journal record and an exit code."""
+"""One attempt of one rank: build its context, train, and turn its end into a journal record and an exit code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from hpc_trainer.worker.tracker import build_tracker
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
-    """Trains as one rank and returns the exit code; an error ends the process here, the other ranks follow."""
+    """Train as one rank, and return the exit code; an error ends the process here, and the other ranks follow."""
     journal = begin_attempt(paths, env, attempt)
     run: RunContext | None = None
 
@@ -116,7 +116,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         return ExitCode.REQUEUED
     except BaseException as error:  # SystemExit too: code that calls sys.exit(0) has not completed the run
         if is_there(paths.marker(DONE)):
-            # Rank 0 wrote it after everything was saved: only the farewell went wrong (a peer left first).
+            # Rank 0 wrote the marker after everything was saved: only the shutdown failed (a peer left first).
             traceback.print_exc()
             return ExitCode.OK
         _fail(error, ended(None), recorder)
@@ -126,7 +126,7 @@ def _context(
     config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, group: RankGroup,
     journal: Journal, spans: Spans,
 ) -> RunContext:  # fmt: skip
-    """What the loop is given of this attempt."""
+    """Return the context that the loop gets in this attempt."""
     checkpoint = config.checkpoint
     return context_class(config)(
         paths=paths,
@@ -161,7 +161,7 @@ def _context(
 
 @contextlib.contextmanager
 def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[None]:
-    """Ends this rank if it shows no sign of life for `monitor.watchdog_s` seconds."""
+    """End this rank if it shows no sign of life for `monitor.watchdog_s` seconds."""
     limit_s = stop.config.monitor.watchdog_s
     if stop.env.world_size > 1:
         limit_s = min(limit_s, max(SHORTEST_S, 0.8 * stop.config.parallel.timeout_s))
@@ -200,7 +200,7 @@ def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[
             yield
         except BaseException:
             if read_failure(stop.paths.failure(stop.attempt)).get("type") == StuckError.__name__:
-                run.spans.hang(watchdog.silent_s)  # it waited for the rank that was stuck, and has left
+                run.spans.hang(watchdog.silent_s)  # this rank waited for the stuck one, which has left
             raise
 
 
@@ -216,9 +216,9 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
 
 
 def _fail(error: BaseException, stop: Stop, recorder: FlightRecorder) -> NoReturn:
-    """Records the error and exits at once: the process group is broken, so nothing may wait for it."""
+    """Record the error, and exit at once: the process group is broken, so nothing may wait for it."""
     traceback.print_exception(error)
-    if not isinstance(error, (StuckError, ConfigError)):  # of a hang it is written; a wrong configuration did nothing
+    if not isinstance(error, (StuckError, ConfigError)):  # a hang is recorded; a wrong configuration did nothing
         recorder.write("it failed", error)
     if is_lost_peer(error):
         lost = PeerLostError(

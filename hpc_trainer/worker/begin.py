@@ -15,7 +15,7 @@ from hpc_trainer.state.journal import Attempt, Journal
 from hpc_trainer.state.monitoring.ledger import most_timeouts, newest_timeouts
 from hpc_trainer.state.monitoring.ledger_words import timed_out_words
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:  # the import brings torch
     from hpc_trainer.runtime.rank_group import RankGroup
 
 
@@ -60,12 +60,12 @@ def check_goodput(
 def _goodput_problem(config: TrainConfig, paths: RunPaths, attempts: list[Attempt]) -> str | None:
     cluster, limit_min = config.cluster, config.hardware.time_limit_min
     most = most_timeouts(cluster.max_no_progress)
-    found = newest_timeouts(paths, attempts, most, least=most) if cluster.min_goodput else None
-    if found is None or found.share >= cluster.min_goodput:
+    times = newest_timeouts(paths, attempts, most, least=most) if cluster.min_goodput else None
+    if times is None or times.share >= cluster.min_goodput:
         return None
-    longer_min = better_limit_min(limit_min, found.other_s, cluster.signal_lead_s)
+    longer_min = better_limit_min(limit_min, times.other_s, cluster.signal_lead_s)
     return (
-        f"{timed_out_words(found, limit_min)}: less than cluster.min_goodput={cluster.min_goodput:g}, so it is stopped "
-        f"for good. An attempt spends {found.other_s:.0f} s on other things than training. To go on: hpc-trainer retry "
+        f"{timed_out_words(times, limit_min)}: less than cluster.min_goodput={cluster.min_goodput:g}, so it is stopped "
+        f"for good. An attempt spends {times.other_s:.0f} s on other things than training. To go on: hpc-trainer retry "
         f"{paths.run_id} hardware.time_limit_min={longer_min}"
     )

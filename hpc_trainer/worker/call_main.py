@@ -1,4 +1,4 @@
-"""Calls `main(config, run)`: the shared loop, or the one that `train.main` names. Both go this one way."""
+"""Call of `main(config, run)`: the shared loop, or the loop that `train.main` names. Both are called alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Main = Callable[[TrainConfig, RunContext], object]
 
 
 def run_main(config: TrainConfig, run: RunContext) -> Outcome:
-    """Runs the loop to its end, or to an agreed stop, and says which. Collective.
+    """Run the loop to its end, or to an agreed stop, and return which of them was reached. Collective.
 
     Raises:
         ConfigError: `train.main` is not trusted, leads nowhere, or cannot be called.
@@ -31,7 +31,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     main = find_main(config)
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True, warn_only=False)
-    # Trying cuDNN's kernels for a new shape costs the first step a second or some, and may round otherwise each time.
+    # Trying cuDNN's kernels for a new shape costs the first step a second or more, and may round differently each time.
     torch.backends.cudnn.benchmark = not config.train.deterministic
     seed_everything(config.seed, run.rank)
     try:
@@ -43,7 +43,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
 
 
 def find_main(config: TrainConfig) -> Main:
-    """The loop of this configuration. Raises ConfigError as `run_main`."""
+    """Return the loop of this configuration. Raises ConfigError as `run_main` does."""
     name = config.train.main
     if VARIABLE in os.environ:
         from hpc_trainer.worker.lr_range import try_rates
@@ -51,8 +51,8 @@ def find_main(config: TrainConfig) -> Main:
         return try_rates
     if name is None:
         return train
-    found = locate("train.main", name, config.trust)
-    if not callable(found):
-        raise ConfigError(f"train.main={name} must be a function main(config, run), not {type(found).__name__}.")
-    main: Main = found
+    target = locate("train.main", name, config.trust)
+    if not callable(target):
+        raise ConfigError(f"train.main={name} must be a function main(config, run), not {type(target).__name__}.")
+    main: Main = target
     return main

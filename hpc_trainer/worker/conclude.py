@@ -1,4 +1,4 @@
-"""The end of an attempt whose run is not done: asks Slurm how things stand, records the cause, brings it back once."""
+"""End of an attempt whose run is not done: ask Slurm for the job's state, record the cause, bring the run back once."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
 _SUCCESSOR_TIMEOUT_S = 120.0
 _SUCCESSOR = "hpc_trainer.launch.successor"
-# sacct tells of an end some tenths of a second after it (22.05: 0.3 s); Slurm kills us in KillWait, 30 s by default.
+# sacct reports an end some tenths of a second after it (22.05: 0.3 s); Slurm kills us after KillWait, 30 s by default.
 _ASK_AGAIN_S = (0.3, 0.6, 1.2)
-# Its own job ends in this moment, by the clock of its node.
+# Accounting is read for the last day: our own job ends at this moment, by the clock of its node.
 _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """One attempt that was asked to stop: who, and what is saved (None: nothing yet)."""
+    """Attempt that was asked to stop. `saved_step` is None if nothing is saved yet."""
 
     config: TrainConfig
     paths: RunPaths
@@ -69,19 +69,19 @@ class Stop:
     attempt: int
     saved_step: int | None
     spent: Callable[[], tuple[int, Mapping[str, Any]]] | None = None
-    """(the step that rank 0 is at, what it has spent: `Spans.spent`); None: nobody counts."""
+    """Function that returns (step that rank 0 is at, its time by `Spans.spent`); None if no time is counted."""
 
     def tell_spent(self) -> None:
-        """The run's ledger gets the line of this attempt. Before anything that may end the process."""
+        """Append the line of this attempt to the run's ledger. Call this before anything that may end the process."""
         if self.env.rank == 0 and self.spent is not None:
             append_spent(self.paths, self.attempt, *self.spent())
 
 
 def conclude_stop(stop: Stop, group: RankGroup) -> ExitCode:
-    """Decides, journals and acts, all on rank 0; every rank returns the same exit code. Collective.
+    """Decide, journal and act, all on rank 0, and return the same exit code on every rank. Collective.
 
-    The checkpoint stands when this is called. The journal is written before the requeue: Slurm may kill the job
-    the moment it agrees.
+    The checkpoint must be complete before this call. The journal is written before the requeue: Slurm may kill the job
+    as soon as it agrees.
     """
     code = int(_conclude(stop)) if group.is_rank_zero else 0
     # A barrier too: srun --kill-on-bad-exit would kill ranks that are still at work.
@@ -89,14 +89,14 @@ def conclude_stop(stop: Stop, group: RankGroup) -> ExitCode:
 
 
 def conclude_start(stop: Stop) -> ExitCode:
-    """The same for a stop before the ranks could talk to each other. Not collective: the journal is the barrier."""
+    """Conclude a stop that came before the ranks could communicate. Not collective: the journal is the barrier."""
     if stop.env.rank == 0:
         return _conclude(stop)
     deadline = time.monotonic() + 2 * WORKER_TIMEOUT_S + 10
     while time.monotonic() < deadline:
         attempts = Journal(stop.paths).read()
         if attempts and attempts[-1].attempt == stop.attempt and attempts[-1].has_ended:
-            # What was decided follows the record, and rank 0 must not be killed in it because we left.
+            # Rank 0 acts after the record, and must not be killed while it acts because this rank has left.
             time.sleep(WORKER_TIMEOUT_S if attempts[-1].action != Action.none.value else 1.0)
             break
         time.sleep(0.2)
@@ -105,13 +105,13 @@ def conclude_start(stop: Stop) -> ExitCode:
 
 @stop_signals_held_back()
 def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
-    """After an error: journals it, and brings the run back if it is one that may pass and the budget allows.
+    """Journal an error, and bring the run back if the error may pass and the budget allows it.
 
-    Not collective, and may be called by any rank: rank 0 journals, and the one that failed first acts.
+    Not collective, and may be called by any rank: rank 0 journals, and the rank that failed first acts.
 
     Args:
-        error: the first failing rank's record, with its `exit_code`.
-        is_first: that is this rank.
+        error: record of the rank that failed first, with its `exit_code`.
+        is_first: True if this rank failed first.
     """
     stop.tell_spent()
 
@@ -126,7 +126,7 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
         exit_code=ExitCode(error["exit_code"]),
     )  # fmt: skip
     made = None
-    if error["exit_code"] == ExitCode.STORAGE:  # anything else spares Slurm the question
+    if error["exit_code"] == ExitCode.STORAGE:  # for other errors Slurm need not be asked
         made = decide_failure(
             _facts(stop), cause=cause, num_failures=_num_failures(stop), max_failures=stop.config.cluster.max_failures
         )
@@ -139,10 +139,10 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
 
 
 def _num_failures(stop: Stop) -> int:
-    """How often storage or data brought the run down, this time included.
+    """Return how often storage or data ended the run, including this time.
 
-    A full disk takes no record of it: then each start in a row that told no other end counts, or a run on a disk that
-    stays full would come back for ever.
+    A full disk takes no record of the failure. Then each start in a row that recorded no other end counts, or a run on
+    a disk that stays full would come back for ever.
     """
     if is_there(stop.paths.failure(stop.attempt), parents=0):
         return failures_of_storage(stop.paths)
@@ -151,7 +151,7 @@ def _num_failures(stop: Stop) -> int:
 
 @contextlib.contextmanager
 def _disk_may_be_full(what: str) -> Iterator[None]:
-    """What brings the run back does not wait for room on the disk."""
+    """Go on without a record if the disk is full: bringing the run back must not wait for room."""
     try:
         yield
     except OSError as error:
@@ -173,20 +173,21 @@ def _conclude(stop: Stop) -> ExitCode:
             break
     took = "" if stop.flag.time is None else f", {time.time() - stop.flag.time:.1f} s after the signal"
     what = "before the first step" if stop.saved_step is None else f"at step {stop.saved_step}, saved"
-    if stop.config.train.command is not None:  # what it has saved is its own business
+    if stop.config.train.command is not None:  # only the program knows what it has saved
         what = "" if stop.saved_step is None else f"after step {stop.saved_step}"
     print(f"stopped{what and ' '}{what}: {decision.cause} ({stop.flag.signal_name}){took}.")
     ended = _bring_back(stop, decision)
     if Action.successor in (decision.action, ended.action) or ended != decision:
-        # A second record of the same end: the first one's promise did not hold, or came true another way.
+        # A second record of the same end: the action in the first one failed, or another action succeeded.
         _record(stop, ended)
     return ended.exit_code
 
 
 def _bring_back(stop: Stop, decision: Decision) -> Decision:
-    """Does what was decided, and what follows from Slurm's answers; returns what has become true, and how.
+    """Do what was decided, and what follows from Slurm's answers; return the decision that came true.
 
-    The cancel marker is read last, right before each act: Slurm may have taken half a minute to say how the job stands.
+    The cancel marker is read last, right before each action: Slurm may have taken half a minute to report the job's
+    state.
     """
     done = decision
     if done.action is not Action.none and _is_cancelled(stop):
@@ -231,7 +232,7 @@ def _ask_requeue(job_id: str) -> Answer:
 
 
 def _leave_node(stop: Stop) -> None:
-    """The requeued job does not get the node again that the run leaves. Slurm refuses it before the requeue (22.05)."""
+    """Exclude the node that the run leaves from the requeued job. Slurm refuses this before the requeue (22.05)."""
     move = _move(stop)
     if move is None:
         return
@@ -248,15 +249,18 @@ def _move(stop: Stop) -> Move | None:
 
 
 def _excluded(stop: Stop, move: Move | None) -> str:
-    """Host list of what the job must not get: what it was told before, and the node that it leaves now."""
-    known = stop.config.hardware.exclude
+    """Return the host list that the job must not get: the hosts excluded before, and the node that it leaves now."""
+    excluded = stop.config.hardware.exclude
     with contextlib.suppress(SlurmError):
-        known = show_job(stop.env.job_id).excluded or known
-    return ",".join(filter(None, (known, None if move is None else move.node)))
+        excluded = show_job(stop.env.job_id).excluded or excluded
+    return ",".join(filter(None, (excluded, None if move is None else move.node)))
 
 
 def _submit_successor(stop: Stop) -> bool:
-    """In another process, by `launch.successor.main`: who submits needs what no rank has imported, and may hang."""
+    """Submit the successor job in another process (`launch.successor.main`), and return True if it was accepted.
+
+    A submission needs modules that no rank has imported, and may hang.
+    """
     argv = [sys.executable, *start_words(_SUCCESSOR), str(stop.paths.folder), stop.env.job_id]
     if stop.config.monitor.on_overheat is OnOverheat.move:
         argv.append(_excluded(stop, _move(stop)))
@@ -300,7 +304,7 @@ def _facts(stop: Stop) -> StopFacts:
     if not on_slurm:
         return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
     move = _move(stop)
-    known = StopFacts(
+    facts = StopFacts(
         on_slurm=True,
         move_cause="" if move is None else move.cause,
         has_cancel_marker=has_cancel_marker,
@@ -313,7 +317,7 @@ def _facts(stop: Stop) -> StopFacts:
         job = show_job(job_id)
     except SlurmError as error:
         print(f"Slurm did not say how job {job_id} stands: {error}")
-        return known
+        return facts
     now = time.time()
     preemption = None
     if job.preempt_time is not None and job.state not in AT_WORK:
@@ -321,9 +325,9 @@ def _facts(stop: Stop) -> StopFacts:
             preemption = show_preemption(job.partition)
     accounting, is_kept = (None, True) if job.state in AT_WORK else _accounting(job_id)
     return dataclasses.replace(
-        known,
+        facts,
         preempts_by_requeue=None if preemption is None else preemption.brings_back,
-        # Times come in whole seconds.
+        # Slurm's times are whole seconds.
         is_in_grace=preemption is not None and now < (job.preempt_time or now) + preemption.grace_s - 2,
         job_state=job.state,
         seconds_left=job.seconds_left(stop.flag.time),
@@ -337,12 +341,12 @@ def _facts(stop: Stop) -> StopFacts:
 
 
 def _accounting(job_id: str) -> tuple[str | None, bool]:
-    """The job's state by sacct, None if it does not say; and False if the site keeps no accounting."""
+    """Return (the job's state by sacct, None if unknown; False if the site keeps no accounting)."""
     try:
         entry = read_accounting([job_id], time.time() - _DAY_S, timeout_s=WORKER_TIMEOUT_S).get(job_id)
     except SlurmError:
         return None, True
-    # Ids come again, and our own row may not be there yet.
+    # Job ids are reused, and our own row may not be there yet.
     if entry is None or os.environ.get("SLURM_JOB_NAME") not in (None, entry.name):
         return None, keeps_accounting(timeout_s=WORKER_TIMEOUT_S)
     return entry.state, True

@@ -1,4 +1,4 @@
-"""Writes what an attempt runs with (runs/monitoring/environment.py), beside the training and after its first step."""
+"""Record of what an attempt runs with (runs/monitoring/environment.py), written in a thread after the first step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpc_trainer.runtime.start import FROZEN_CODE
 from hpc_trainer.runtime.stop import StopFlag, wait_for_record
 
 _LOG = logging.getLogger(__name__)
-# A first step that takes longer, as one that compiles, is not waited for.
+# A first step that takes longer, such as one that compiles, is not waited for.
 _LONGEST_WAIT_S = 10.0
 _POLL_S = 0.05
 _OURS = "hpc_trainer"
@@ -43,15 +43,15 @@ def recording(
     config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag, *,
     has_begun: Callable[[], bool] = lambda: True, facts: Facts = dict,
 ) -> Iterator[None]:  # fmt: skip
-    """While this is open, the record is written once the first step is done; at the latest when it closes.
+    """Write the record once the first step of the block is done, at the latest when the block ends.
 
-    On the first rank of each node; others do nothing. What goes wrong is told in the log, and harms no training. A stop
-    does not wait for the record.
+    The first rank of each node writes; others do nothing. Errors are logged, and do not harm training. A stop does not
+    wait for the record.
 
     Args:
-        stop: of this rank.
-        has_begun: the first step is done.
-        facts: what the training itself knows: `code` (package -> digest) and `data` (name -> what it is).
+        stop: stop flag of this rank.
+        has_begun: returns True once the first step is done.
+        facts: returns what the training itself knows: `code` (package -> digest) and `data` (name -> description).
     """
     if env.local_rank != 0:
         yield
@@ -65,7 +65,7 @@ def recording(
         try:
             record = node_facts(env) if env.rank else _record(config, paths, env, facts())
             write_environment(paths, attempt, record, env.node_rank)
-        except Exception as error:  # of any kind: a record is worth no training
+        except Exception as error:  # of any kind: a record must not end a training
             _LOG.warning("WARNING: what this attempt runs with was not recorded: %s: %s", type(error).__name__, error)
 
     thread = threading.Thread(target=work, name="environment", daemon=True)
@@ -83,7 +83,7 @@ def recording(
 
 
 def node_facts(env: RankEnv) -> dict[str, Any]:
-    """What each node says of itself."""
+    """Return the facts that each node records about itself."""
     return {
         "node": env.node, "node_rank": env.node_rank, "driver": machine.driver(), "devices": machine.devices(),
         "cpu": machine.cpu(), "memory_bytes": machine.memory_bytes(), "system": software.system(),
@@ -109,19 +109,19 @@ def _record(config: TrainConfig, paths: RunPaths, env: RankEnv, facts: Mapping[s
 
 
 def _commands(paths: RunPaths, redaction: Redaction) -> dict[str, Any]:
-    """What the person typed, if the sweep's newest submit named this run, and what started this process."""
+    """Return the command that the user typed, if the sweep's newest submit named this run, and this process's own."""
     sweep = read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}
     typed = sweep.get("command") if paths.run_id in (sweep.get("run_ids") or ()) else None
-    words = redaction.words(map(str, typed)) if isinstance(typed, list) else None
+    arguments = redaction.words(map(str, typed)) if isinstance(typed, list) else None
     return {
-        "submit": None if words is None else shlex.join(words),
+        "submit": None if arguments is None else shlex.join(arguments),
         "worker": shlex.join(redaction.words(sys.orig_argv)),
         "folder": str(Path.cwd()),
     }
 
 
 def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
-    """Digests of packages; the frozen code and its revision, or the checkouts that nothing was frozen of."""
+    """Return digests of packages, and the frozen code with its revision, or the checkouts if no code was frozen."""
     packages = packages_of(config)
     digests = dict(facts.get("code") or code_digests(packages))
     frozen = _frozen()
@@ -129,22 +129,22 @@ def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redact
         revision = (read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}).get("code") or {}
         snapshot = revision.get("snapshot") or {}
         is_of_it = str(snapshot.get("digest", "")).startswith(frozen)
-        known = {key: revision.get(key) if is_of_it else None for key in ("git_revision", "git_diff_sha256")}
-        return {"frozen": frozen, **known, "packages": digests, "places": {}, "checkouts": []}
+        revision_facts = {key: revision.get(key) if is_of_it else None for key in ("git_revision", "git_diff_sha256")}
+        return {"frozen": frozen, **revision_facts, "packages": digests, "places": {}, "checkouts": []}
     places = places_of(packages)
     ours = places.get(_OURS)
     folders = {place for name, place in places.items() if name != _OURS}
     folders |= {code_folder(config.train)} if config.train.command else set()
     checkouts = checkouts_of(sorted(folders), redaction)
-    if ours is not None:  # of our own checkout the package alone: nothing in it needs tests or pages
+    if ours is not None:  # of our own checkout only the package: a run needs no tests or pages
         checkouts += checkouts_of([ours], redaction, within=f":/{_OURS}")
     return {"frozen": None, "packages": digests, "places": places, "checkouts": checkouts}
 
 
 def _frozen() -> str | None:
-    """The first 12 digits of the digest of the frozen code that this process imports; None: it imports none."""
+    """Return the first 12 digits of the digest of the frozen code that this process imports; None if there is none."""
     copies = os.environ.get(FROZEN_CODE)
     if not copies:
         return None
-    found = json.loads(copies)
-    return Path(next(iter(found.values()))).parent.name if found else None
+    folders = json.loads(copies)
+    return Path(next(iter(folders.values()))).parent.name if folders else None

@@ -1,4 +1,4 @@
-"""The end of a rank by an error: who failed first is recorded, and brought back if it may pass. No torch."""
+"""End of a rank by an error: the first failure is recorded, and the run comes back if the error may pass. No torch."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAG
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """What a rank ends with after this error."""
+    """Return the exit code of a rank that ends by this error."""
     code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
-    code = ExitCode.STORAGE if is_storage_error(error) else code  # a data set that cannot be read, a journal
+    code = ExitCode.STORAGE if is_storage_error(error) else code  # an unreadable data set or journal
     return ExitCode.CONFIG if code is ExitCode.USAGE else code
 
 
 def record_of(stop: Stop, code: ExitCode, **fields: Any) -> dict[str, Any]:
-    """What the failure file has of this rank, with `type` and `message` among the fields."""
+    """Return this rank's record for the failure file, with `type` and `message` among the fields."""
     return {
         "rank": stop.env.rank, "node": stop.env.node, "exit_code": int(code), "time": time.time(),
         "start": log_header(stop.attempt, stop.env.job_id, stop.env.restart_count), **fields,
@@ -53,7 +53,7 @@ def record_of(stop: Stop, code: ExitCode, **fields: Any) -> dict[str, Any]:
 
 
 def record_of_error(stop: Stop, error: BaseException) -> dict[str, Any]:
-    """The same of an exception."""
+    """Return this rank's record of an exception for the failure file."""
     text = "".join(traceback.format_exception(error))
     frame = own_frame(text, stop.config.trust)
     return record_of(
@@ -64,18 +64,21 @@ def record_of_error(stop: Stop, error: BaseException) -> dict[str, Any]:
 
 
 def conclude_error(stop: Stop, record: dict[str, Any]) -> None:
-    """Records the error of this rank, unless another one failed before, and concludes the attempt by the first."""
+    """Record the error of this rank, unless another failed before, and conclude the attempt by the first error."""
     first = record
     try:
         first = _first_failure(stop.paths, stop.attempt, record)
-    except OSError as full:  # the disk is the failure, most likely; the journal may still take a line
+    except OSError as full:  # most likely the disk is full; the journal may still take a line
         print(f"the error could not be recorded: {full}", file=sys.stderr)
     cause = first.get("cause") or _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
     conclude_failure(stop, cause=cause, error=first, is_first=first is record)
 
 
 def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:
-    """Keeps the first failing rank's error; later ones are mostly its echo (connection closed by peer)."""
+    """Record the error if it is the first one, and return the first; later errors mostly follow from that one.
+
+    An example of a later error is "connection closed by peer".
+    """
     path = paths.failure(attempt)
     is_first = claim(path, f"{to_json(record)}\n".encode())
     return record if is_first else {**record, **read_failure(path)}

@@ -1,7 +1,7 @@
-"""Writes down what this rank did last, when it fails, hangs, or leaves without a save.
+"""Record of what this rank did last, written when it fails, hangs, or leaves without a save.
 
-Nothing is recorded for it in a step: spans and steps are kept for other reasons, and collectives by torch. A thread
-that holds Python's lock lets no other write: then faulthandler's stacks in the rank's log are all there is.
+No step records anything for this: spans and steps are kept for other reasons, and collectives by torch. A thread that
+holds Python's lock lets no other thread write: then faulthandler's stacks in the rank's log are all there is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpc_trainer.runtime.watchdog import STACKS_S
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.worker.conclude import Stop
 
-# A span that ended less long ago than this is one that is open (`Spans.recent`).
+# A span that ended less than this many seconds ago is an open one (`Spans.recent`).
 _JUST_S = 0.05
 _ECHO_S = 30.0
 # A driver or a disk that does not answer must not keep a rank that has to leave.
@@ -36,12 +36,12 @@ _OURS = str(Path(__file__).parents[1])
 
 
 class FlightRecorder:
-    """Of one rank of one attempt. `run`: None until there is one.
+    """Flight recorder of one rank of one attempt. `run` is None until the run exists.
 
     Args:
-        stop: says who and where this rank is.
-        kept: the spans of this process.
-        collectives: the last ones of this process.
+        stop: identity and place of this rank.
+        kept: spans of this process.
+        collectives: returns the last collectives of this process.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class FlightRecorder:
         self.run: RunContext | None = None
 
     def write(self, why: str, error: BaseException | None = None) -> None:
-        """Replaces the file. From any thread; an error in it is a line in the log, as the rank has worse to tell.
+        """Replace the file. Any thread may call this; an error is only logged, because the rank has worse to report.
 
-        What comes soon after a record and without a step between is its echo, as the error of a connection that
-        another rank's end has closed: of the moment that counts the first record says more. Takes 3 s at the most.
+        A call soon after a record, without a step between, writes nothing: its cause is mostly the same. For example,
+        another rank's end has closed a connection, and the first record says more about it. Takes 3 s at the most.
         """
         now, step = time.monotonic(), self._newest_step()
         if now - self._last_time < _ECHO_S and step == self._last_step:
@@ -65,7 +65,7 @@ class FlightRecorder:
         thread = threading.Thread(target=self._write, args=(why, error), name="flight recorder", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no thread can be had any more
+        except RuntimeError:  # no more threads for this user
             self._write(why, error)
         else:
             thread.join(_MOST_S)
@@ -77,7 +77,7 @@ class FlightRecorder:
             sys.stderr.write(f"the flight record could not be written: {type(failed).__name__}: {failed}\n")
 
     def look(self, silent_s: float) -> None:
-        """For the watchdog's thread: where a rank has failed, Slurm ends this one soon, which may wait for it."""
+        """Write the file if another rank has failed: Slurm soon ends this one too. For the watchdog's thread."""
         if self._has_seen_failure or self._stop.flag.time is None or silent_s < STACKS_S:
             return
         if is_there(self._stop.paths.failure(self._stop.attempt), parents=0):
@@ -94,12 +94,12 @@ class FlightRecorder:
         stack = traceback.format_exception(error) if error is not None else _stack()
         text = "".join(stack)
         try:
-            collectives = [_placed(each, ends, spans) for each in self._collectives()]
-        except Exception as failed:  # torch's recorder is another one's: what it says may change
+            collectives = [_placed(collective, ends, spans) for collective in self._collectives()]
+        except Exception as failed:  # torch's recorder is not ours: its output may change
             sys.stderr.write(f"torch's flight recorder did not answer: {type(failed).__name__}: {failed}\n")
             collectives = []
         is_lost = error is not None and is_lost_peer(error)
-        if is_lost and collectives:  # it waited there until the connection broke
+        if is_lost and collectives:  # this rank waited there until the connection broke
             collectives[-1] = dataclasses.replace(collectives[-1], is_open=True)
         ended_by = None if error is None else PeerLostError.__name__ if is_lost else type(error).__name__
         return Flight(
@@ -111,17 +111,17 @@ class FlightRecorder:
 
 
 def _spans(kept: Spans) -> Iterator[FlightSpan]:
-    found = kept.recent()[-MAX_KEPT:]
-    now = max(end for _, _, end, _ in found)  # by their own clock: the wall's may have been set since they began
-    for kind, begin, end, step in found:
+    spans = kept.recent()[-MAX_KEPT:]
+    now = max(end for _, _, end, _ in spans)  # by the spans' clock: the wall clock may have been set since
+    for kind, begin, end, step in spans:
         yield FlightSpan(kind=kind.value, begin=begin, end=None if now - end < _JUST_S else end, step=step)
 
 
 def _placed(collective: Collective, ends: Sequence[tuple[float, int]], spans: Sequence[FlightSpan]) -> Collective:
-    """With the step that it was entered in: the one that ended next, or the one after the last."""
+    """Return the collective with the step in which it was entered: the step that ended next, or the last one plus 1."""
     begin = collective.begin
-    around = [each for each in spans if each.begin <= begin and (each.end is None or begin <= each.end)]
-    during = max(around, key=lambda each: each.begin).kind if around else None
+    around = [span for span in spans if span.begin <= begin and (span.end is None or begin <= span.end)]
+    during = max(around, key=lambda span: span.begin).kind if around else None
     if not ends or begin < ends[0][0]:
         return dataclasses.replace(collective, during=during)
     at = bisect_left(ends, (begin,))
@@ -130,9 +130,9 @@ def _placed(collective: Collective, ends: Sequence[tuple[float, int]], spans: Se
 
 
 def _stack() -> list[str]:
-    """Of the main thread, where it is now; without the lines of code, which lie on a disk that may hang."""
+    """Return the present stack of the main thread, without the lines of code, which are on a disk that may hang."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
-    # What started us is no code of the person's own.
-    lines = itertools.dropwhile(lambda each: not each.filename.startswith(_OURS), reversed(found))
-    return [f'  File "{each.filename}", line {each.lineno}, in {each.name}\n' for each in lines]
+    frames = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+    # Frames that started us are not the user's code.
+    lines = itertools.dropwhile(lambda entry: not entry.filename.startswith(_OURS), reversed(frames))
+    return [f'  File "{entry.filename}", line {entry.lineno}, in {entry.name}\n' for entry in lines]

@@ -1,4 +1,4 @@
-"""A stop that cannot reach the end of a step (a data wait, a compilation): the run leaves without a save."""
+"""Stop that cannot reach the end of a step (a data wait, a compilation): the run leaves without a save."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hpc_trainer.slurm.preemption import DEFAULT_KILL_WAIT_S, show_preemption
 from hpc_trainer.slurm.states import AT_WORK
 from hpc_trainer.worker.conclude import Stop, conclude_start
 
-# A step or a batch that takes longer than this is what we are here for; Slurm is asked once then.
+# After this many seconds of silence in a step or a batch, Slurm is asked, once, for the time when it ends the job.
 _SILENT_S = 8.0
 
 
 class LateStop:
-    """Ends this rank shortly before Slurm kills it, if it was asked to stop and has shown no sign of life since.
+    """End of this rank shortly before Slurm kills it, if it was asked to stop and has shown no sign of life since.
 
-    What is lost is what was done since the last checkpoint; the run itself is brought back, and its end has a cause in
-    the journal. All ranks are silent then, as those that are not stuck wait for the one that is: each of them leaves by
-    itself. Only on Slurm: nothing else kills at a time that is known.
+    Work since the last checkpoint is lost. The run itself is brought back, and its end has a cause in the journal. All
+    ranks are silent then, because those that are not stuck wait for the one that is: each of them leaves by itself.
+    This works only on Slurm: nothing else kills at a known time.
 
     Args:
-        saved_step: says what is saved by now.
-        leave: ends what works in this rank besides this process, before the run is brought back.
+        saved_step: returns the step that is saved by now.
+        leave: ends work of this rank outside this process, before the run is brought back.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LateStop:
         self._has_asked = False
 
     def look(self, silent_s: float) -> None:
-        """For the watchdog's thread: leaves when it is time. Does not return then."""
+        """Leave if it is time, and then do not return. For the watchdog's thread."""
         flag = self._stop.flag
         flag.look()
         if not self._is_on_slurm or flag.time is None or min(silent_s, flag.age_s) < _SILENT_S:

@@ -1,4 +1,4 @@
-"""The `main` of a learning-rate range test: the same task and the same step as training, at ever larger rates.
+"""`main` of a learning-rate range test: the same task and the same step as training, at ever larger rates.
 
 Nothing is saved: the run exists for its metrics. It ends when the loss diverges, or with the last rate.
 """
@@ -16,12 +16,12 @@ from hpc_trainer.training.loop import open_batches
 
 
 def try_rates(config: TrainConfig, run: RunContext) -> None:
-    """Logs `loss` (the mean over all ranks) and `lr` of each step of the plan in the environment. Collective."""
+    """Log `loss` (the mean over all ranks) and `lr` of each step of the plan in the environment. Collective."""
     plan, watch = from_text(os.environ[VARIABLE]), DivergenceWatch()
     with open_training(config, run) as training:
         state = training.state
         run.restore(**state.objects())
-        run.saver.stop_is_covered = True  # nobody goes on from here
+        run.saver.stop_is_covered = True  # no attempt resumes from here
         with contextlib.closing(open_batches(config, training)) as batches:
             run.restore_rng()
             batches.spans = run.spans

@@ -1,7 +1,7 @@
-"""What `hpc-trainer certify` needs of a rank: a trace of its state after every step, and its own interruption.
+"""Probe of a rank for `hpc-trainer certify`: a trace of the rank's state after every step, and its interruption.
 
-The trace has a line a step: a checksum of each tensor that a checkpoint would hold, of each random state, and of the
-model's inputs. Two runs are compared by their traces, so the first step and tensor that differ have names.
+The trace has a line per step: a checksum of each tensor that a checkpoint would hold, of each random state, and of the
+model's inputs. Two runs are compared by their traces, so the first step and the first tensor that differ are known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 
 
 def context_class(config: TrainConfig) -> Callable[..., RunContext]:
-    """RunContext, or in a run that is certified its probed kind."""
+    """Return RunContext, or its probed kind in a run that is being certified."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return RunContext
@@ -45,11 +45,11 @@ def context_class(config: TrainConfig) -> Callable[..., RunContext]:
 
 
 class Probe:
-    """Writes one rank's trace, and ends the attempt where the plan says so.
+    """Probe of one rank: it writes the rank's trace, and ends the attempt at the step that the plan states.
 
     Args:
-        attempt: takes the interruption of this number, if the plan has so many.
-        sees_inputs: hook the models' inputs; not of a compiled one, whose graph the hook would break.
+        attempt: number of the attempt, and of its interruption in the plan, if the plan has so many.
+        sees_inputs: True to hook the models' inputs; False for a compiled model, whose graph the hook would break.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Probe:
         self._timer: threading.Timer | None = None
 
     def restored(self, objects: Mapping[str, Any], step: int) -> None:
-        """The objects that training changes; they are looked at after every step."""
+        """Take the objects that training changes, whose state is traced after every step."""
         shared, own = to_trees(objects)
-        # Numbers and the like are as they were when `restore` got them: only what changes in place is looked at.
+        # Numbers and the like stay as `restore` got them: only objects that change in place are traced.
         self._objects = {name: value for name, value in objects.items() if name in own or shared[name] is not value}
         self._objects |= {name: value for name, value in objects.items() if isinstance(value, torch.Tensor)}
         self._seen = step, time.perf_counter()
@@ -83,12 +83,12 @@ class Probe:
                     value.register_forward_pre_hook(see_inputs, with_kwargs=True)
 
     def saved(self, step: int, objects: Mapping[str, Any]) -> None:
-        """A checkpoint of these is about to be written."""
+        """Trace the objects of which a checkpoint is about to be written."""
         leaves = {**self._state(objects), **_leaves("random", rng_state()), **_loose(self._objects)}
         self._write("saved", step, leaves)
 
     def saw(self, step: int) -> None:
-        """Says that this step is done; of several calls in one step the first counts."""
+        """Trace the state after a step, and interrupt the attempt if it is due. Only a step's first call counts."""
         if self._seen is not None and step < self._seen[0]:  # a rollback: its steps are done again
             self._seen = step, time.perf_counter()
         if self._seen is None or step == self._seen[0]:
@@ -114,9 +114,9 @@ class Probe:
 
     def _state(self, objects: Mapping[str, Any]) -> dict[str, str]:
         shared, own = to_trees(objects)
-        # Each rank's state_dict has its own buffers: of what is each rank's own only generators are left to add.
+        # A state_dict has the rank's own buffers: of each rank's own state only generators are left to add.
         modules = {name: value.state_dict() for name, value in objects.items() if isinstance(value, nn.Module)}
-        trees = {**own, **shared, **modules}  # of a pipeline stage what is here, not what is written here
+        trees = {**own, **shared, **modules}  # of a pipeline stage the state held here, not the state written here
         return {leaf: text for name, tree in trees.items() for leaf, text in _leaves(name, tree).items()}
 
     def _see_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ class Probe:
             self._inputs = zlib.crc32(text.encode(), self._inputs)
 
     def _began(self) -> None:
-        """What no checkpoint holds, as the first step finds it: a loop of a person's own may have put some back."""
+        """Trace the state that no checkpoint holds, as the first step finds it: a user's own loop may restore some."""
         assert self._seen is not None
         self._has_begun = True
         self._write("began", self._seen[0], _loose(self._objects))
@@ -141,41 +141,41 @@ class Probe:
 
 @dataclass(slots=True, kw_only=True)
 class ProbedRun(RunContext):
-    """A RunContext that is watched. `probe` is set once it is built."""
+    """RunContext that a probe watches. `probe` is set after construction."""
 
     probe: Probe = field(init=False)
 
-    # Not super(): a dataclass with slots is another class than the one that super() remembers.
+    # Not super(): a dataclass with slots is a new class, and super() still refers to the original one.
     def restore(self, /, **objects: Any) -> Restored:
-        """As RunContext's."""
+        """Restore the objects as RunContext does, and hand them to the probe."""
         restored = RunContext.restore(self, **objects)
         self.probe.restored(restored.values, restored.step)
         return restored
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
-        """As RunContext's."""
+        """Give a sign of life as RunContext does, and report the step to the probe."""
         RunContext.heartbeat(self, step, force=force)
         self.saw(step)
 
     def saw(self, step: int) -> None:
-        """Says that this rank has done this step; called once or several times."""
+        """Report to the probe that this rank has done this step; may be called several times."""
         self.probe.saw(step)
 
     def _reach(self, step: int) -> int:
-        # Of `log` the ranks but rank 0 get no further than here.
+        # In `log`, ranks other than rank 0 get no further than here.
         reached = RunContext._reach(self, step)
         self.saw(reached)
         return reached
 
 
 def _leaves(path: str, tree: Any) -> dict[str, str]:
-    """Path -> text of each leaf: CRC-32 of a tensor's bytes, 8 hex digits; numbers and the like as Python has them."""
+    """Return the text of each leaf by path: CRC-32 of a tensor's bytes, 8 hex digits; repr of numbers and the like."""
     return dict(walk(path, tree))
 
 
 def _loose(objects: Mapping[str, Any]) -> dict[str, str]:
-    """What models carry and no checkpoint holds: plain attributes, what these hold, and unsaved buffers."""
-    found: dict[str, str] = {}
+    """Return the state of models that no checkpoint holds: plain attributes, their content, and unsaved buffers."""
+    leaves: dict[str, str] = {}
     for name, model in objects.items():
         if not isinstance(model, nn.Module):
             continue
@@ -184,10 +184,10 @@ def _loose(objects: Mapping[str, Any]) -> dict[str, str]:
             place = f"{name}.{path}" if path else name
             for key, value in vars(module).items():
                 if key not in _OF_ANY_MODULE:
-                    found.update(inside.leaves(f"{LOOSE}{place}.{key}", value))
-            # Not by what state_dict leaves out: asked in a forward pass, FSDP takes the whole weights away for it.
+                    leaves.update(inside.leaves(f"{LOOSE}{place}.{key}", value))
+            # Not by what state_dict leaves out: if called in a forward pass, FSDP removes the whole weights for it.
             for key in sorted(module._non_persistent_buffers_set):
                 buffer = module._buffers[key]
                 if buffer is not None:
-                    found[f"{LOOSE_BUFFER}{place}.{key}"] = checksum(buffer)
-    return found
+                    leaves[f"{LOOSE_BUFFER}{place}.{key}"] = checksum(buffer)
+    return leaves

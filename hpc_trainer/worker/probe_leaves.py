@@ -1,4 +1,4 @@
-"""The numbers in a tree of state, each with a path and a text that is equal where they are: what a probe writes."""
+"""Leaves of a tree of state, as a probe writes them: each has a path, and a text that is equal if the values are."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.checkpoint.shards import Shard
 
 _MAX_DEPTH = 3
-# Of one attribute: a vocabulary must not hide the counter beside it.
+# Limits for one attribute: a vocabulary must not hide the counter beside it.
 _MAX_LEAVES, _MAX_OBJECTS = 1_000, 10_000
 _PLAIN = (type(None), bool, int, float, str)
-# What leads out of an object, into code.
+# Types of values that lead out of an object, into code.
 _NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
 class Inside:
-    """Allows `walk` to go on into objects of any class, by their attributes: of one model, and not without end.
+    """Permission for `walk` to enter objects of any class by their attributes, in one model and within limits.
 
-    What the model has registered is left out, as it is looked at for itself, and of two ways to an object the second.
+    Objects that the model has registered are left out, because they are traced separately. An object that is reached
+    twice is entered only the first time.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._depth = self._num_objects = 0
-        # The objects themselves, not their ids alone: another one may get a dead one's id.
-        known = (*model.modules(), *model.parameters(), *model.buffers())
-        self._seen: dict[int, Any] = {id(each): each for each in known}
+        # The objects themselves, not their ids alone: a new object may get the id of a dead one.
+        registered = (*model.modules(), *model.parameters(), *model.buffers())
+        self._seen: dict[int, Any] = {id(member): member for member in registered}
 
     def leaves(self, path: str, attribute: Any) -> dict[str, str]:
-        """The first leaves of one attribute of a module."""
-        self._depth, self._num_objects = 0, 0  # the walk before may have been broken off
-        found: dict[str, str] = {}
-        # An object may not like to be looked at, and these are only to name a likely reason.
+        """Return the first leaves of one attribute of a module, at most 1,000."""
+        self._depth, self._num_objects = 0, 0  # the previous walk may have been cut off
+        leaves: dict[str, str] = {}
+        # Reading an object's attributes may raise, and these leaves only serve to name a likely reason.
         with contextlib.suppress(Exception):
-            found.update(itertools.islice(walk(path, attribute, self), _MAX_LEAVES))
-        return found
+            leaves.update(itertools.islice(walk(path, attribute, self), _MAX_LEAVES))
+        return leaves
 
     def is_new(self, value: Any) -> bool:
-        """False of what was seen before: cycles end there; and of what comes after too many others."""
+        """Return False for an object that was seen before, which ends cycles, or that comes after too many others."""
         if isinstance(value, _PLAIN):
             return True
         self._num_objects += 1
@@ -57,21 +58,21 @@ class Inside:
         return is_new
 
     def walk(self, path: str, value: Any) -> Iterator[tuple[str, str]]:
-        """The leaves of an object's attributes, if it is not too deep in."""
+        """Yield the leaves of an object's attributes, unless the object is nested too deeply."""
         # torch's own objects hold handles and tensors without memory (FSDP's of a model that is sharded).
         if self._depth == _MAX_DEPTH or isinstance(value, _NO_STATE) or _is_of_torch(value):
             return
         self._depth += 1
-        for name, each in _attributes(value):
-            yield from walk(f"{path}.{name}", each, self)
+        for name, attribute in _attributes(value):
+            yield from walk(f"{path}.{name}", attribute, self)
         self._depth -= 1
 
 
 def walk(path: str, tree: Any, inside: Inside | None = None) -> Iterator[tuple[str, str]]:
-    """(path, text) of each leaf: CRC-32 of a tensor's bytes, 8 hex digits; numbers and the like as Python has them.
+    """Yield (path, text) of each leaf: CRC-32 of a tensor's bytes, 8 hex digits; repr of numbers and the like.
 
     Args:
-        inside: go into objects of other classes too; None: pass them over.
+        inside: permission to enter objects of other classes too; None to skip them.
     """
     if inside is not None and not inside.is_new(tree):
         return
@@ -108,8 +109,8 @@ def _text(value: Any) -> str | None:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What the object itself holds, not what it would compute; copied, as another thread may be at work on it."""
-    if isinstance(value, nn.Module):  # a hidden one; as a person sees it, not torch's own fields
+    """Yield what the object itself holds, not what it would compute; copied, because other threads may change it."""
+    if isinstance(value, nn.Module):  # a hidden module: as a user sees it, without torch's own fields
         yield from value.named_parameters()
         yield from value.named_buffers()
         return
@@ -130,6 +131,6 @@ def _is_of_torch(value: Any) -> bool:
 
 
 def checksum(tensor: torch.Tensor) -> str:
-    """CRC-32 of the bytes of a tensor of any shape, 8 hex digits; of a sharded one of this rank's part."""
+    """Return the CRC-32 of the bytes of a tensor, 8 hex digits; of a sharded tensor only this rank's shard counts."""
     data = local_tensor(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{zlib.crc32(data.data):08x}"

@@ -42,13 +42,13 @@ from hpc_trainer.worker.telemetry.sampler import sampler_of
 ASKED = "exit 75"
 """Signal in the journal for a stop that the program itself asked for."""
 _POLL_S = 0.1
-# Between looks at files that other ranks or commands write: of 512 ranks some 100 stats a second.
+# Seconds between looks at files that other ranks or commands write: with 512 ranks some 100 stats a second.
 _LOOK_S, _LOOK_PER_RANK_S = 1.0, 0.03
 # `cancel` signals programs at work too; the marker is for one that was just starting.
 _CANCEL_LOOK_S = 5.0
-# What the program has started and left behind when it ended is given so long, then SIGTERM, then SIGKILL.
+# Processes that the program left behind when it ended get this many seconds, then SIGTERM, then SIGKILL.
 _LEFT_BEHIND_S = 5.0
-# A program on one's own machine that does not hear: Slurm has its KillWait for that, 30 s by default.
+# Seconds for a program that ignores the signal, outside Slurm: Slurm has its KillWait for that, 30 s by default.
 _DEAF_S = 30.0
 _LAST_LINES, _LAST_BYTES = 25, 8_000
 _STOPS = (*STOP_SIGNALS, signal.SIGINT)
@@ -57,7 +57,7 @@ _STARTS = "the program starts in "
 
 
 class _PeerFailed(Exception):  # noqa: N818  (no error of this rank)
-    """Another rank of this attempt has failed and recorded its failure."""
+    """Failure of another rank of this attempt, which has recorded it."""
 
 
 def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
@@ -77,7 +77,7 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     except _PeerFailed:
         print("another rank has failed: this one ends.")
         lost = record_of(rank.as_stop, ExitCode.FAILED, type=PeerLostError.__name__, message="another rank has failed")
-        conclude_error(rank.as_stop, lost)  # by the record of that one
+        conclude_error(rank.as_stop, lost)  # by the record of that rank
         return ExitCode.FAILED
     except Exception as error:
         traceback.print_exc()
@@ -88,11 +88,11 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
 
 
 def _check_progress(attempts: list[Attempt], successors: frozenset[str], most: int) -> None:
-    """Raises NoProgressError: the starts before this one ended at one step, or asked to come back and told none."""
+    """Raise NoProgressError if too many earlier starts ended at one step, or asked to come back without any step."""
     ended = newest_chain(attempts, successors)[:-1]
     same = 0
-    for each in reversed(ended):
-        if each.step != ended[-1].step or (each.step is None and each.signal != ASKED):
+    for attempt in reversed(ended):
+        if attempt.step != ended[-1].step or (attempt.step is None and attempt.signal != ASKED):
             break
         same += 1
     if same > most:
@@ -146,10 +146,10 @@ class _Rank:
         folder = folder_of(self._config, self._paths)
         if is_of_run(self._config.train.command_dir):
             make_folder(Path(folder))
-        words = words_of(self._config, self._paths, holding=place.holding)
+        command = words_of(self._config, self._paths, holding=place.holding)
         environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
-        print(f"{_STARTS}{folder}: {self._shown(words)}", flush=True)
-        self._program = Program(words, environ, folder)
+        print(f"{_STARTS}{folder}: {self._shown(command)}", flush=True)
+        self._program = Program(command, environ, folder)
         with (
             self._spans.within(Kind.program),
             sampler_of(self._config, self._paths, self._env, self._attempt, self._stop, step=lambda: self._step),
@@ -160,7 +160,7 @@ class _Rank:
         if self._story is not None:
             self._story.look(is_last=True)
         if code is not None and -code in _STOPS and not self._stop.is_set:
-            time.sleep(1.0)  # some sites signal every process of a job: ours is told in this moment
+            time.sleep(1.0)  # some sites signal every process of a job: our signal comes in this moment
         if code == ExitCode.REQUEUED and not self._stop.is_set:
             self._stop.request(ASKED)
             self._tell_stop()
@@ -249,17 +249,18 @@ class _Rank:
     def _must_stop(self) -> bool:
         """Return True once this rank was asked to stop by a signal, the cancel marker, or another rank.
 
-        Raises _PeerFailed: srun ends us with the signal of a preemption, and the failing rank has told it before.
+        Raises:
+            _PeerFailed: another rank has failed. It records this before srun ends us with the signal of a preemption.
         """
         now, is_one = time.monotonic(), self._env.world_size == 1
         if now - self._looked >= self._look_s or (self._stop.is_set and not self._has_stopped):
             self._looked, self._has_stopped = now, self._stop.is_set
-            told = () if is_one else names_in(self._paths.logs) or ()
-            if self._paths.failure(self._attempt).name in told:
+            present = () if is_one else names_in(self._paths.logs) or ()
+            if self._paths.failure(self._attempt).name in present:
                 raise _PeerFailed
             if self._is_cancelled.has_come():
                 self._stop.request("CANCEL marker")
-            elif self._paths.program_stop(self._attempt).name in told:
+            elif self._paths.program_stop(self._attempt).name in present:
                 self._stop.request("another rank")
         return self._stop.is_set
 

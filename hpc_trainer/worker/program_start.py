@@ -129,9 +129,9 @@ class _Code:
         for real in (path, os.path.realpath(path)):
             for source, copy in self._copies.items():
                 if real.startswith(f"{source}{os.sep}"):
-                    found = Path(copy, os.path.relpath(real, source))
-                    if found.is_file():
-                        return str(found)
+                    candidate = Path(copy, os.path.relpath(real, source))
+                    if candidate.is_file():
+                        return str(candidate)
         return path if self._is_elsewhere and Path(path).is_file() else word
 
     def in_shell(self, text: str) -> str:
@@ -191,10 +191,10 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
         task = {"type": "worker", "index": env.rank}
         own["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(place.workers)}, "task": task})
     inherited = {key: value for key, value in os.environ.items() if key not in {FROZEN_CODE, *left_out}}
-    # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or who submitted.
+    # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or the submit's own.
     path = [str(Path(sys.executable).parent), *inherited.get("PATH", os.defpath).split(os.pathsep)]
     if is_of_run(config.train.command_dir) and FROZEN_CODE not in os.environ:
-        # As with frozen code: `python -m` finds modules where it would, were that the current folder.
+        # As with frozen code: `python -m` finds modules as if the code folder were the current folder.
         given = inherited.get("PYTHONPATH", "").split(os.pathsep)
         own["PYTHONPATH"] = os.pathsep.join([code_folder(config.train), *filter(None, given)])
     return {
@@ -228,8 +228,8 @@ def meeting_place(
             workers = (_worker(address, port), *others) if of_tensorflow else ()
             place = Place(address, port, files_that_hold(config, paths), workers)
             if env.world_size > 1:
-                told = {**place._asdict(), "holding": sorted(place.holding), "incarnation": env.incarnation}
-                write_json(paths.rendezvous, told, sync=False)
+                record = {**place._asdict(), "holding": sorted(place.holding), "incarnation": env.incarnation}
+                write_json(paths.rendezvous, record, sync=False)
             return place
         if of_tensorflow:
             own = {"worker": _worker(address, port), "incarnation": env.incarnation}
@@ -242,11 +242,11 @@ def meeting_place(
 def _place_of_rank_0(paths: RunPaths, env: RankEnv) -> Place | None:
     with contextlib.suppress(OSError):
         look_anew(paths.rendezvous.parent, parents=0)
-    found = read_json(paths.rendezvous) or {}
-    if found.get("incarnation") != env.incarnation:
+    record = read_json(paths.rendezvous) or {}
+    if record.get("incarnation") != env.incarnation:
         return None
-    holding, workers = (map(str, found.get(name) or ()) for name in ("holding", "workers"))
-    return Place(str(found["address"]), int(found["port"]), frozenset(holding), tuple(workers))
+    holding, workers = (map(str, record.get(name) or ()) for name in ("holding", "workers"))
+    return Place(str(record["address"]), int(record["port"]), frozenset(holding), tuple(workers))
 
 
 def _other_workers(
@@ -262,9 +262,9 @@ def _other_workers(
         present = set(names_in(paths.logs) or ())
         for rank in missing():
             path = paths.program_worker(attempt, rank)
-            told = (read_json(path) or {}) if path.name in present else {}
-            if told.get("incarnation") == env.incarnation:
-                workers[rank] = str(told["worker"])
+            record = (read_json(path) or {}) if path.name in present else {}
+            if record.get("incarnation") == env.incarnation:
+                workers[rank] = str(record["worker"])
         return None if missing() else [workers[rank] for rank in range(1, env.world_size)]
 
     def named() -> str:
@@ -287,7 +287,7 @@ def _wait_for(
     """
     deadline = time.monotonic() + timeout_s
     pause_s = 0.1
-    while (found := look()) is None:
+    while (value := look()) is None:
         if should_stop():
             return None
         if time.monotonic() > deadline:
@@ -298,7 +298,7 @@ def _wait_for(
         time.sleep(pause_s)
         # Hundreds of waiting ranks must not send the file server thousands of requests a second.
         pause_s = min(1.5 * pause_s, _SLOWEST_LOOK_S)
-    return found
+    return value
 
 
 def _worker(address: str, port: int) -> str:
@@ -361,7 +361,7 @@ class Program:
         return self._process.poll()
 
     def is_alive(self) -> bool:
-        """True while the program, or a process of its group, runs."""
+        """Return True while the program, or a process of its group, runs."""
         if self._process.poll() is None:
             return True
         try:

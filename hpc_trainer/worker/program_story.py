@@ -1,4 +1,4 @@
-"""What rank 0 makes of what a person's program tells: metrics.jsonl, heartbeat.json, and at the end result.json."""
+"""Files that rank 0 writes from what a user's program logs: metrics.jsonl, heartbeat.json, at the end result.json."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hpc_trainer.training.telemetry.metrics import cause_of_end
 
 
 class Story:
-    """Of one attempt; for rank 0 alone."""
+    """Progress of a user's program in one attempt; only rank 0 has one."""
 
     def __init__(
         self, config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag,
         spent: Callable[[], dict[str, Any]] = dict,
     ) -> None:  # fmt: skip
         self.step: int | None = None
-        """The last that the program told; None: it has told none yet."""
+        """Last step that the program logged; None if it has logged none yet."""
         self.steps_done = 0
-        """Since the first that it told."""
+        """Steps done since the first step that the program logged."""
         self._paths, self._attempt, self._world_size = paths, attempt, env.world_size
         self._lines = NewLines(paths.told_metrics(attempt))
         self._metrics: dict[str, float] = {}
@@ -40,9 +40,9 @@ class Story:
         )  # fmt: skip
 
     def catch_up(self) -> None:
-        """Take in the metrics that the attempt before told, and that its worker did not live to read.
+        """Take in the metrics that the previous attempt's program logged, and that its worker did not live to read.
 
-        The program may have saved the step that they tell of. Then no later attempt tells it again.
+        The program may have saved the step of these metrics. Then no later attempt logs that step again.
         """
         if self._attempt == 0:
             return
@@ -59,16 +59,20 @@ class Story:
                 self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Takes in what is new, and gives a sign of life. Raises SupersededError: a later attempt has begun."""
+        """Take in what is new, and give a sign of life.
+
+        Raises:
+            SupersededError: a later attempt has begun.
+        """
         for told in self._lines.read():
             self._take(told)
-        if is_last:  # what it told since the last sign stands nowhere else if it failed
+        if is_last:  # if the program failed, its lines since the last sign are nowhere else
             self._signs.every_s = 0.0
         self._signs.tell(self.step or 0)
 
     def _take(self, told: Told) -> None:
         if self.step is None:
-            # It goes on from a checkpoint of its own: what was told of later steps is done again.
+            # The program goes on from its own checkpoint: later steps that were logged before are done again.
             self._log.rewind(max(0, told.step - 1))
             self._signs.start(told.step)
             Journal(self._paths).resume(self._attempt, told.step)
@@ -85,7 +89,7 @@ class Story:
             self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
 
     def conclude(self) -> str:
-        """The program is done on all ranks: writes result.json and DONE, and returns the cause of the journal."""
+        """Write result.json and DONE once the program is done on all ranks, and return the cause for the journal."""
         cause = cause_of_end(self._metrics, None)
         write_result(
             self._paths, step=self.step or 0, num_steps=self._signs.num_steps, attempt=self._attempt,

@@ -28,7 +28,7 @@ from hpc_trainer.state.submissions import newest_of_run, read_submissions
 
 
 def run(argv: list[str] | None, stop: StopFlag) -> int:
-    """Runs this rank to its end and returns the exit code."""
+    """Run this rank to its end, and return the exit code."""
     spans = Spans.of_process()
     parser = argparse.ArgumentParser(prog="python -m hpc_trainer.worker", description=__doc__)
     parser.add_argument("--sweep-dir", type=Path, required=True, help="runs/<sweep>")
@@ -44,7 +44,7 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
         return run_rank(sweep, run_id, read_rank_env(), stop, spans)
     except HpcTrainerError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        # A spec that cannot be read or built stays so: never worth a retry.
+        # A spec that cannot be read or built now never can be: a retry is useless.
         return ExitCode.CONFIG if isinstance(error, (ConfigError, RunStateError)) else error.exit_code
     except OSError as error:
         if not is_storage_error(error):
@@ -54,12 +54,12 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
 
 
 def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans: Spans) -> int:
-    """One rank of one run. Leaves in a moment, without torch, if the run is done or cancelled."""
+    """Run one rank of one run, and return its exit code; at once, without torch, if the run is done or cancelled."""
     paths = sweep.run(run_id)
     spec = read_spec(sweep, run_id)
     config = spec.typed()
     set_umask(config.paths.group_readable)
-    # A node that worked for this run before may remember its folder as it was: with a marker that `retry` has
+    # A node that worked for this run before may still see the folder as it was then: with a marker that `retry` has
     # removed, or without the line of a newer attempt.
     look_anew(paths.folder)
     present = names_in(paths.folder) or ()
@@ -100,7 +100,7 @@ def _start_attempt(
         from hpc_trainer.worker.program import run_program
 
         return run_program(config, paths, env, stop, attempt, spans)
-    # cuBLAS keeps its workspace fixed, or its reductions may differ between runs (CUDA toolkit, cuBLAS 2.1.4).
+    # cuBLAS needs a fixed workspace, or its reductions may differ between runs (CUDA toolkit, cuBLAS 2.1.4).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with spans.within(Kind.imports):
         from hpc_trainer.worker.attempt import run_attempt
@@ -109,7 +109,7 @@ def _start_attempt(
 
 
 def _storage_failed(error: OSError, config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag) -> int:
-    """A disk that is full before the attempt has begun: rank 0 brings the run back, as from any failure of storage."""
+    """Handle a disk that is full before the attempt begins: rank 0 brings the run back, as after any storage error."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     if env.rank == 0:
         from hpc_trainer.worker.conclude import Stop
@@ -122,12 +122,12 @@ def _storage_failed(error: OSError, config: TrainConfig, paths: RunPaths, env: R
 
 
 def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | None:
-    """What has failed for good, if the start before this one of the same job has.
+    """Return which attempt has failed for good, if that is the previous start of the same job; else None.
 
-    Nobody asked for this start: since 24.05 Slurm requeues a job once more whose preemption it has noted, however it
-    ends; and sites requeue by exit codes (RequeueExit).
+    Such a start was not requested: since 24.05 Slurm requeues a job with a noted preemption once more, however it ends,
+    and sites requeue by exit codes (RequeueExit).
     """
-    earlier = [each for each in Journal(paths).read() if each.job_id == env.job_id]
+    earlier = [attempt for attempt in Journal(paths).read() if attempt.job_id == env.job_id]
     newest = earlier[-1] if earlier else None
     if newest is None or newest.restart_count >= env.restart_count or newest.state is RunState.REQUEUED:
         return None
@@ -140,15 +140,17 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
 
 
 def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv) -> str | None:
-    """The job that the run was given to after ours, if any: one that Slurm brings back late must not start it too."""
-    in_sweep = [each for each in read_submissions(sweep) if paths.run_id in each.run_ids]
+    """Return the job that got the run after ours, if any: a job that Slurm brings back late must not start the run."""
+    in_sweep = [submission for submission in read_submissions(sweep) if paths.run_id in submission.run_ids]
     own = read_submissions(paths)
-    known = {
-        each.element_id(each.run_ids.index(paths.run_id)) for each in (*in_sweep, *own) if each.executor == "slurm"
+    job_ids = {
+        submission.element_id(submission.run_ids.index(paths.run_id))
+        for submission in (*in_sweep, *own)
+        if submission.executor == "slurm"
     }
     latest = in_sweep[-1] if in_sweep else None
     newest = newest_of_run(paths, None if latest is None else (latest, latest.run_ids.index(paths.run_id)))
-    if env.job_id not in known or newest is None or newest[0].executor != "slurm":
+    if env.job_id not in job_ids or newest is None or newest[0].executor != "slurm":
         return None  # ours is not among them: its confirmation is still being written
     job_id = newest[0].element_id(newest[1])
     return job_id if job_id != env.job_id else None
@@ -163,7 +165,7 @@ def _run_of_element(sweep: SweepPaths, uuid: str) -> str:
 
 
 def _redirect_output(paths: RunPaths, attempt: int, env: RankEnv) -> None:
-    """From here on this rank, and whatever it starts, prints into its own log, which says first whose it is."""
+    """Redirect the output of this rank, and of all it starts, to the rank's own log, whose header names the attempt."""
     log = paths.log(attempt, env.rank)
     print(f"{paths.run_id}: attempt {attempt}, rank {env.rank} logs to {log}", flush=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -189,17 +191,17 @@ class TimedLines(io.TextIOWrapper):
     _is_at_begin = True
 
     def write(self, text: str, /) -> int:
-        """Writes the text; returns its length."""
+        """Write the text, and return its length."""
         now = time.strftime("%Y-%m-%d %H:%M:%S ")
         lines = text.split("\n")
-        told = [f"{now}{line}" if line and (index or self._is_at_begin) else line for index, line in enumerate(lines)]
-        super().write("\n".join(told))
+        timed = [f"{now}{line}" if line and (index or self._is_at_begin) else line for index, line in enumerate(lines)]
+        super().write("\n".join(timed))
         self._is_at_begin = not lines[-1] and (len(lines) > 1 or self._is_at_begin)
         return len(text)
 
 
 class _Log(io.FileIO):
-    """A log that loses what a full disk does not take: a line of text must not end a training."""
+    """Log file that drops what a full disk does not take: a line of text must not end a training."""
 
     def write(self, data: Any, /) -> int:
         try:

@@ -24,24 +24,24 @@ class TensorBoardTracker:
         self._writer = cast("Any", SummaryWriter(str(folder), purge_step=first_step + 1))
         summaries: Any = summary.hparams
         shown = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in hparams.items()}
-        for each in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
-            self._writer.file_writer.add_summary(each)
+        for event in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
+            self._writer.file_writer.add_summary(event)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Adds one scalar a value."""
+        """Add each value as a scalar."""
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
 
     def close(self) -> None:
-        """Flushes the event file."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
 def build_tracker(config: TrainConfig, folder: Path, first_step: int) -> Tracker:
-    """The tracker that `tracker=` chose, of those that a run writes itself, into `folder`. Call it on rank 0 only.
+    """Return a tracker that writes into `folder`, or one that does nothing, by `tracker=`. Call this on rank 0 only.
 
     Raises:
-        ConfigError: its package is not installed.
+        ConfigError: the tracker's package is not installed.
     """
     if config.tracker.name is not TrackerName.tensorboard:
         return NoTracker()

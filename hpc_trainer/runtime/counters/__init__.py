@@ -1,1 +1,1 @@
-"""What the machine tells of itself: the host, its GPUs, its energy. No torch; what a counter does not tell is None."""
+"""Counters of the machine: the host, its GPUs, its energy. No torch; a value that a counter does not give is None."""

@@ -1,7 +1,7 @@
-"""What a rank's processes use of their node: by /proc, the control group and psutil.
+"""Host usage of a rank's processes, from /proc, the control group and psutil.
 
-proc(5): `stat` of a process has, after the name in brackets, its state, and from there field 10 majflt, 11 cmajflt, 12
-utime, 13 stime, 14 cutime, 15 cstime (ticks), 22 rss (pages), as counted here from 1.
+proc(5): in `stat` of a process, the name in brackets is followed by the state. Counted from the state as field 1, field
+10 is majflt, 11 cmajflt, 12 utime, 13 stime, 14 cutime, 15 cstime (times in ticks), 22 rss (in pages).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_trainer.runtime.counters.energy import HostEnergy
 from hpc_trainer.runtime.counters.notes import Notes
 
 _TICK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-# Of control groups of version 1 without a limit: the largest number of pages.
+# Control groups of version 1 without a limit report the largest number of pages, in bytes.
 _NO_LIMIT = 2**60
 _IB_WORD = 4  # port_rcv_data and port_xmit_data count words of four bytes (sysfs-class-infiniband)
 Found = TypeVar("Found")
@@ -28,7 +28,7 @@ Found = TypeVar("Found")
 
 @dataclass(slots=True)
 class _Tree:
-    """Sums over processes; what ended and was waited for counts in its parent."""
+    """Sums over processes; a child that ended and was waited for counts in its parent."""
 
     cpu_s: float = 0.0
     major_faults: int = 0
@@ -38,13 +38,14 @@ class _Tree:
 
 
 class HostCounters:
-    """Of this process and all that it started. The first call of `read` knows no busy cores yet."""
+    """Counters of this process and all processes that it started. The first `read` gives no number of busy cores."""
 
     def __init__(self, notes: Notes, *, has_energy: bool = True, root: Path = Path("/")) -> None:
-        """
+        """Read the values from which later calls count.
+
         Args:
-            has_energy: this rank tells the node's energy: one of a node does.
-            root: where /proc and /sys lie.
+            has_energy: True if this rank reports the node's energy, as one rank per node does.
+            root: folder that contains `proc` and `sys`.
         """
         self._notes, self._root = notes, root
         self._energy = HostEnergy(notes, root) if has_energy else None
@@ -55,9 +56,13 @@ class HostCounters:
         self._most_cpu = self._first.cpu_s
 
     def read(self, now: float) -> Host:
-        """`now`: seconds by a clock that is never put back."""
+        """Return one sample of the host.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         tree, net = self._tree(), self._told("network", self._net)
-        # A child that ended without being waited for takes its time with it.
+        # The time of a child that ended without being waited for is lost: the sum must not fall.
         self._most_cpu = max(self._most_cpu, tree.cpu_s)
         before, self._last_cpu = self._last_cpu, (now, self._most_cpu)
         limit, available = self._told("memory", self._memory) or (None, None)
@@ -84,26 +89,26 @@ class HostCounters:
             return None
 
     def _tree(self) -> _Tree:
-        found = _Tree()
+        tree = _Tree()
         for pid in _descendants(os.getpid()):
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
-                words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-                found.cpu_s += sum(map(int, words[11:15])) / _TICK
-                found.major_faults += int(words[9]) + int(words[10])
-                found.rss_bytes += int(words[21]) * _PAGE
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the process has just ended
+                fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+                tree.cpu_s += sum(map(int, fields[11:15])) / _TICK
+                tree.major_faults += int(fields[9]) + int(fields[10])
+                tree.rss_bytes += int(fields[21]) * _PAGE
                 read, written = _io_of(pid)
-                found.read_bytes += read
-                found.write_bytes += written
-        return found
+                tree.read_bytes += read
+                tree.write_bytes += written
+        return tree
 
     def _net(self) -> int:
         cards = psutil.net_io_counters(pernic=True)
-        told = sum(card.bytes_sent + card.bytes_recv for name, card in cards.items() if name != "lo")
+        total = sum(card.bytes_sent + card.bytes_recv for name, card in cards.items() if name != "lo")
         ports = self._root.glob("sys/class/infiniband/*/ports/*/counters/port_*_data")
-        return int(told) + sum(int(each.read_text()) * _IB_WORD for each in ports)
+        return int(total) + sum(int(port.read_text()) * _IB_WORD for port in ports)
 
     def _memory(self) -> tuple[int, int]:
-        """(limit, available) in bytes."""
+        """Return (limit, available) in bytes."""
         node = psutil.virtual_memory()
         if self._group is None:
             return int(node.total), int(node.available)
@@ -113,26 +118,26 @@ class HostCounters:
         return limit, max(0, min(int(node.available), limit - self._group.used()))
 
     def _cpus_allowed(self) -> float:
-        allowed = float(len(os.sched_getaffinity(os.getpid())))  # 0: of this thread, which nobody pins
+        allowed = float(len(os.sched_getaffinity(os.getpid())))  # 0 would mean this thread, which is not pinned
         quota = _cpu_quota(self._root)
         return allowed if quota is None else min(allowed, quota)
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """A process and all that it has started and that still runs, by the list that the kernel keeps of each thread."""
+    """Yield a process and all its descendants that still run, from the kernel's list of the children of each thread."""
     waiting = [pid]
     while waiting:
-        each = waiting.pop()
-        yield each
+        process = waiting.pop()
+        yield process
         with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{each}/task"):  # noqa: PTH208
+            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
                 with contextlib.suppress(OSError):
-                    text = Path(f"/proc/{each}/task/{thread}/children").read_text()
+                    text = Path(f"/proc/{process}/task/{thread}/children").read_text()
                     waiting += map(int, text.split())
 
 
 def _io_of(pid: int) -> tuple[int, int]:
-    """Bytes read and written, by /proc/PID/io; 0 where it may not be read: a child may belong to another user."""
+    """Return the bytes read and written, from /proc/PID/io; 0 if unreadable, as for a child of another user."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         rows = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
         return int(rows["read_bytes"]), int(rows["write_bytes"])
@@ -141,13 +146,13 @@ def _io_of(pid: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _MemoryGroup:
-    """The control groups of this process that count memory, the innermost first."""
+    """Control groups of this process that count memory, the innermost first."""
 
     folders: tuple[Path, ...]
     limit_name: str
     usage_name: str
     inactive: str
-    """The key of memory.stat of what the kernel would give back at once."""
+    """Key in memory.stat of the bytes that the kernel would free at once."""
 
     @classmethod
     def find(cls, root: Path) -> _MemoryGroup | None:
@@ -161,15 +166,15 @@ class _MemoryGroup:
         return None
 
     def limit(self) -> int | None:
-        """The smallest of them all; None: there is none."""
-        found = []
+        """Return the smallest limit of all groups, in bytes; None if there is no limit."""
+        limits = []
         for folder in self.folders:
             with contextlib.suppress(OSError, ValueError):
-                found.append(int((folder / self.limit_name).read_text()))  # "max" is no number
-        return min((each for each in found if each < _NO_LIMIT), default=None)
+                limits.append(int((folder / self.limit_name).read_text()))  # "max" is no number
+        return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
     def used(self) -> int:
-        """Bytes of the group that has the smallest limit, without files that were read once."""
+        """Return the bytes used by the group with the smallest limit, without files that were read once."""
         limit = self.limit()
         for folder in self.folders:
             with contextlib.suppress(OSError, ValueError):
@@ -181,7 +186,7 @@ class _MemoryGroup:
 
 
 def _group_of(root: Path, controller: str) -> str | None:
-    """The path of our control group, by /proc/self/cgroup; `""` is version 2."""
+    """Return the path of our control group from /proc/self/cgroup; the controller `""` means version 2."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, names, place = line.split(":", 2)
@@ -192,23 +197,23 @@ def _group_of(root: Path, controller: str) -> str | None:
 
 def _upwards(top: Path, place: str) -> tuple[Path, ...]:
     inner = top / place.lstrip("/")
-    # In a container the path may be the host's, and the top is our own group.
-    return (inner, *(each for each in inner.parents if each == top or top in each.parents))
+    # In a container the path may be the host's; then the top folder is our own group.
+    return (inner, *(parent for parent in inner.parents if parent == top or top in parent.parents))
 
 
 def _cpu_quota(root: Path) -> float | None:
-    """Cores by the quota of the control groups; None: there is no quota."""
-    found = []
+    """Return the number of cores by the quota of the control groups; None if there is no quota."""
+    quotas = []
     place = _group_of(root, "cpu")
     if place is not None:
         for folder in _upwards(root / "sys/fs/cgroup/cpu", place):
             with contextlib.suppress(OSError, ValueError):
                 quota = int((folder / "cpu.cfs_quota_us").read_text())
                 if quota > 0:
-                    found.append(quota / int((folder / "cpu.cfs_period_us").read_text()))
+                    quotas.append(quota / int((folder / "cpu.cfs_period_us").read_text()))
     elif (place := _group_of(root, "")) is not None:
         for folder in _upwards(root / "sys/fs/cgroup", place):
             with contextlib.suppress(OSError, ValueError):
                 quota_us, period_us = (folder / "cpu.max").read_text().split()
-                found.append(int(quota_us) / int(period_us))  # "max" is no number
-    return min(found, default=None)
+                quotas.append(int(quota_us) / int(period_us))  # "max" is no number
+    return min(quotas, default=None)

@@ -1,4 +1,4 @@
-"""Says each thing once, in the rank's log: a counter that is not there is no reason to fill it."""
+"""Notes on missing counters, each logged once: an absent counter must not fill the rank's log."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class Notes:
-    """Of one rank of one attempt."""
+    """Notes of one rank of one attempt."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def tell(self, what: str, text: str) -> None:
-        """Logs `text`, unless something was told of `what` before."""
+        """Log `text`, unless a note on `what` was logged before."""
         if what not in self._told:
             self._told.add(what)
             _LOG.warning("telemetry: %s", text)
 
     @property
     def told(self) -> frozenset[str]:
-        """What something was told of."""
+        """Subjects of the notes logged so far."""
         return frozenset(self._told)

@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs by NVML (nvidia-ml-py), each counter by itself: what a device does not tell is None, and told once.
+"""NVIDIA's GPUs, read with NVML (nvidia-ml-py), each counter separately: a missing counter is None and logged once.
 
-Of a MIG device NVML tells its memory; temperature, clocks and faults are those of the GPU that it is a part of, and its
-share of the power nobody knows.
+NVML reports the memory of a MIG device. Temperature, clocks and faults are those of the whole GPU, and the share of the
+power that a MIG device takes is unknown.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hpc_trainer.runtime.counters.energy import AddedPower
 from hpc_trainer.runtime.counters.notes import Notes
 from hpc_trainer.runtime.counters.visible import device_of_uuid, visible_devices
 
-# nvml.h, nvmlClocksEventReason*: the module of a year ago has other names for the same bits. 0x1 is an idle device.
+# nvml.h, nvmlClocksEventReason*: a version of the module one year older has other names for the same bits. 0x1: idle.
 _REASONS = {
     0x2: "applications_clocks", 0x4: "power_cap", 0x8: "hw_slowdown", 0x10: "sync_boost", 0x20: "sw_thermal",
     0x40: "hw_thermal", 0x80: "power_brake", 0x100: "display", 0x200: "board_limit", 0x400: "reliability",
 }  # fmt: skip
 _ALL_LINKS = 2**32 - 1
-_MOST_EVENTS = 32  # of one period; a broken device tells the same one without end
+_MOST_EVENTS = 32  # in one period; a broken device reports the same event without end
 _KIB = 1024
 _LOWER_BY = 0.9
 _NEVER = ("NotSupported", "NoPermission", "FunctionNotFound")
@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 
 
 class NvidiaDevices:
-    """The GPUs of one rank."""
+    """GPUs of one rank."""
 
     def __init__(self, notes: Notes, devices: Sequence[NvidiaDevice], nvml: Any) -> None:
         self._notes, self.devices, self._nvml = notes, devices, nvml
@@ -41,11 +41,11 @@ class NvidiaDevices:
     def find(
         cls, notes: Notes, *, uuid: str | None, index: int | None, environ: Mapping[str, str] = os.environ
     ) -> NvidiaDevices | None:
-        """None, with a note: there is no library, no driver, or no such device.
+        """Return the rank's GPUs; None, with a note in the log, if there is no library, no driver or no such device.
 
         Args:
-            uuid: as torch tells it of the rank's device.
-            index: the device's number among those that CUDA sees; more than there are begin anew. None: all of them.
+            uuid: UUID of the rank's device, as torch writes it.
+            index: the device's index among those that CUDA sees, taken modulo their number; None for all devices.
         """
         try:
             nvml = optional("pynvml", "reading an NVIDIA GPU")
@@ -61,22 +61,26 @@ class NvidiaDevices:
         if not handles:
             notes.tell("driver", "no GPU figures: NVML does not know which device is this rank's")
             return None
-        return cls(notes, [NvidiaDevice(nvml, notes, each) for each in handles], nvml)
+        return cls(notes, [NvidiaDevice(nvml, notes, handle) for handle in handles], nvml)
 
     def read(self, now: float) -> list[Device]:
-        """What they do. `now`: seconds of a clock that is never put back."""
-        return [each.read(now) for each in self.devices]
+        """Return one sample of each device.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
+        return [device.read(now) for device in self.devices]
 
     def lower_power(self, uuid: str | None) -> None:
-        """Lowers the power limit of one device by a tenth, down to the least that it takes; `close` puts it back."""
-        for each in self.devices:
-            if each.uuid == uuid:
-                each.lower_power()
+        """Lower the power limit of one device by a tenth, but not below its minimum; `close` restores the limit."""
+        for device in self.devices:
+            if device.uuid == uuid:
+                device.lower_power()
 
     def close(self) -> None:
-        """Gives everything back."""
-        for each in self.devices:
-            each.close()
+        """Close the devices, and shut NVML down."""
+        for device in self.devices:
+            device.close()
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
@@ -89,7 +93,7 @@ def _handles(nvml: Any, notes: Notes, uuid: str | None, index: int | None, envir
 
 
 class NvidiaDevice:
-    """One of them."""
+    """One GPU or MIG device."""
 
     def __init__(self, nvml: Any, notes: Notes, handle: Any) -> None:
         self.nvml, self._notes, self._handle = nvml, notes, handle
@@ -99,7 +103,7 @@ class NvidiaDevice:
         self.uuid = self._ask("uuid", nvml.nvmlDeviceGetUUID, handle)
         self.name = self._ask("name", nvml.nvmlDeviceGetName, handle)
         self.is_part = bool(self._quietly(nvml.nvmlDeviceIsMigDeviceHandle, handle))
-        # Of the GPU that a MIG device is a part of.
+        # For a MIG device, the handle of the whole GPU.
         self.gpu = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if self.is_part else handle
         self._limit_c = self._temperature_limit()
         self._energy = _Counted()
@@ -113,7 +117,11 @@ class NvidiaDevice:
         self._limit_before: int | None = None
 
     def read(self, now: float) -> Device:
-        """What it does; of one that is lost its name, and what it had used by then."""
+        """Return one sample of the device; of a lost device only its identity, and the energy used before the loss.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         if self.is_lost:
             return Device(uuid=self.uuid, name=self.name, energy_j=self._energy_j, is_lost=True)
         nvml = self.nvml
@@ -126,7 +134,7 @@ class NvidiaDevice:
         ecc = self._ecc_counts()
         xid = self._faults()
         pcie, nvlink = self._moved(now)
-        found = Device(
+        sample = Device(
             uuid=self.uuid, name=self.name,
             utilisation=None if rates is None else rates.gpu / 100,
             memory_used=None if memory is None else memory.used, memory_total=None if memory is None else memory.total,
@@ -140,13 +148,13 @@ class NvidiaDevice:
             xid=xid, nvlink_bytes=nvlink, pcie_bytes=pcie, is_lost=self._lost(),
         )  # fmt: skip
         self._tell_absent()
-        return found
+        return sample
 
     def _lost(self) -> bool | None:
         return self.is_lost or None
 
     def lower_power(self) -> None:
-        """By a tenth; a refusal is told once."""
+        """Lower the power limit by a tenth; a refusal is logged once."""
         nvml = self.nvml
         if self.is_part or self.is_lost or "set power limit" in self._absent:
             return
@@ -170,7 +178,7 @@ class NvidiaDevice:
         )
 
     def close(self) -> None:
-        """Puts the power limit back as it was, and gives the event set back."""
+        """Restore the original power limit, and free the event set."""
         if self._limit_before is not None and not self.is_lost:
             with contextlib.suppress(self.nvml.NVMLError):
                 self.nvml.nvmlDeviceSetPowerManagementLimit(self._handle, self._limit_before)
@@ -179,7 +187,7 @@ class NvidiaDevice:
                 self.nvml.nvmlEventSetFree(self._events)
 
     def _power(self, now: float) -> tuple[float | None, float | None, float | None]:
-        """Watts, the limit in watts, joules so far. Of a part of a GPU nobody knows them."""
+        """Return (watts, limit in watts, joules so far), each None if unknown; all are unknown for a MIG device."""
         if self.is_part:
             return None, None, None
         nvml, handle = self.nvml, self._handle
@@ -191,14 +199,14 @@ class NvidiaDevice:
         return None if power is None else power / 1e3, None if limit is None else limit / 1e3, energy
 
     def _temperature_limit(self) -> float | None:
-        """Where it begins to lower its clocks: its highest working temperature, or that of the slowdown."""
+        """Return the °C at which the device lowers its clocks: its highest working, or its slowdown temperature."""
         nvml = self.nvml
         kinds = (nvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-        told = (self._quietly(nvml.nvmlDeviceGetTemperatureThreshold, self.gpu, kind) for kind in kinds)
-        return min((float(each) for each in told if each), default=None)
+        limits = (self._quietly(nvml.nvmlDeviceGetTemperatureThreshold, self.gpu, kind) for kind in kinds)
+        return min((float(limit) for limit in limits if limit), default=None)
 
     def _ecc_counts(self) -> tuple[int | None, int | None]:
-        """Corrected and uncorrected since the driver was loaded; where they have changed, those of its life too."""
+        """Return (corrected, uncorrected) errors since the driver was loaded; read lifetime counts if these changed."""
         nvml = self.nvml
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
 
@@ -227,21 +235,21 @@ class NvidiaDevice:
         return made
 
     def _faults(self) -> tuple[int, ...] | None:
-        """The Xid of what went wrong since the last time."""
+        """Return the Xid codes of the faults since the last call; None if the device does not report faults."""
         if self._events is None:
             return None
-        found: list[int] = []
+        codes: list[int] = []
         try:
-            while len(found) < _MOST_EVENTS:
-                found.append(int(self.nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
+            while len(codes) < _MOST_EVENTS:
+                codes.append(int(self.nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
         except self.nvml.NVMLError_Timeout:
-            pass  # no more of them
+            pass  # no more events
         except self.nvml.NVMLError as error:
             self._take(error, "Xid")
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(codes))
 
     def _moved(self, now: float) -> tuple[int | None, int | None]:
-        """Bytes over PCIe and NVLink, both ways, so far."""
+        """Return the bytes moved over (PCIe, NVLink) so far, in both directions together."""
         nvml = self.nvml
         fields = [
             nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
@@ -249,19 +257,19 @@ class NvidiaDevice:
             (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
         ]  # fmt: skip
         values = self._ask("bytes", nvml.nvmlDeviceGetFieldValues, self.gpu, fields)
-        told = [None] * 4 if values is None else [_value(nvml, each) for each in values]
-        pcie = None if None in told[:2] else self._bytes["pcie"].add(sum(filter(None, told[:2])))
-        nvlink = None if None in told[2:] else self._bytes["nvlink"].add(sum(filter(None, told[2:])) * _KIB)
+        counts = [None] * 4 if values is None else [_value(nvml, value) for value in values]
+        pcie = None if None in counts[:2] else self._bytes["pcie"].add(sum(filter(None, counts[:2])))
+        nvlink = None if None in counts[2:] else self._bytes["nvlink"].add(sum(filter(None, counts[2:])) * _KIB)
         return self._sampled_pcie(now) if pcie is None else pcie, nvlink
 
     def _sampled_pcie(self, now: float) -> int | None:
-        """Of a device without that counter: what it moves in two windows of 20 ms, taken for the whole period."""
+        """Return the PCIe bytes so far for a device without that counter: two windows of 20 ms stand for a period."""
         nvml = self.nvml
         kinds = (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES)
-        told = [self._ask("PCIe", nvml.nvmlDeviceGetPcieThroughput, self.gpu, kind) for kind in kinds]
-        if None in told:
+        rates = [self._ask("PCIe", nvml.nvmlDeviceGetPcieThroughput, self.gpu, kind) for kind in kinds]
+        if None in rates:
             return None
-        return round(self._added_bytes.add(now, sum(filter(None, told)) * _KIB))
+        return round(self._added_bytes.add(now, sum(filter(None, rates)) * _KIB))
 
     def _quietly(self, call: Callable[..., Found], *args: Any) -> Found | None:
         with contextlib.suppress(self.nvml.NVMLError):
@@ -269,7 +277,7 @@ class NvidiaDevice:
         return None
 
     def _ask(self, what: str, call: Callable[..., Found], *args: Any) -> Found | None:
-        """What NVML answers; None, and no second question, where this device never will."""
+        """Return NVML's answer; None on an error. A value that the device never gives is not asked for again."""
         if self.is_lost or what in self._absent:
             return None
         try:
@@ -289,15 +297,15 @@ class NvidiaDevice:
             self._notes.tell(f"{what} {self.uuid}", f"{self.name}: {what} is not known at times: {error}")
 
     def _tell_absent(self) -> None:
-        """Once, after the first sample: most devices lack something."""
+        """Log the missing counters once, after the first sample: most devices lack some."""
         if self._is_first and self._absent:
-            told = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
-            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {told}")
+            missing = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
+            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {missing}")
         self._is_first = False
 
 
 class _Counted:
-    """What a counter of the device has counted since the first time; one that begins anew loses nothing."""
+    """Count of a device's counter since its first value; a restart of the counter loses nothing."""
 
     def __init__(self) -> None:
         self._last: int | None = None
@@ -311,7 +319,7 @@ class _Counted:
 
 
 def _value(nvml: Any, field: Any) -> int | None:
-    """A field's value, whatever type the driver gave it."""
+    """Return the value of a field, whatever type the driver gave it; None if the driver gave no value."""
     if field.nvmlReturn != nvml.NVML_SUCCESS:
         return None
     names = {

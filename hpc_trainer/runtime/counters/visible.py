@@ -1,9 +1,9 @@
-"""Which GPUs of a node are this process's: CUDA's numbers are not NVML's.
+"""GPUs that this process may use: CUDA's indices, translated to NVML's handles.
 
-CUDA counts what CUDA_VISIBLE_DEVICES lists, in that order; an entry is a number, a UUID or its beginning, or a part of
-a GPU (MIG-..), and at the first that is none of these the list ends (CUDA programming guide, environment variables).
-NVML counts all GPUs by their place on the bus, and refuses those that Slurm's control group keeps from us: CUDA's
-numbers leave these out.
+CUDA counts the entries of CUDA_VISIBLE_DEVICES, in that order. An entry is an index, a UUID or its beginning, or a part
+of a GPU (MIG-..). The list ends at the first entry that is none of these (CUDA programming guide, environment
+variables). NVML counts all GPUs by their place on the bus, and refuses those that Slurm's control group keeps from us:
+CUDA's indices leave the refused GPUs out.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ _LIST, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
 
 def visible_devices(nvml: Any, environ: Mapping[str, str], notes: Notes) -> list[Any]:
-    """NVML's handles of what CUDA sees, in CUDA's order; [] where nobody knows which these are.
+    """Return NVML's handles of the devices that CUDA sees, in CUDA's order; [] if that order is unknown.
 
     Raises nvml.NVMLError.
     """
     whole = _whole_devices(nvml)
-    told = environ.get(_LIST)
-    words = [str(index) for index in range(len(whole))] if told is None else [each.strip() for each in told.split(",")]
-    if len(whole) > 1 and environ.get(_ORDER) != "PCI_BUS_ID" and any(word.isdecimal() for word in words):
-        # By default CUDA puts the fastest first: only of one kind that is the order on the bus.
-        names = {nvml.nvmlDeviceGetName(each) for each in whole}
+    text = environ.get(_LIST)
+    entries = (
+        [str(index) for index in range(len(whole))] if text is None else [part.strip() for part in text.split(",")]
+    )
+    if len(whole) > 1 and environ.get(_ORDER) != "PCI_BUS_ID" and any(entry.isdecimal() for entry in entries):
+        # By default CUDA lists the fastest GPU first: the order on the bus only if all GPUs are of one kind.
+        names = {nvml.nvmlDeviceGetName(device) for device in whole}
         if len(names) > 1:
             notes.tell(
                 "order",
                 f"the GPUs of this node are of several kinds ({', '.join(sorted(names))}), and which is number "
-                f"{words[0]} depends on {_ORDER}: no GPU figures. Set cluster.env.{_ORDER}=PCI_BUS_ID.",
+                f"{entries[0]} depends on {_ORDER}: no GPU figures. Set cluster.env.{_ORDER}=PCI_BUS_ID.",
             )
             return []
-    found: list[Any] = []
-    for word in words:
-        handle = _device(nvml, whole, word)
+    handles: list[Any] = []
+    for entry in entries:
+        handle = _device(nvml, whole, entry)
         if handle is None:
             break
-        found.append(handle)
-    return found
+        handles.append(handle)
+    return handles
 
 
 def device_of_uuid(nvml: Any, uuid: str) -> Any | None:
-    """The handle of the device that torch has, by its UUID with or without `GPU-`; None: there is none, or in parts.
+    """Return the handle of the device with torch's UUID, with or without `GPU-`; None if absent or divided by MIG.
 
     Raises nvml.NVMLError.
     """
@@ -58,41 +60,41 @@ def device_of_uuid(nvml: Any, uuid: str) -> Any | None:
 
 
 def parts_of(nvml: Any, device: Any) -> list[Any]:
-    """The handles of the MIG devices of a GPU; [] if it is one whole."""
+    """Return the handles of the MIG devices of a GPU; [] if the GPU is not divided."""
     try:
         if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return []
         count = nvml.nvmlDeviceGetMaxMigDeviceCount(device)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         return []
-    found = []
+    parts = []
     for index in range(count):
         with contextlib.suppress(nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
-    return found
+            parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
+    return parts
 
 
 def _whole_devices(nvml: Any) -> list[Any]:
-    """All that this process may use, by their place on the bus."""
-    found = []
+    """Return the handles of all GPUs that this process may use, in the order of the bus."""
+    handles = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError_NoPermission):
-            found.append(nvml.nvmlDeviceGetHandleByIndex(index))
-    return found
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+    return handles
 
 
 def _device(nvml: Any, whole: list[Any], word: str) -> Any | None:
-    """What one entry of the list means; None: nothing."""
+    """Return the device that one entry of the list names; None if there is none."""
     if word.isdecimal():
         device = whole[int(word)] if int(word) < len(whole) else None
         parts = [] if device is None else parts_of(nvml, device)
-        return parts[0] if parts else device  # CUDA takes one part of a GPU only
+        return parts[0] if parts else device  # CUDA uses only one part of a GPU
     if word.startswith("MIG-"):
-        parts = [part for each in whole for part in parts_of(nvml, each)]
+        parts = [part for gpu in whole for part in parts_of(nvml, gpu)]
         return _by_beginning(nvml, parts, word)
     return _by_beginning(nvml, whole, word) if word.startswith("GPU-") else None
 
 
 def _by_beginning(nvml: Any, devices: list[Any], word: str) -> Any | None:
-    found = [each for each in devices if str(nvml.nvmlDeviceGetUUID(each)).startswith(word)]
-    return found[0] if len(found) == 1 else None
+    matches = [device for device in devices if str(nvml.nvmlDeviceGetUUID(device)).startswith(word)]
+    return matches[0] if len(matches) == 1 else None

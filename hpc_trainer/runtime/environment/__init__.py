@@ -1,1 +1,1 @@
-"""What a process runs in: packages, machine, devices, code. No torch: it is asked where it is loaded."""
+"""Environment of a process: packages, machine, devices, code. torch is queried if it is loaded, never imported."""

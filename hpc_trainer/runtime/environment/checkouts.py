@@ -1,4 +1,4 @@
-"""The git checkouts that code was imported from: revision, and the difference from it, as text that git can apply."""
+"""Git checkouts that code was imported from: the revision, and the difference from it as text that git can apply."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from hpc_trainer.runtime.code_digests import spec_of
 from hpc_trainer.runtime.environment.git import git_says
 
 LONGEST_DIFF = 1_000_000
-"""Bytes of a difference that are kept as text; of a longer one its digest alone."""
+"""Largest difference, in bytes, that is kept as text; of a longer one only the digest is kept."""
 _NEW_FILES = "*.py"
-"""Of files that git does not track those that are kept. The names of others are listed."""
+"""Pattern of the untracked files that are kept. Of the others the names are listed."""
 _MOST_NAMES = 100
 
 
 def places_of(packages: Iterable[str]) -> dict[str, str]:
-    """Top-level package or module -> the folder that it was found in. Imports nothing; leaves out what is not found."""
-    found = {}
+    """Return the folder that holds each top-level package or module, without importing; those not found are omitted."""
+    folders = {}
     for name in packages:
         spec = spec_of(name)
         if spec is None:
             continue
         inside = list(spec.submodule_search_locations or ())
         if inside:
-            found[name] = str(Path(inside[0]).parent)
+            folders[name] = str(Path(inside[0]).parent)
         elif spec.has_location and spec.origin:
-            found[name] = str(Path(spec.origin).parent)
-    return found
+            folders[name] = str(Path(spec.origin).parent)
+    return folders
 
 
 def checkouts_of(folders: Iterable[str], redaction: Redaction, within: str = ":/") -> list[dict[str, Any]]:
-    """The checkouts that these folders lie in, each once; what lies in none is left out.
+    """Return the checkouts that contain these folders, each once; folders outside any checkout are omitted.
 
     Args:
-        within: the pathspec that differences are limited to.
+        within: pathspec that limits the differences.
     """
     tops = {top: None for folder in folders if (top := _git(folder, "rev-parse", "--show-toplevel"))}
-    return [found for top in tops if (found := _checkout(top.rstrip("\n"), redaction, within))]
+    return [checkout for top in tops if (checkout := _checkout(top.rstrip("\n"), redaction, within))]
 
 
 def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | None:
@@ -50,11 +50,11 @@ def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | N
     if revision is None:
         return None
     changed = _names(top, "diff", "--name-only", "--no-ext-diff", "-z", "HEAD", "--", within)
-    left_out = [each for each in changed if is_secret(each)]
-    but = [f":(exclude,literal,top){each}" for each in left_out]
+    left_out = [file for file in changed if is_secret(file)]
+    but = [f":(exclude,literal,top){file}" for file in left_out]
     diff = _git(top, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", within, *but) or ""
     untracked = _names(top, "ls-files", "--others", "--exclude-standard", "-z", "--", within)
-    kept = [each for each in untracked if Path(each).match(_NEW_FILES) and not is_secret(each)]
+    kept = [file for file in untracked if Path(file).match(_NEW_FILES) and not is_secret(file)]
     for name in kept:
         diff += _as_new(top, name)
     others = sorted(set(untracked) - set(kept))[:_MOST_NAMES]
@@ -70,16 +70,16 @@ def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | N
         "diff_sha256": hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest() if diff else None,
         "diff_redacted": redacted,
         "left_out": left_out,
-        "untracked": [redaction.text(each) for each in others],
+        "untracked": [redaction.text(file) for file in others],
     }
 
 
 def _names(top: str, *argv: str) -> list[str]:
-    return [each for each in (_git(top, *argv) or "").split("\0") if each]
+    return [name for name in (_git(top, *argv) or "").split("\0") if name]
 
 
 def _as_new(top: str, name: str) -> str:
-    """A file that git does not track, as git would show it were it added."""
+    """Return the difference by which git would add an untracked file; "" if it is a link, too large or no text."""
     try:
         path = Path(top, name)
         if path.is_symlink() or path.stat().st_size > LONGEST_DIFF:
@@ -99,6 +99,6 @@ def _as_new(top: str, name: str) -> str:
 
 
 def _git(folder: str, *argv: str) -> str | None:
-    # The index is not refreshed: a lock on that would stop the person's own git.
+    # The index is not refreshed: a lock on the index would stop the user's own git.
     said = git_says(folder, "-c", "diff.autoRefreshIndex=false", *argv)
     return None if said is None else said.decode(errors="surrogateescape")

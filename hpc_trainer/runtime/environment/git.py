@@ -1,4 +1,4 @@
-"""git, of a checkout that may be a team's: none of its programs is run, and no other repository is meant."""
+"""Calls of git in a checkout that may belong to a team: its hooks are not run, and no other repository is used."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from types import MappingProxyType
 def run_git(
     folder: str | Path, *argv: str, timeout_s: float, more: Mapping[str, str] = MappingProxyType({}), given: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """What became of a git command in `folder`. Neither hooks nor a monitor that the configuration names are run.
+    """Return the result of a git command in `folder`. Hooks and the monitor of the configuration are not run.
 
-    Where we are inside a hook of git's, its variables name the repository of that hook: they are left out.
+    Variables of git are removed: inside a git hook they would name the repository of that hook.
 
     Args:
-        more: variables that it gets besides.
-        given: its standard input.
+        more: additional variables of the command.
+        given: standard input of the command.
 
     Raises:
         OSError: there is no git here.
-        TimeoutExpired: it took longer than `timeout_s` seconds, and was killed.
+        TimeoutExpired: the command took longer than `timeout_s` seconds, and was killed.
     """
     environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     environ |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **more}
@@ -31,7 +31,7 @@ def run_git(
 
 
 def git_says(folder: str | Path, *argv: str) -> bytes | None:
-    """What git prints; None if there is none here, if it fails, or takes longer than 10 s."""
+    """Return the output of git; None if git is missing, fails, or takes longer than 10 s."""
     try:
         done = run_git(folder, *argv, timeout_s=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The machine that this process runs on: processor, driver, devices."""
+"""Machine that this process runs on: processor, driver, devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERSION = re.compile(r"Kernel Module(?: for \w+)?\s+([0-9.]+)")
 
 
 def cpu() -> dict[str, Any]:
-    """The processor's model, how many there are, and how many this process may use."""
+    """Return the processor's model, the number of processors, and the number that this process may use."""
     model = None
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -25,7 +25,7 @@ def cpu() -> dict[str, Any]:
 
 
 def memory_bytes() -> int | None:
-    """Of the machine."""
+    """Return the bytes of the machine's memory; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
@@ -33,38 +33,38 @@ def memory_bytes() -> int | None:
 
 
 def driver() -> str | None:
-    """The version of NVIDIA's kernel module; None: there is none."""
+    """Return the version of NVIDIA's kernel module; None if there is none."""
     try:
-        found = _VERSION.search((_NVIDIA / "version").read_text(encoding="utf-8", errors="replace"))
+        match = _VERSION.search((_NVIDIA / "version").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def devices() -> list[dict[str, Any]]:
-    """Name and UUID of each GPU: those that torch sees where it has begun to use them, else all of the machine."""
+    """Return name, UUID and memory of each GPU: those that torch sees once it uses CUDA, else all of the machine."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
-        found = []
+        gpus = []
         for index in range(torch.cuda.device_count()):
             facts = torch.cuda.get_device_properties(index)
             uuid = getattr(facts, "uuid", None)
-            found.append(
+            gpus.append(
                 {
                     "name": facts.name,
                     "uuid": None if uuid is None else f"GPU-{uuid}",
                     "memory_bytes": facts.total_memory,
                 }
             )
-        return found
+        return gpus
     return _of_driver()
 
 
 def _of_driver() -> list[dict[str, Any]]:
-    found = []
+    gpus = []
     for path in sorted(_NVIDIA.glob("gpus/*/information")):
         with contextlib.suppress(OSError):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-            found.append({"name": facts.get("Model"), "uuid": facts.get("GPU UUID"), "memory_bytes": None})
-    return found
+            gpus.append({"name": facts.get("Model"), "uuid": facts.get("GPU UUID"), "memory_bytes": None})
+    return gpus

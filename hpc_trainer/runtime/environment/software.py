@@ -1,4 +1,4 @@
-"""The software that this process runs with: Python, packages, libraries, modules, variables."""
+"""Software that this process runs with: Python, packages, libraries, modules, variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# What changes results, speed or what is found. Others are nobody's business.
+# Variables that change results, speed, or which files are found. Others may be private and are not recorded.
 _PREFIXES = (
     "SLURM_", "CUDA_", "NVIDIA_", "NCCL_", "RCCL_", "HIP_", "ROCR_", "HSA_", "OMP_", "MKL_", "KMP_", "GOMP_",
     "OPENBLAS_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "CUBLAS_", "CUDNN_", "XLA_", "PJRT_", "GLOO_",
@@ -25,7 +25,7 @@ _LONGEST = 4_096
 
 
 def python() -> dict[str, Any]:
-    """The interpreter, and the environment that it belongs to."""
+    """Return facts about the interpreter and the environment that it belongs to."""
     return {
         "version": platform.python_version(),
         "implementation": platform.python_implementation(),
@@ -38,20 +38,20 @@ def python() -> dict[str, Any]:
 
 
 def packages(path: Sequence[str] | None = None) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Name -> version of every distribution that is installed; and where those come from that no index has.
+    """Return the version of every installed distribution, and the origin of those that come from no index, by name.
 
-    The latter as PEP 610 has it: the `url`, `editable`, and the revision that a version control system had. Names are
-    those of folders, which say both: to parse the metadata of 150 distributions takes 150 ms of a core, this takes 5.
+    An origin follows PEP 610: the `url`, `editable`, and the revision in a version control system. Names and versions
+    are read from the names of folders, in 5 ms: parsing the metadata of 150 distributions takes 150 ms of a core.
 
     Args:
-        path: where to look; sys.path if it is not given.
+        path: folders to search; None for sys.path.
     """
     versions: dict[str, str] = {}
     origins: dict[str, dict[str, Any]] = {}
     for entry in dict.fromkeys(path if path is not None else sys.path):
         for folder in _distributions(entry or os.curdir):
             name, version = _name_and_version(folder)
-            if name is None or version is None or name in versions:  # the first on the path is the one that is imported
+            if name is None or version is None or name in versions:  # the first one on the path is imported
                 continue
             versions[name] = version
             with contextlib.suppress(OSError):
@@ -69,43 +69,43 @@ def _distributions(entry: str) -> list[str]:
 def _name_and_version(folder: str) -> tuple[str | None, str | None]:
     stem, kind = os.path.splitext(os.path.basename(folder))  # noqa: PTH119, PTH122
     name, _, version = stem.partition("-")
-    if kind != ".dist-info" or not version or "_" in version:  # escaped, or as setuptools had it
-        found = metadata.PathDistribution(Path(folder))
-        with contextlib.suppress(Exception):  # a damaged one: what its name says is all there is
-            name, version = str(found.metadata["Name"] or name), found.version
+    if kind != ".dist-info" or not version or "_" in version:  # an escaped version, or setuptools' egg-info
+        distribution = metadata.PathDistribution(Path(folder))
+        with contextlib.suppress(Exception):  # damaged metadata: the folder's name is all there is
+            name, version = str(distribution.metadata["Name"] or name), distribution.version
     return re.sub(r"[-_.]+", "-", name).lower() or None, version or None
 
 
 def _origin(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-        origin: dict[str, Any] = {"url": str(found["url"])}
-        if (found.get("dir_info") or {}).get("editable"):
+        record = json.loads(text)
+        origin: dict[str, Any] = {"url": str(record["url"])}
+        if (record.get("dir_info") or {}).get("editable"):
             origin["editable"] = True
-        vcs = found.get("vcs_info") or {}
+        vcs = record.get("vcs_info") or {}
         return origin | {key: str(vcs[key]) for key in ("vcs", "commit_id") if key in vcs}
     except (KeyError, TypeError, ValueError, AttributeError):
         return {"url": "unreadable"}
 
 
 def libraries() -> dict[str, Any]:
-    """Of torch and what it computes with, where this process has loaded it; else what is installed."""
+    """Return the versions of torch and its libraries, and its threads, if this process has loaded torch; else {}."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "version"):
         return {}
-    found: dict[str, Any] = {"torch": str(torch.__version__), "torch_revision": torch.version.git_version}
-    found |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
-    found["cpu_kernels"] = torch.backends.cpu.get_cpu_capability()
+    versions: dict[str, Any] = {"torch": str(torch.__version__), "torch_revision": torch.version.git_version}
+    versions |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    versions["cpu_kernels"] = torch.backends.cpu.get_cpu_capability()
     if torch.version.cuda is not None and torch.cuda.is_initialized():
-        found["cudnn"] = torch.backends.cudnn.version()
+        versions["cudnn"] = torch.backends.cudnn.version()
         nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
-        found["nccl"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else nccl
-    found["threads"] = torch.get_num_threads()
-    return {key: value for key, value in found.items() if value is not None}
+        versions["nccl"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else nccl
+    versions["threads"] = torch.get_num_threads()
+    return {key: value for key, value in versions.items() if value is not None}
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables that may matter, by name."""
+    """Return the environment variables that may matter, by name, each cut to 4,096 characters."""
     return {
         name: value[:_LONGEST]
         for name, value in sorted(environ.items())
@@ -114,12 +114,12 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def modules() -> list[str]:
-    """What `module load` has loaded (Environment Modules, Lmod)."""
-    return [each for each in os.environ.get("LOADEDMODULES", "").split(":") if each]
+    """Return the modules that `module load` has loaded (Environment Modules, Lmod)."""
+    return [module for module in os.environ.get("LOADEDMODULES", "").split(":") if module]
 
 
 def system() -> dict[str, Any]:
-    """Kernel, C library, distribution, container."""
+    """Return kernel, C library, distribution and container."""
     libc = " ".join(platform.libc_ver()).strip()
     return {
         "system": platform.system(), "kernel": platform.release(), "machine": platform.machine(), "libc": libc or None,
@@ -136,7 +136,7 @@ def _distribution() -> str | None:
 
 @functools.cache
 def container() -> str | None:
-    """The container that this process is in, by its kind and image as far as it is told; None: none is known."""
+    """Return kind and, if known, image of the container that this process is in; None if no container is known."""
     return next(_containers(), None)
 
 

@@ -1,1 +1,1 @@
-"""Reads a data set as training does, to check it and to measure it: `hpc-trainer data check` and `data bench`."""
+"""Reads of a data set as in training, to check and to measure it: `hpc-trainer data check` and `data bench`."""

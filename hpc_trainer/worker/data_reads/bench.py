@@ -1,4 +1,4 @@
-"""Measures how fast batches of training samples come, by number of loader processes."""
+"""Measurement of the speed of training batches, by number of loader processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _SHARES = {"decode": "decode", "resize_and_crop": "resize"}
 def bench(
     config: TrainConfig, *, workers: Sequence[int], seconds: float, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What `data bench` answers; see docs/json.md.
+    """Return the answer of `data bench`; see docs/json.md.
 
-    Batches are those of one rank: of its micro-batch, in the order of training and with what features make of samples
-    (`augment`, `replay`); what `augment.run_on=device` leaves to the device is not in it.
+    Batches are those of one rank: of the size of its micro-batch, in the order of training, and with the changes of
+    features to samples (`augment`, `replay`). Work that `augment.run_on=device` leaves to the device is not included.
 
-    Raises ConfigError: the data are a stream, which is read by the rank itself.
+    Raises:
+        ConfigError: the data are a stream, which is read by the rank itself.
     """
     dataset = build_dataset(config, "train", build_task(config), abilities(config))
     if getattr(dataset, "stream", None) is not None:
@@ -52,9 +53,9 @@ def _measure(dataset: MapDataset, order: BatchOrder, num_workers: int, seconds: 
         dataset, order, first_step=0, num_steps=_ENDLESS, rank=0, world_size=1, micro_batch_size=size,
         grad_accum_steps=1, num_workers=num_workers,
     ) as batches:  # fmt: skip
-        num_bytes = sum(each.nbytes for each in tensors_of(next(batches)))
+        num_bytes = sum(tensor.nbytes for tensor in tensors_of(next(batches)))
         first = time.perf_counter() - began
-        # Loader processes made some while the first one was waited for: those are not counted.
+        # Batches that loader processes made while the first one was waited for are not counted.
         for _ in range(2 * num_workers):
             next(batches)
         began, count = time.perf_counter(), 0
@@ -68,7 +69,7 @@ def _measure(dataset: MapDataset, order: BatchOrder, num_workers: int, seconds: 
 
 
 def _shares(dataset: MapDataset, order: BatchOrder, seconds: float) -> dict[str, float]:
-    """Of the time that a sample takes, what decoding and resizing are; {} of data that are no pictures."""
+    """Return the shares of decoding and resizing in the time that a sample takes; {} if the data are no pictures."""
     profile = cProfile.Profile()
     began = time.perf_counter()
     for step in range(_ENDLESS):
@@ -78,7 +79,7 @@ def _shares(dataset: MapDataset, order: BatchOrder, seconds: float) -> dict[str,
         profile.disable()
         if time.perf_counter() - began > min(seconds, _PROFILED_S):
             break
-    found: Any = pstats.Stats(profile)
-    total = found.total_tt
-    cumulative = {name: each[3] for (file, _, name), each in found.stats.items() if file == pictures.__file__}
+    stats: Any = pstats.Stats(profile)
+    total = stats.total_tt
+    cumulative = {name: entry[3] for (file, _, name), entry in stats.stats.items() if file == pictures.__file__}
     return {_SHARES[name]: spent / total for name, spent in cumulative.items() if name in _SHARES and total}

@@ -1,4 +1,4 @@
-"""Reads every sample of both splits, in loader processes, and says what is wrong with each."""
+"""Check of every sample of both splits, in loader processes, with the problems of each sample."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpc_trainer.training.build import build_dataset, build_task
 from hpc_trainer.training.hooks import abilities
 
 _BATCH = 32
-_KEPT = 1000  # problems that are told one by one
+_KEPT = 1000  # problems that are reported one by one
 _DUPLICATES_TOLD = 5
 _PADDING = -100
 
@@ -31,46 +31,47 @@ _PADDING = -100
 def check(
     config: TrainConfig, *, sample: int | None, num_workers: int, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What `data check` answers; see docs/json.md.
+    """Return the answer of `data check`; see docs/json.md.
 
     Args:
-        sample: only so many samples of each split, drawn at random, and no checksums.
+        sample: number of samples of each split, drawn at random and without checksums; None for all samples.
         num_workers: loader processes.
         tell: called with (done, of how many) samples.
     """
     config = _refusing(config)
     task = build_task(config)
-    found, splits, digests = _Problems(), {}, {}
+    problems, splits, digests = _Problems(), {}, {}
     sets: dict[Split, MapDataset] = {}
     for split in SPLITS:
         try:
             sets[split] = build_dataset(config, split, task)
             _read_as_run(config, split, task)
         except (HpcTrainerError, OSError) as error:  # noqa: PERF203
-            found.add(split, Problem(f"data={config.data.name}", str(error)))
+            problems.add(split, Problem(f"data={config.data.name}", str(error)))
     total = sum(len(_rows(each, sample)) for each in sets.values())
     done = 0
     for split, dataset in sets.items():
         if sample is None:
             for problem in _of_files(dataset):
-                found.add(split, problem)
+                problems.add(split, problem)
         rows, seen = _rows(dataset, sample), _Looked(dataset, split, task.takes_pairs, task.needs_classes)
         of_split = []
         for looked in _load(seen, rows, num_workers):
             for problem in looked.problems:
-                found.add(split, problem)
+                problems.add(split, problem)
             of_split.append(looked.digests)
             done += looked.count
             tell(done, total)
         digests[split] = np.concatenate(of_split) if of_split else np.empty((0, 2), dtype=np.uint64)
         splits[split] = {"samples": None if _is_stream(dataset) else len(dataset), "read": len(rows)}
-    return {"splits": splits, **found.to_json(), "duplicates": _duplicates(digests)}
+    return {"splits": splits, **problems.to_json(), "duplicates": _duplicates(digests)}
 
 
 def _read_as_run(config: TrainConfig, split: Split, task: Task) -> None:
-    """A batch as the run reads it, with what features make of samples; what is wrong with a sample is told elsewhere.
+    """Read a batch as the run does, with the changes of features to samples. Errors of samples are reported elsewhere.
 
-    Raises HpcTrainerError: a feature cannot take these data.
+    Raises:
+        HpcTrainerError: a feature cannot take these data.
     """
     dataset = build_dataset(config, split, task, abilities(config))
     changing = by_epoch(dataset) if split == "train" and not _is_stream(dataset) else None
@@ -79,13 +80,13 @@ def _read_as_run(config: TrainConfig, split: Split, task: Task) -> None:
             changing.training_batch([(0, row) for row in range(min(_BATCH, len(dataset)))], config.seed)
         except ConfigError:
             raise
-        except Exception:  # of one sample: which, and why, is seen one by one
+        except Exception:  # an error of one sample: the check of each sample finds it
             return
 
 
 def _refusing(config: TrainConfig) -> TrainConfig:
-    """Where a data set puts another sample in a broken one's place, the broken one would not be seen."""
-    kinds = {each.name: type(getattr(config.data, each.name)) for each in dataclasses.fields(config.data)}
+    """Return the configuration with `data.on_broken=refuse`: a broken sample that is replaced would not be noticed."""
+    kinds = {field.name: type(getattr(config.data, field.name)) for field in dataclasses.fields(config.data)}
     if "on_broken" not in kinds:
         return config
     data = dataclasses.replace(config.data, on_broken=kinds["on_broken"]("refuse"))  # type: ignore[call-arg]
@@ -102,7 +103,7 @@ def _is_stream(dataset: MapDataset) -> bool:
 
 
 def _rows(dataset: MapDataset, sample: int | None) -> Sequence[int]:
-    """Numbers of the samples that are read; of a stream, which has none, no sample."""
+    """Return the indices of the samples to read; none for a stream, which has no indices."""
     if _is_stream(dataset):
         return ()
     if sample is None or sample >= len(dataset):
@@ -111,7 +112,7 @@ def _rows(dataset: MapDataset, sample: int | None) -> Sequence[int]:
 
 
 class _Problems:
-    """The first 1,000, and how many there are of each split."""
+    """First 1,000 problems, and the number of all problems."""
 
     def __init__(self) -> None:
         self._kept: list[dict[str, Any]] = []
@@ -128,7 +129,7 @@ class _Problems:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Batch:
-    """What was seen of some samples. `digests`: uint64 [.., 2], (number, hash of inputs) of those that were read."""
+    """Findings on some samples. `digests`: uint64 [.., 2], (index, hash of inputs) of the samples that were read."""
 
     count: int
     problems: list[Problem]
@@ -136,7 +137,7 @@ class _Batch:
 
 
 class _Looked:
-    """A data set for torch's DataLoader: instead of samples it hands out what is wrong with them."""
+    """Data set for torch's DataLoader that returns the problems of samples instead of the samples."""
 
     def __init__(self, dataset: MapDataset, split: str, takes_pairs: bool, needs_classes: bool) -> None:
         self._dataset, self._split = dataset, split
@@ -147,7 +148,7 @@ class _Looked:
         digests: list[tuple[int, int]] = []
         try:
             batches = [(list(rows), self._dataset.__getitems__(rows))]
-        except Exception:  # one of them: which, and why, is seen one by one
+        except Exception:  # an error of one sample: reading one by one finds it
             batches = []
             for row in rows:
                 try:
@@ -157,7 +158,7 @@ class _Looked:
         for numbers, batch in batches:
             if self._takes_pairs:
                 problems += self._of_pair(numbers, *batch)
-                digests += [(row, _digest(each)) for row, each in zip(numbers, batch[0], strict=True)]
+                digests += [(row, _digest(sample)) for row, sample in zip(numbers, batch[0], strict=True)]
         return _Batch(count=len(rows), problems=problems, digests=np.array(digests, dtype=np.uint64).reshape(-1, 2))
 
     def _problem(self, row: int, cause: object) -> Problem:
@@ -169,9 +170,9 @@ class _Looked:
             yield self._problem(
                 rows[0], f"its inputs are {list(inputs.shape[1:])}, and the data set says {list(shape)}"
             )
-        for name, each in (("inputs", inputs), ("targets", targets)):
-            if each.is_floating_point():
-                yield from self._not_finite(rows, name, each)
+        for name, tensor in (("inputs", inputs), ("targets", targets)):
+            if tensor.is_floating_point():
+                yield from self._not_finite(rows, name, tensor)
         classes = self._dataset.num_classes
         if self._needs_classes and classes is not None and not targets.is_floating_point():
             wrong = ((targets < 0) & (targets != _PADDING)) | (targets >= classes)
@@ -183,8 +184,8 @@ class _Looked:
         wrong = ~torch.isfinite(values.reshape(len(rows), -1))
         for place in wrong.any(dim=1).nonzero().flatten().tolist():
             columns = wrong[place].nonzero().flatten().tolist()
-            told = ", ".join(map(str, columns[:8])) + (" .." if len(columns) > 8 else "")
-            where = f"in column {told}" if values.ndim == 2 else f"{len(columns)} of {wrong.shape[1]}"
+            shown = ", ".join(map(str, columns[:8])) + (" .." if len(columns) > 8 else "")
+            where = f"in column {shown}" if values.ndim == 2 else f"{len(columns)} of {wrong.shape[1]}"
             yield self._problem(rows[place], f"its {name} hold NaN or infinity ({where})")
 
 
@@ -209,7 +210,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _duplicates(digests: dict[Split, NDArray[np.uint64]]) -> dict[str, Any]:
-    """Samples whose inputs are the same, bit for bit, in both splits: how many of eval's, and the first few pairs."""
+    """Return the number of eval samples whose inputs are in train too, bit for bit, and the first few pairs."""
     if len(digests) < len(SPLITS):
         return {"num": 0, "pairs": []}
     train, evaluated = (digests[split] for split in SPLITS)

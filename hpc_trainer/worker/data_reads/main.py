@@ -1,4 +1,4 @@
-"""The process with torch that `data check` and `data bench` ask (`worker/answer.py`)."""
+"""Process with torch that `data check` and `data bench` ask (`worker/answer.py`)."""
 
 from __future__ import annotations
 

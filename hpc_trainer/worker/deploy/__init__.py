@@ -1,1 +1,1 @@
-"""What verbs that take a model out of a run have done in a process of its own, which has torch."""
+"""Work of the verbs that take a model out of a run, done in a separate process with torch."""

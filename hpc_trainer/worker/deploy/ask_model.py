@@ -77,8 +77,8 @@ class Asked:
 
 def evaluate_model(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics on all samples. Raises as `open_data` and the task do."""
-    found = Asked(asked)
-    return {"metrics": found.data.figures(found.model, found.device, found.precision), **found.told()}
+    subject = Asked(asked)
+    return {"metrics": subject.data.figures(subject.model, subject.device, subject.precision), **subject.told()}
 
 
 def predict(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,13 +86,13 @@ def predict(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises OSError, and as `open_data` and the task do.
     """
-    found, output = Asked(asked), Path(asked["output"])
-    classes = (asked.get("fed") or {}).get("classes") or getattr(found.data.samples, "classes", None)
-    names = [str(each) for each in classes] if isinstance(classes, Sequence) else None
-    batches = _predictions(found)
+    subject, output = Asked(asked), Path(asked["output"])
+    classes = (asked.get("fed") or {}).get("classes") or getattr(subject.data.samples, "classes", None)
+    names = [str(class_name) for class_name in classes] if isinstance(classes, Sequence) else None
+    batches = _predictions(subject)
     with whole_file(output) as file:
         keys = _as_arrays(file, batches) if output.suffix == ".npz" else _as_lines(file, batches, names)
-    return {"output": str(output), "keys": keys, **found.told()}
+    return {"output": str(output), "keys": keys, **subject.told()}
 
 
 @torch.no_grad()
@@ -101,13 +101,13 @@ def _predictions(found: Asked) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
     data, task = found.data, found.data.task
     for start in range(0, len(data.samples), data.batch_size):
         rows = range(start, min(start + data.batch_size, len(data.samples)))
-        batch = map_tensors(data.samples.__getitems__(rows), lambda each: each.to(found.device))
+        batch = map_tensors(data.samples.__getitems__(rows), lambda values: values.to(found.device))
         with autocast(found.precision, found.device.type):
-            told = task.predictions(found.model, batch)
-        wrong = next((name for name, each in told.items() if len(each) != len(rows)), None)
+            predictions = task.predictions(found.model, batch)
+        wrong = next((name for name, values in predictions.items() if len(values) != len(rows)), None)
         if wrong is not None:
-            raise ConfigError(f"{wrong} has {len(told[wrong])} predictions for a batch of {len(rows)} samples.")
-        made = {"index": np.asarray(rows), **{name: _numpy(each) for name, each in told.items()}}
+            raise ConfigError(f"{wrong} has {len(predictions[wrong])} predictions for a batch of {len(rows)} samples.")
+        made = {"index": np.asarray(rows), **{name: _numpy(values) for name, values in predictions.items()}}
         yield {**made, "target": _numpy(batch[1])} if task.takes_pairs else made
 
 
@@ -123,7 +123,7 @@ def _as_lines(
     for batch in batches:
         columns = {name: array.tolist() for name, array in batch.items()}
         if names is not None and "class" in batch and batch["class"].ndim == 1:
-            columns["class_name"] = [names[each] if each < len(names) else None for each in columns["class"]]
+            columns["class_name"] = [names[index] if index < len(names) else None for index in columns["class"]]
         keys |= dict.fromkeys(columns)
         for row in zip(*columns.values(), strict=True):
             file.write(json.dumps(dict(zip(columns, row, strict=True))).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The model card: what an exported file is, what it takes and how good it is. `card.json`, and as a page `card.md`."""
+"""Model card of an exported file: its content, inputs and quality, in `card.json`, and as a page in `card.md`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _MOST_CLASSES = 20
 
 
 def form_of(batch: torch.Tensor) -> dict[str, Any]:
-    """What a batch is made of, without its first dimension."""
+    """Return the number format of a batch, and its shape without the first dimension."""
     return {"dtype": str(batch.dtype).removeprefix("torch."), "shape": list(batch.shape[1:])}
 
 
 def form_text(form: Mapping[str, Any]) -> str:
-    """As `float32 [batch, 3, 32, 32]`."""
+    """Return the text of a form, such as `float32 [batch, 3, 32, 32]`."""
     return f"{form['dtype']} [{', '.join(['batch', *map(str, form['shape'])])}]"
 
 
 def as_page(card: Mapping[str, Any]) -> str:
-    """The card as Markdown."""
+    """Return the card as Markdown."""
     lines = [f"# {card['run_id']}, step {card['step']}", "", *_facts(card), ""]
     measured = card["measured"]
     if measured is not None:
@@ -68,7 +68,7 @@ def _facts(card: Mapping[str, Any]) -> list[str]:
 
 
 def _table(measured: Mapping[str, Any]) -> list[str]:
-    """Original and exported, a column each."""
+    """Return the lines of a table with a column each for the original and the exported model."""
     was, now = measured["original"], measured["exported"]
     rows = [("size", size(was["num_bytes"]), size(now["num_bytes"]), f"{was['num_bytes'] / now['num_bytes']:.2f}")]
     for name in was["metrics"]:
@@ -87,7 +87,7 @@ def _time(told: Mapping[str, Any]) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """As `8.72 MB`."""
+    """Return a number of bytes as text, such as `8.72 MB`."""
     unit = 0
     while num_bytes >= 1000 and unit < len(_UNITS) - 1:
         num_bytes, unit = num_bytes / 1000, unit + 1

@@ -1,7 +1,8 @@
-"""The model of a run as it is used once training is over: whole, on the CPU, with the weights of one checkpoint.
+"""Model of a run as it is used after training: whole, on the CPU, with the weights of one checkpoint.
 
-Its class builds it, each feature changes it as training had it (`Ability.fit_weights`), it takes the weights, and each
-feature makes of it what is used from then on (`Ability.deployed`): adapters are merged, channels without weights gone.
+The model's class builds it, each feature changes it as in training (`Ability.fit_weights`), and the weights are loaded.
+Then each feature turns it into the model that is used from then on (`Ability.deployed`): adapters are merged, channels
+without weights are removed.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ _MOST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
-    """What a model is built for. None: the data does not say it."""
+    """Shape of the data that a model is built for; None for what the data do not state."""
 
     input_shape: tuple[int, ...] | None
     num_classes: int | None
 
 
 def changes_model(config: TrainConfig) -> bool:
-    """True if what is deployed is more than the checkpoint's weights in the model's class."""
+    """Return True if the deployed model is more than the checkpoint's weights in the model's class."""
     active = abilities(config)
     return any(overridden(active, hook) for hook in ("fit_weights", "deployed"))
 
 
 def deployed_model(config: TrainConfig, shape: HasShape, weights: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The model in evaluation mode; none of its weights takes a gradient.
+    """Return the model in evaluation mode; none of its weights takes a gradient.
 
     Args:
-        shape: of the data that it was trained on.
+        shape: shape of the data that the model was trained on.
         weights: the model's state in a checkpoint, whole tensors.
 
     Raises:
         ConfigError: the model's class is not trusted, leads nowhere, or refuses its arguments.
-        CheckpointError: the weights do not fit it.
+        CheckpointError: the weights do not fit the model.
     """
     active = abilities(config)
     seed_everything(config.seed)

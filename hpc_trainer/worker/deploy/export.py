@@ -115,10 +115,10 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
         hub = config.model.file_for(shape.input_shape, shape.num_classes)
         (folder / CONFIG_FILE).write_text(json.dumps(hub, indent=2) + "\n", encoding="utf-8")
         more.append(CONFIG_FILE)
-    tensors = [each for each in made.state.values() if isinstance(each, torch.Tensor)]
+    tensors = [tensor for tensor in made.state.values() if isinstance(tensor, torch.Tensor)]
     return {
         "more_files": more, "card": card, "num_tensors": len(tensors),
-        "num_elements": sum(each.numel() for each in tensors), "num_bytes": card["num_bytes"],
+        "num_elements": sum(tensor.numel() for tensor in tensors), "num_bytes": card["num_bytes"],
     }  # fmt: skip
 
 
@@ -198,16 +198,16 @@ def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: M
         same = compare(file, original, inputs, share, what)
     with torch.no_grad():
         forms = {"inputs": form_of(inputs), "outputs": form_of(original(inputs))}
-    told = {
+    facts = {
         "num_quantized": count, **forms, "same": same, **_facts_of_data(asked, subject.data),
         "measured": _measured(subject, file, inputs, path) if asked["measure"] else None,
     }  # fmt: skip
     if FORMATS[to].has_graph:
-        lines = load_lines(asked["title"], to, quantize, told)
+        lines = load_lines(asked["title"], to, quantize, facts)
     else:
         lines = weights_lines(asked["title"], subject.config, to, quantize, subject.shape)
-    lines += _prepare_lines(subject.config, told, subject.shape, asked)
-    return Written(subject.state, subject.shape, told, lines)
+    lines += _prepare_lines(subject.config, facts, subject.shape, asked)
+    return Written(subject.state, subject.shape, facts, lines)
 
 
 def _write_file(subject: Subject, model: nn.Module, path: Path, inputs: torch.Tensor, to: str) -> None:

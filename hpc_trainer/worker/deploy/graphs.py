@@ -1,6 +1,6 @@
-"""Files that hold what is computed besides weights: `torch_export` and `onnx`; and why a model can be in neither.
+"""Files that hold the computation besides weights (`torch_export`, `onnx`), and reasons why a model fits in neither.
 
-The batch may be of any size in both; all other dimensions are those of the data.
+In both the batch may be of any size; all other dimensions are those of the data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from hpc_trainer.errors import ConfigError
 
 INPUTS, OUTPUTS = "inputs", "outputs"
-_TRACED = 2  # samples: of one alone torch takes the batch for a constant
+_TRACED = 2  # samples: with one alone torch takes the batch for a constant
 _FRAMES = 12
 _LARGEST_ONNX = 2**31 - 2**24
 _NODE = re.compile(r"translating node %(\w+)")
@@ -29,24 +29,25 @@ _FIXED = re.compile(r"marked batch as dynamic but your code specialized it to be
 
 
 def trace(model: nn.Module, inputs: torch.Tensor, to: str) -> ExportedProgram:
-    """What `model` computes of a batch of any size, as torch.export has it.
+    """Return the graph that torch.export makes of `model` for a batch of any size.
 
     Args:
         inputs: a batch of the data, [batch, ..].
         to: the format, for messages.
 
-    Raises ConfigError: it has no such graph; names the module, its file and line, and what to do.
+    Raises:
+        ConfigError: the model has no such graph; the message names the module, its file and line, and the fix.
     """
     few = inputs[:_TRACED] if len(inputs) >= _TRACED else inputs.repeat(_TRACED, *[1] * (inputs.ndim - 1))
     try:
         with quiet(), torch.no_grad():
             return torch.export.export(model, (few.contiguous(),), dynamic_shapes=({0: Dim("batch", min=1)},))
-    except Exception as error:  # of the model's own code, or any of torch's
+    except Exception as error:  # an error of the model's own code, or any of torch's
         raise ConfigError(_untraceable(model, error, to)) from error
 
 
 def write_program(program: ExportedProgram, path: Path) -> None:
-    """For torch.export.load. Without the lines of code that made each node: they name folders of this machine."""
+    """Write a file for torch.export.load, without the code lines of each node: these name folders of this machine."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)
@@ -55,22 +56,25 @@ def write_program(program: ExportedProgram, path: Path) -> None:
 
 
 def read_program(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What `write_program` wrote. It must be the user's own file: torch evaluates expressions in it, and its graph may
-    call any function of torch (docs/decisions/0045).
+    """Return the program that `write_program` wrote.
+
+    The file must be the user's own: torch evaluates expressions in it, and its graph may call any function of torch
+    (docs/decisions/0045).
     """
     with quiet():
         return torch.export.load(path).module()
 
 
 def write_onnx(program: ExportedProgram, path: Path) -> None:
-    """One file, its weights in it: less than 2 GiB, which is what a message of ONNX's can be.
+    """Write one file, with the weights in it, of less than 2 GiB, the largest size of a message of ONNX.
 
-    Raises ConfigError: it would be larger; or an operation has no form in ONNX: names it, where the model uses it, and
-    what to do.
+    Raises:
+        ConfigError: the file would be larger, or an operation has no form in ONNX. Then the message names the
+            operation, its place in the model, and the fix.
     """
     import onnx
 
-    size = sum(each.numel() * each.element_size() for each in (*program.state_dict.values(),))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*program.state_dict.values(),))
     if size > _LARGEST_ONNX:
         raise ConfigError(
             f"--to onnx: the weights are {size / 2**30:.1f} GiB, and a file of ONNX's that holds its weights has less "
@@ -82,34 +86,34 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
                 program, (), dynamo=True, verbose=False, input_names=[INPUTS], output_names=[OUTPUTS]
             )
             assert made is not None
-    except Exception as error:  # of any of torch's and onnxscript's
+    except Exception as error:  # any error of torch or onnxscript
         raise ConfigError(_no_onnx(program, error)) from error
     proto = made.model_proto
     for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
-        del node.metadata_props[:]  # what line made it: longer than the weights of a small model
+        del node.metadata_props[:]  # its lines of code: longer than the weights of a small model
     onnx.checker.check_model(proto)
     onnx.save(proto, str(path))
 
 
 def read_onnx(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Runs in onnxruntime on the CPU, with as many threads as torch."""
+    """Return a function that runs the file in onnxruntime on the CPU, with as many threads as torch."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
-    options.log_severity_level = 3  # errors; what it optimises is nobody's business
+    options.log_severity_level = 3  # errors only: notes on optimisations help nobody
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.from_numpy(session.run([OUTPUTS], {INPUTS: inputs.contiguous().numpy()})[0])
-        return found
+        outputs: torch.Tensor = torch.from_numpy(session.run([OUTPUTS], {INPUTS: inputs.contiguous().numpy()})[0])
+        return outputs
 
     return run
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings of torch and others about themselves."""
+    """Suppress the warnings of torch and other libraries about themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -133,20 +137,20 @@ def _untraceable(model: nn.Module, error: Exception, to: str) -> str:
 
 
 def _place_in(model: nn.Module, error: Exception) -> str:
-    """The innermost line of a module of `model` that was at work: `blocks.2 (Block), FILE:LINE: CODE`."""
+    """Return the innermost line of a module of `model` that was running: `blocks.2 (Block), FILE:LINE: CODE`."""
     names = {id(module): name for name, module in model.named_modules()}
-    found = ""
+    place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if id(owner) in names and not frame.f_code.co_filename.startswith(str(Path(torch.__file__).parent)):
             where = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
             name = names[id(owner)] or "the model"
-            found = f"{name} ({type(owner).__name__}), {where.filename}:{line}: {where.line}"
-    return found
+            place = f"{name} ({type(owner).__name__}), {where.filename}:{line}: {where.line}"
+    return place
 
 
 def _no_onnx(program: ExportedProgram, error: Exception) -> str:
-    causes = [str(each) for each in _causes(error)]
+    causes = [str(cause) for cause in _causes(error)]
     text = "\n".join(causes)
     op, node = _OP.search(text), _NODE.search(text)
     place = _place_of(program, node[1]) if node else ""
@@ -166,8 +170,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place_of(program: ExportedProgram, name: str) -> str:
-    """Where the model does what the node `name` of its graph does: `inner (my_net.Inner), FILE, line 4, in forward`."""
-    # torch.onnx takes operations apart first: the node may be a part of one with a longer name.
+    """Return the place in the model of the graph's node `name`: `inner (my_net.Inner), FILE, line 4, in forward`."""
+    # torch.onnx decomposes operations first: the node may be a part of an operation with a longer name.
     for node in sorted(program.graph.nodes, key=lambda each: each.name != name):
         if name not in node.name:
             continue

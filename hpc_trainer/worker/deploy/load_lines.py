@@ -214,13 +214,13 @@ def weights_lines(title: str, config: TrainConfig, to: str, quantize: str | None
     else:
         where, names = "", [each.name for each in fields(kind) if each.name not in ("name", "_target_")]
         values = {key: getattr(model, key) for key in names}
-        words = [type(each) for each in values.values() if isinstance(each, enum.Enum)]
-        for source in sorted({each.__module__ for each in (kind, *words)}):
-            here = {each.__name__ for each in (kind, *words) if each.__module__ == source}
+        enums = [type(each) for each in values.values() if isinstance(each, enum.Enum)]
+        for source in sorted({each.__module__ for each in (kind, *enums)}):
+            here = {each.__name__ for each in (kind, *enums) if each.__module__ == source}
             imports.append(f"from {source} import {', '.join(sorted(here))}")
         listed = ", ".join(f"{key}={_written(value)}" for key, value in values.items())
-        known = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        built = f"model = {name}({kind.__name__}({listed}), {known})"
+        arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        built = f"model = {name}({kind.__name__}({listed}), {arguments})"
     assign = ""
     if quantize:
         imports.append("import torchao.quantization  # noqa: F401 -- tensors of the file are torchao's")

@@ -1,4 +1,4 @@
-"""The process with torch that `export`, `eval` and `predict` ask (`worker/answer.py`)."""
+"""Process with torch that `export`, `eval` and `predict` ask (`worker/answer.py`)."""
 
 from __future__ import annotations
 

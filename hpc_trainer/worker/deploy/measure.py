@@ -1,4 +1,4 @@
-"""What a model takes: time of a batch, beside another model in the same run, and how much of it is zero."""
+"""Measurements of a model: the time of a batch, in turns with another model, and the share of zeros in its weights."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _BUDGET_S = 3.0
 
 
 def latencies(models: Mapping[str, Callable[[torch.Tensor], Any]], inputs: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """Of each model, by batch size: median, quartiles (seconds) and number of calls.
+    """Return the median, the quartiles (seconds) and the number of calls of each model, by batch size.
 
-    The models take turns, so that what else the machine does is shared among them.
+    The models take turns, so that other load of the machine affects all of them alike.
     """
-    found: dict[str, dict[str, Any]] = {name: {} for name in models}
+    results: dict[str, dict[str, Any]] = {name: {} for name in models}
     for size in BATCHES:
         batch = inputs.repeat(-(-size // len(inputs)), *[1] * (inputs.ndim - 1))[:size].contiguous()
         times = _times(models, batch)
-        for name, each in times.items():
-            low, middle, high = statistics.quantiles(each, n=4, method="inclusive")
-            found[name][str(size)] = {"median_s": middle, "low_s": low, "high_s": high, "n": len(each)}
-    return found
+        for name, durations in times.items():
+            low, middle, high = statistics.quantiles(durations, n=4, method="inclusive")
+            results[name][str(size)] = {"median_s": middle, "low_s": low, "high_s": high, "n": len(durations)}
+    return results
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def _times(models: Mapping[str, Callable[[torch.Tensor], Any]], batch: torch.Ten
         if is_late and min(map(len, times.values())) >= _FEWEST:
             break
         is_warm = turn >= _WARM_UP or (is_late and turn > 0)
-        # By turns first: what one call leaves behind (caches, a spent share of the cores) meets both alike.
+        # The models go first by turns: what a call leaves behind (caches, a used share of the cores) meets both alike.
         for name, model in sorted(models.items(), reverse=turn % 2 == 0):
             start = time.perf_counter()
             model(batch)
@@ -51,22 +51,22 @@ def _times(models: Mapping[str, Callable[[torch.Tensor], Any]], batch: torch.Ten
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured; no names of people or hosts."""
-    found = cpu()
+    """Return facts about the machine of the measurement, without names of users or hosts."""
+    processor = cpu()
     return {
-        "processor": found["model"] or platform.machine(), "num_cores": found["count"],
+        "processor": processor["model"] or platform.machine(), "num_cores": processor["count"],
         "num_threads": torch.get_num_threads(), "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
     }  # fmt: skip
 
 
 def counts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of floating-point tensors: how many numbers, their bytes, and the share that is zero."""
-    tensors = [each for each in state.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
-    total = sum(each.numel() for each in tensors)
-    zeros = sum(int((each == 0).sum()) for each in tensors)
+    """Return the number of elements in all floating-point tensors, their bytes, and the share of zeros."""
+    tensors = [tensor for tensor in state.values() if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+    total = sum(tensor.numel() for tensor in tensors)
+    zeros = sum(int((tensor == 0).sum()) for tensor in tensors)
     return {
         "num_numbers": total,
-        "num_bytes": sum(each.numel() * each.element_size() for each in tensors),
+        "num_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         "sparsity": zeros / total if total else 0.0,
     }

@@ -1,4 +1,4 @@
-"""An exported file as something that takes a batch: what `load.py` beside it makes, without running that."""
+"""Exported file as a module that takes a batch: the model that its `load.py` makes, without running `load.py`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hpc_trainer.worker.deploy.weights import read_weights
 
 
 class Opened(nn.Module):
-    """A module around what runs a file. It has no weights that anybody could train, and one mode."""
+    """Module around a function that runs a file. It has no trainable weights, and only one mode."""
 
     def __init__(self, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self._run = (run,)  # no submodule: a graph refuses to be told its mode
+        self._run = (run,)  # no submodule: a graph refuses a change of its mode
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """A batch of inputs to outputs."""
+        """Return the outputs for a batch of inputs."""
         return self._run[0](inputs)
 
 
 def open_file(path: Path, to: str, quantize: str | None, build: Callable[[], nn.Module]) -> nn.Module:
-    """The model in the file.
+    """Return the model in the file.
 
     Args:
-        build: the model that weights alone go into, with any weights.
+        build: returns the model, with any weights, that a file of weights alone is loaded into.
     """
     if to == "onnx":
         return Opened(read_onnx(path))

@@ -1,4 +1,4 @@
-"""That a file gives the model's own answers, on validation samples."""
+"""Proof, on validation samples, that a file gives the model's own outputs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hpc_trainer.errors import ConfigError
 
 NUM_SAMPLES = 64
 SAME = 1e-4
-"""Largest difference of a file that holds the same numbers, as a share of the largest output: kernels differ."""
+"""Largest difference for a file that holds the same numbers, as a share of the largest output: kernels differ."""
 QUANTIZED = {"int8": 0.05, "dynamic_int8": 0.1, "int4": 0.3}
-"""The same of a file with fewer bits, compared with the original in fp32."""
+"""Largest difference for a file with fewer bits, from the original in fp32, as a share of the largest output."""
 
 
 @torch.no_grad()
@@ -22,13 +22,14 @@ def compare(
     file: Callable[[torch.Tensor], Any], model: Callable[[torch.Tensor], Any], inputs: torch.Tensor, share: float,
     what: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """How far the answers of `file` are from those of `model`, in a batch of all inputs and in one of the first.
+    """Return the difference of the outputs of `file` and `model`, on a batch of all inputs and one of the first input.
 
     Args:
-        share: of the largest output, that a difference may be.
-        what: for messages.
+        share: largest difference that is allowed, as a share of the largest output.
+        what: name of the file, for messages.
 
-    Raises ConfigError: the difference is larger, the shapes differ, or an output is no number.
+    Raises:
+        ConfigError: the difference is larger, the shapes differ, or an output is no number.
     """
     pairs = [(file(batch), model(batch)) for batch in (inputs, inputs[:1])]
     for found, wanted in pairs:

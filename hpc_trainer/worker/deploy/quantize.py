@@ -1,7 +1,7 @@
-"""Weights, and for `dynamic_int8` the numbers between layers too, in 8 or 4 bits.
+"""Quantization to 8 or 4 bits of weights, and for `dynamic_int8` of the numbers between layers too.
 
-torchao for what torch runs, and for `int8` in ONNX, where its graph has a form. onnxruntime's own for the other two
-there: torchao's dynamic quantization has none, and its 4 bits take a byte each on a CPU.
+torchao quantizes files that torch runs, and `int8` in ONNX, where its graph has a form. onnxruntime quantizes the other
+two kinds in ONNX: torchao's dynamic quantization has no form there, and its 4 bits take a byte each on a CPU.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from hpc_trainer.features.qat.rounding import convert_config, import_torchao, la
 from hpc_trainer.worker.deploy.graphs import quiet
 
 IN_THE_FILE = {"onnx": ("dynamic_int8", "int4")}
-"""What is done to a file that is written already; else to the model before."""
+"""Kinds of quantization, by format, that are applied to the written file; others are applied to the model before."""
 _GROUP = 32  # weights of 4 bits that share a scale
 
 
 def quantize_model(model: nn.Module, kind: str, qat: QatConfig) -> int:
-    """The linear layers of `model`, in place, by torchao; how many weights are of 8 bits now.
+    """Quantize the linear layers of `model` by torchao, in place, and return how many weights have 8 bits now.
 
     Args:
-        qat: of the run. Where it rounded to `kind`, the same layers get the numbers that training rounded to.
+        qat: section of the run. If training rounded to `kind`, the same layers get the numbers that it rounded to.
 
-    Raises ConfigError: it has no such layer.
+    Raises:
+        ConfigError: the model has no linear layer.
     """
     import_torchao()
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
@@ -36,9 +37,9 @@ def quantize_model(model: nn.Module, kind: str, qat: QatConfig) -> int:
     trained_for = qat.to.name == kind
     names = set(layers_to_round(model, qat)[0]) if trained_for else None
     chosen = {
-        name: each
-        for name, each in model.named_modules()
-        if isinstance(each, nn.Linear) and (names is None or name in names)
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and (names is None or name in names)
     }
     if not chosen:
         raise ConfigError(
@@ -51,13 +52,14 @@ def quantize_model(model: nn.Module, kind: str, qat: QatConfig) -> int:
         config = Int8DynamicActivationInt8WeightConfig() if kind == "dynamic_int8" else Int8WeightOnlyConfig()
     with quiet():
         quantize_(model, config, filter_fn=lambda module, name: name in chosen)
-    return sum(each.weight.numel() for each in chosen.values() if type(each.weight) is not nn.Parameter)
+    return sum(layer.weight.numel() for layer in chosen.values() if type(layer.weight) is not nn.Parameter)
 
 
 def quantize_file(path: Path, kind: str) -> int:
-    """The file of ONNX at `path`, in place, by onnxruntime; how many weights are of 8 or 4 bits now.
+    """Quantize the ONNX file at `path` by onnxruntime, in place, and return how many weights have 8 or 4 bits now.
 
-    Raises ConfigError: nothing in it can be.
+    Raises:
+        ConfigError: nothing in the file can be quantized.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -69,7 +71,7 @@ def quantize_file(path: Path, kind: str) -> int:
     else:
         has_conv = any(node.op_type == "Conv" for node in source.graph.node)
         with quiet():
-            # Signed weights are multiplied twice as fast, but by convolutions four times as slow.
+            # Products with signed weights are twice as fast, but convolutions with them are four times as slow.
             weights = QuantType.QUInt8 if has_conv else QuantType.QInt8
             quantize_dynamic(source, str(made), weight_type=weights, per_channel=True)
     count = _num_small(onnx.load(str(made)))
@@ -89,20 +91,20 @@ def _to_4_bits(source: Any, made: Path) -> None:
 
     model = ONNXModel(source)
     with quiet():
-        model.replace_gemm_with_matmul()  # it takes products of two matrices alone
+        model.replace_gemm_with_matmul()  # the quantizer takes products of two matrices alone
         quantizer = MatMulNBitsQuantizer(model.model, bits=4, block_size=_GROUP, is_symmetric=True)
         quantizer.process()
     quantizer.model.save_model_to_file(str(made), use_external_data_format=False)
 
 
 def _num_small(model: Any) -> int:
-    """Weights in matrices of 8 or 4 bits."""
+    """Return the number of weights in matrices of 8 or 4 bits."""
     import onnx
 
     small = {onnx.TensorProto.INT8: 1, onnx.TensorProto.UINT8: 1}
     packed = {node.input[1] for node in model.graph.node if node.op_type == "MatMulNBits"}
     return sum(
-        torch.Size(each.dims).numel() * (2 if each.name in packed else 1)
-        for each in model.graph.initializer
-        if each.data_type in small and len(each.dims) > 1
+        torch.Size(tensor.dims).numel() * (2 if tensor.name in packed else 1)
+        for tensor in model.graph.initializer
+        if tensor.data_type in small and len(tensor.dims) > 1
     )

@@ -30,7 +30,7 @@ from hpc_trainer.worker.deploy.weights import Taken, take_out
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The evaluation samples, and the means to evaluate a model on them."""
+    """Evaluation samples, and the means to evaluate a model on them."""
 
     config: TrainConfig
     task: Task
@@ -43,12 +43,12 @@ class Data:
 
     def figures(self, model: nn.Module, device: torch.device, precision: PrecisionConfig) -> dict[str, float]:
         """Return the metrics that the run's evaluation would give for `model`."""
-        found = evaluate(
+        metrics = evaluate(
             model, self.samples, task=self.task, group=RankGroup(device=device), batch_size=self.batch_size,
             precision=precision, seed=self.config.seed,
         )  # fmt: skip
-        assert found is not None
-        return found
+        assert metrics is not None
+        return metrics
 
     def inputs(self, model: nn.Module, count: int) -> torch.Tensor:
         """Return the inputs that the task passes to `model` for the first samples, [at most count, ..], on the CPU.
@@ -127,12 +127,12 @@ def _with_own_data(
     """Return the encoding by the run's own table as it is today, for checkpoints that lack it, and a note."""
     own = dataclasses.replace(config, data=section_from_plain(type(config.data), plain))
     try:
-        found = described(build_dataset(own, "train", build_task(own)))
+        facts = described(build_dataset(own, "train", build_task(own)))
     except (HpcTrainerError, ValueError) as error:
         note = f"The model's scaling is not recorded, and its own table cannot be read, so new rows scale it: {error}"
         return {**fed, "unknown": None}, [note]
     note = f"The model's scaling is not recorded: it is taken from data.path={plain.get('path')} as that is now."
-    return {**found, "unknown": None}, [note]
+    return {**facts, "unknown": None}, [note]
 
 
 def shape_of(config: TrainConfig, made_with: Mapping[str, Any], samples: MapDataset | None) -> DataShape | None:

@@ -1,4 +1,4 @@
-"""The weights of one checkpoint, however ranks shared them, as one state_dict; and files of weights alone."""
+"""Weights of one checkpoint as one state_dict, however ranks sharded them, and files of weights alone."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from hpc_trainer.training.checkpoint.tensor_files import SavedTensor, whole_tree
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A module's state in a checkpoint, and what the checkpoint says that it was made with."""
+    """State of a module in a checkpoint, and the checkpoint's record of what it was made with."""
 
     state: dict[str, Any]
     made_with: Mapping[str, Any]
 
 
 def take_out(checkpoints: Path, step: int, *, name: str, over: tuple[str, str] | None = None) -> Taken:
-    """The state_dict of the module `name`, on the CPU.
+    """Return the state_dict of the module `name` on the CPU, and what the checkpoint was made with.
 
     Args:
-        over: another object and what its names begin with: where it has a tensor of the module's, that one is taken.
+        over: (another object, prefix of its names): its tensors replace those of the module.
 
     Raises:
-        CheckpointError: there is no such module in it; CorruptCheckpointError: bytes have changed.
-        UntrustedFileError, OSError.
+        CheckpointError: the checkpoint holds no such module.
+        CorruptCheckpointError: bytes have changed, or there is no checkpoint of this step.
+        UntrustedFileError, OSError: the files are not trusted, or cannot be read.
     """
-    told: list[str] = []
-    store = CheckpointStore(checkpoints, group=RankGroup(), keep_last=1, attempt=0, read_only=True, warn=told.append)
+    notes: list[str] = []
+    store = CheckpointStore(checkpoints, group=RankGroup(), keep_last=1, attempt=0, read_only=True, warn=notes.append)
     info = store.newest_valid(only=step)
     if info is None:
-        raise CorruptCheckpointError("; ".join(told) or f"{checkpoints} holds no checkpoint of step {step}.")
+        raise CorruptCheckpointError("; ".join(notes) or f"{checkpoints} holds no checkpoint of step {step}.")
 
     def take(shared: Any, _: Any) -> dict[str, Any]:
         return whole_tree(_state_of(shared["objects"], name, over))  # type: ignore[no-any-return]
@@ -48,9 +49,10 @@ def take_out(checkpoints: Path, step: int, *, name: str, over: tuple[str, str] |
 
 
 def write_weights(path: Path, state: Mapping[str, Any]) -> None:
-    """With the suffix .pt as torch.save does, else as safetensors; on the disk when this returns.
+    """Write weights as torch.save does if the suffix is .pt, else as safetensors; they are on disk on return.
 
-    Raises RunStateError: the state has more than tensors, and the format does not.
+    Raises:
+        RunStateError: the state holds more than tensors, and the format does not.
     """
     if path.suffix == ".pt":
         with path.open("xb") as file:
@@ -67,7 +69,7 @@ def write_weights(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Any]:
-    """What `write_weights` wrote. Runs nothing of the file: of torch's format it takes tensors and numbers alone."""
+    """Read what `write_weights` wrote. No code of the file runs: torch's format may hold only tensors and numbers."""
     if path.suffix == ".pt":
         loaded: dict[str, Any] = torch.load(path, weights_only=True)
         return loaded
@@ -86,4 +88,4 @@ def _state_of(objects: Mapping[str, Any], name: str, over: tuple[str, str] | Non
 
 
 def _is_state(value: Any) -> bool:
-    return isinstance(value, dict) and any(isinstance(each, SavedTensor) for each in value.values())
+    return isinstance(value, dict) and any(isinstance(entry, SavedTensor) for entry in value.values())

@@ -1,1 +1,1 @@
-"""What samples the counters of one rank while it works, beside the training."""
+"""Sampling of the counters of one rank, beside its training."""

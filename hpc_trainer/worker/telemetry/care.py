@@ -1,6 +1,6 @@
-"""Looks at each sample for a device that is too hot or fails: a warning for `status`, and `monitor.on_overheat`.
+"""Watch over the samples for a device that is too hot or fails: a warning for `status`, and `monitor.on_overheat`.
 
-Being at the power limit (`power_cap`) is the normal state of a GPU that works hard, and no trouble.
+Being at the power limit (`power_cap`) is the normal state of a GPU under load, and no trouble.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from hpc_trainer.runs.monitoring.telemetry import HARMFUL, Device, Sample
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
 
 FATAL_XID = frozenset((48, 62, 64, 74, 79, 94, 95, 119, 120, 140))
-"""NVIDIA's Xid that are the device's fault (docs.nvidia.com/deploy/xid-errors): memory (48, 64, 94, 95, 140), its own
-processors (62, 119, 120), NVLink (74), fallen off the bus (79). Programs of one's own cause 13, 31, 43 and 45."""
+"""NVIDIA's Xid codes that are the device's fault (docs.nvidia.com/deploy/xid-errors): memory (48, 64, 94, 95, 140), its
+own processors (62, 119, 120), NVLink (74), fallen off the bus (79). A user's program causes 13, 31, 43 and 45."""
 _SAMPLES = 2
-"""In a row, before a warning: clocks go down for a moment when work begins or ends."""
+"""Samples in a row before a warning: clocks go down for a moment when work begins or ends."""
 _WRITE_EVERY_S = 60.0
 _LOWER_EVERY_S = 60.0
 
 
 class Care:
-    """Of one rank of one attempt; for the sampler's thread alone."""
+    """Watch over the devices of one rank in one attempt; for the sampler's thread alone."""
 
     def __init__(
         self, paths: RunPaths, lower_power: Callable[[str | None], None] | None,
         move: Callable[[DeviceWarning], None] | None = None, move_after_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """Args:
-        lower_power: lowers the power limit of the device with this UUID a little; None: nobody asked for it.
-        move: asks the run to leave the node of this device, again and again; None: nobody asked for it.
-        move_after_s: how long heat stands without a break before that.
+        """Begin the watch without warnings.
+
+        Args:
+            lower_power: lowers the power limit of the device with this UUID a little; None if it was not configured.
+            move: asks the run to leave the node of this device, again and again; None if it was not configured.
+            move_after_s: seconds that heat must last without a break before the move.
         """
         self._paths, self._lower_power = paths, lower_power
         self._move, self._move_after_s = move, move_after_s
@@ -46,10 +48,14 @@ class Care:
         self._written_s = -_WRITE_EVERY_S
 
     def close(self) -> None:
-        """The warnings stand: `why` reads them."""
+        """Do nothing: the warnings stay in the run folder, where `why` reads them."""
 
     def take(self, samples: Sequence[Sample]) -> None:
-        """Takes the samples of a period. Raises OSError: the warning could not be written."""
+        """Take the samples of a period.
+
+        Raises:
+            OSError: the warning could not be written.
+        """
         is_new = False
         for sample in samples:
             if sample.device is not None:
@@ -65,40 +71,40 @@ class Care:
             self._move(due)
 
     def _due(self, now: float) -> Iterator[DeviceWarning]:
-        """What stands now, and is reason enough to leave the node."""
+        """Yield the warnings that hold now and are reason enough to leave the node."""
         for key in self._in_row:
             if key in self._found and (not key[1].is_heat or now - self._begun_s[key] >= self._move_after_s):
                 yield self._found[key]
 
     def _troubles(self, device: Device) -> dict[Trouble, str]:
-        """What is wrong now, and in which words."""
+        """Return the text of each trouble that the device has now."""
         heat = ""
         if device.temperature_c is not None:
             hottest = max(device.temperature_c, self._hottest.get(device.uuid, 0.0))
             self._hottest[device.uuid] = hottest
             limit = "" if device.temperature_limit_c is None else f", its limit is {device.temperature_limit_c:.0f} °C"
             heat = f"up to {hottest:.0f} °C{limit}"
-        found = {}
-        words = [word for word in device.throttle or () if word in HARMFUL]
-        if words:
-            found[Trouble.slowed] = ", ".join([*words, *([heat] if heat else [])])
+        troubles = {}
+        reasons = [reason for reason in device.throttle or () if reason in HARMFUL]
+        if reasons:
+            troubles[Trouble.slowed] = ", ".join([*reasons, *([heat] if heat else [])])
         elif device.throttle is None and (device.temperature_c or 0.0) >= (device.temperature_limit_c or math.inf):
-            found[Trouble.hot] = heat
+            troubles[Trouble.hot] = heat
         if device.ecc_uncorrected is not None:
             more = device.ecc_uncorrected - self._first_ecc.setdefault(device.uuid, device.ecc_uncorrected)
             if more > 0:
-                found[Trouble.ecc] = f"{more} since the attempt began"
+                troubles[Trouble.ecc] = f"{more} since the attempt began"
         fatal = [number for number in device.xid or () if number in FATAL_XID]
         if fatal:
-            found[Trouble.xid] = f"Xid {', '.join(map(str, fatal))}"
+            troubles[Trouble.xid] = f"Xid {', '.join(map(str, fatal))}"
         if device.is_lost:
-            found[Trouble.lost] = "GPU is lost"
-        for key in [key for key in self._in_row if key[0] == device.uuid and key[1] not in found]:
+            troubles[Trouble.lost] = "GPU is lost"
+        for key in [key for key in self._in_row if key[0] == device.uuid and key[1] not in troubles]:
             del self._in_row[key], self._begun_s[key]
-        return found
+        return troubles
 
     def _add(self, sample: Sample, device: Device, trouble: Trouble, detail: str, passed_s: float) -> bool:
-        """True if nothing was told of it before."""
+        """Record a trouble, lower the power limit if configured, and return True if the warning is new."""
         key = (device.uuid, trouble)
         self._in_row[key] = self._in_row.get(key, 0) + 1
         self._begun_s.setdefault(key, sample.elapsed_s)
@@ -113,7 +119,7 @@ class Care:
         if before is None:
             self._found[key] = DeviceWarning(
                 rank=sample.rank, trouble=trouble, node=sample.node or "?", detail=detail, since=sample.time,
-                device=" ".join(each for each in (device.name, device.uuid) if each), last=sample.time,
+                device=" ".join(part for part in (device.name, device.uuid) if part), last=sample.time,
                 seconds=passed_s,
             )  # fmt: skip
             return True

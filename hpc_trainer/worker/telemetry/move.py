@@ -1,6 +1,6 @@
-"""`monitor.on_overheat=move`: the rank whose device is too hot or fails asks the run to stop, and to leave the node.
+"""Request of a rank whose device is too hot or fails that the run leave the node (`monitor.on_overheat=move`).
 
-Rank 0 does the rest when all ranks have saved (`worker/conclude.py`).
+Rank 0 does the rest once all ranks have saved (`worker/conclude.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hpc_trainer.slurm.jobs import read_script, show_job
 from hpc_trainer.slurm.sbatch import estimate_start
 from hpc_trainer.state.journal import num_moves
 
-# A node that was drained or at work for others may be free by then.
+# A node that was drained or busy may be free by then.
 _ASK_AGAIN_S = 600.0
 
 
 class Mover:
-    """Of one rank of one attempt; for the sampler's thread alone."""
+    """Requests of one rank in one attempt to leave the node; for the sampler's thread alone."""
 
     def __init__(
         self, paths: RunPaths, env: RankEnv, attempt: int, flag: StopFlag, clock: Callable[[], float] = time.monotonic
@@ -34,9 +34,10 @@ class Mover:
         self._notes = Notes()
 
     def __call__(self, warning: DeviceWarning) -> None:
-        """Asks the run to stop, if it may and can go elsewhere; else says once why it stays.
+        """Ask the run to stop, if it may and can go to another node; else log once why it stays.
 
-        Raises OSError: that could not be written; the next sample tries again.
+        Raises:
+            OSError: the request could not be written; the next sample tries again.
         """
         now = self._clock()
         if self._flag.is_set or (self._asked_s is not None and now - self._asked_s < _ASK_AGAIN_S):
@@ -51,7 +52,7 @@ class Mover:
         self._flag.request(DEVICE)
 
     def _stays(self, node: str) -> str | None:
-        """Why the run cannot leave this node; None: it can."""
+        """Return why the run cannot leave this node; None if it can."""
         job_id = self._env.job_id
         if not job_id[:1].isdecimal():
             return "it is no Slurm job, and nobody would give it another node."

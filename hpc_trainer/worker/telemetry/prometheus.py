@@ -1,7 +1,7 @@
-"""The newest sample as a text file for the textfile collector of Prometheus' node_exporter (`monitor.prometheus_dir`).
+"""Newest sample as a text file for the textfile collector of Prometheus' node_exporter (`monitor.prometheus_dir`).
 
-Each rank has a file of its own in its node's folder: no rank waits for another. Names and units as Prometheus has them
-(https://prometheus.io/docs/practices/naming/).
+Each rank has its own file in the folder of its node: no rank waits for another. Names and units follow the rules of
+Prometheus (https://prometheus.io/docs/practices/naming/).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.monitoring.telemetry import THROTTLE, Device, Host, Sample
 
 _PREFIX = "hpc_trainer_"
-# What a rank that was killed could not remove, the next one does.
+# Age in seconds of a file that a killed rank left behind, and that the next rank removes.
 _STALE_S = 3_600.0
 # Field -> name, kind, factor.
 _OF_DEVICE: dict[str, tuple[str, str, float]] = {
@@ -51,7 +51,7 @@ _OF_HOST: dict[str, tuple[str, str, float]] = {
 
 
 class PrometheusFile:
-    """Of one rank; for the sampler's thread alone."""
+    """Text file of one rank; for the sampler's thread alone."""
 
     def __init__(self, folder: Path, run_id: str, rank: int) -> None:
         self._labels = {"run_id": run_id, "rank": str(rank)}
@@ -60,8 +60,11 @@ class PrometheusFile:
         self._families: Any = None
 
     def take(self, samples: Sequence[Sample]) -> None:
-        """Replaces the file, whole. Raises OSError; ConfigError: the package prometheus_client or the folder is not
-        there.
+        """Replace the whole file.
+
+        Raises:
+            OSError: the file could not be written.
+            ConfigError: the package prometheus_client or the folder is missing.
         """
         if not self._folder.is_dir():
             raise ConfigError(
@@ -72,14 +75,14 @@ class PrometheusFile:
             self._families = optional("prometheus_client.core", "monitor.prometheus_dir")
             self._prometheus = optional("prometheus_client", "monitor.prometheus_dir")
             _remove_stale(self._folder)
-        # The collector belongs to another user, whom our umask keeps out; and it takes only names that end in .prom.
+        # The collector runs as another user, whom our umask would keep out, and reads only names that end in .prom.
         part = self._path.with_name(f".{self._path.name}.part")
         self._prometheus.write_to_textfile(str(part), _Collector(self._collected(samples)))
         part.chmod(0o644)
         part.replace(self._path)
 
     def close(self) -> None:
-        """Removes the file: a value that stands would count as one of now."""
+        """Remove the file: an old value would count as a present one."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -117,19 +120,19 @@ def _values(part: Device | Host, table: dict[str, tuple[str, str, float]]) -> It
 
 
 class _Collector:
-    """What `write_to_textfile` takes for a registry."""
+    """Object that `write_to_textfile` accepts as a registry."""
 
     def __init__(self, families: Iterable[Any]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Any]:
-        """All families."""
+        """Return all families."""
         return self._families
 
 
 def _remove_stale(folder: Path) -> None:
     for path in folder.glob(f"{_PREFIX}*.prom"):
         with contextlib.suppress(OSError):
-            found = path.stat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _STALE_S:
+            info = path.stat()
+            if info.st_uid == os.getuid() and time.time() - info.st_mtime > _STALE_S:
                 path.unlink()

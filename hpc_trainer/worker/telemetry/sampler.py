@@ -1,7 +1,7 @@
-"""Samples what a rank's device and host do, in a thread of its own, into a file of the run folder.
+"""Sampler of a rank's devices and host: a separate thread that writes samples into a file of the run folder.
 
-It can never hurt a training: whatever a counter, a library or the file system does is told once in the rank's log, and
-the thread goes on or ends. The file stays below 2,048 lines (`runs/monitoring/telemetry.py`).
+The sampler can never harm a training. An error of a counter, a library or the file system is logged once in the rank's
+log, and the thread goes on or ends. The file stays below 2,048 lines (`runs/monitoring/telemetry.py`).
 """
 
 from __future__ import annotations
@@ -28,51 +28,55 @@ from hpc_trainer.worker.telemetry.care import Care
 from hpc_trainer.worker.telemetry.move import Mover
 from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
 
-# The file server sees at most so many lines a second of a run.
+# Largest number of lines per second that a run writes to the file server.
 _MOST_A_SECOND = 20
-# After the first minute samples wait for each other: each write is one for the file server too.
+# After the first minute samples are collected and written together: each write loads the file server.
 _YOUNG_S, _WRITE_EVERY_S = 60.0, 10.0
-# The end of a run does not wait longer for a driver that does not answer.
+# The end of a run waits no longer than this for a driver that does not answer.
 _LAST_S = 2.0
-# At a stop: enough to hand back what was lent of a device.
+# The wait at a stop: enough to restore the power limit of a device and to free its handles.
 _AT_STOP_S = 0.2
-# What the drivers leave: torch gives AMD's GPUs the name cuda too.
+# Files that show which driver is there: torch gives AMD's GPUs the name cuda too.
 _NVIDIA, _AMD = Path("/dev/nvidiactl"), Path("/dev/kfd")
 
 
 class Devices(Protocol):
-    """The GPUs of one rank."""
+    """GPUs of one rank."""
 
     def read(self, now: float) -> Sequence[Device]:
-        """What they do; [] if nothing is known. `now`: seconds of a clock that is never put back."""
+        """Return one sample of each GPU; [] if nothing is known.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
 
     def lower_power(self, uuid: str | None) -> None:
-        """Lowers the power limit of one of them a little, until `close`."""
+        """Lower the power limit of one GPU a little, until `close`."""
 
     def close(self) -> None:
-        """The end of the attempt."""
+        """Release the GPUs at the end of the attempt."""
 
 
 class Hosts(Protocol):
-    """The node of one rank."""
+    """Host counters of one rank."""
 
     def read(self, now: float) -> Host:
-        """What the rank's processes use of it."""
+        """Return the host usage of the rank's processes; `now` is in seconds of a monotonic clock."""
 
 
 class Watcher(Protocol):
-    """Is given the samples of each period, in the sampler's thread."""
+    """Receiver of the samples of each period, in the sampler's thread."""
 
     def take(self, samples: Sequence[Sample]) -> None:
-        """Those of one period."""
+        """Take the samples of one period."""
 
     def close(self) -> None:
-        """The end of the attempt."""
+        """Clean up at the end of the attempt."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sampler:
-    """One rank of one attempt. `devices` and `host` are made in the thread: what they import takes time."""
+    """Sampler of one rank in one attempt. `devices` and `host` are called in the thread: their imports take time."""
 
     paths: RunPaths
     env: RankEnv
@@ -98,7 +102,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        """Samples while the block runs, and once at its end; an error of the block is not hidden."""
+        """Sample while the block runs, and once at its end; an error of the block is not hidden."""
         thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         try:
             thread.start()
@@ -127,13 +131,13 @@ class Sampler:
             self.sample(host, devices)
         finally:
             self._file.close()
-            for each in (devices, *self.watchers):
-                if each is not None:
+            for part in (devices, *self.watchers):
+                if part is not None:
                     with contextlib.suppress(Exception):
-                        each.close()
+                        part.close()
 
     def sample(self, host: Hosts, devices: Devices | None) -> None:
-        """One period: reads all counters and writes the lines. Raises nothing."""
+        """Read all counters, and write the lines of one period. Raises nothing."""
         try:
             self._sample(host, devices)
         except OSError as error:
@@ -148,13 +152,13 @@ class Sampler:
         self._newest_time = clock
         step = self.step()
         used = host.read(now)
-        found: Sequence[Device | None] = ([] if devices is None else devices.read(now)) or [None]
+        gpus: Sequence[Device | None] = ([] if devices is None else devices.read(now)) or [None]
         samples = [
             Sample(
                 attempt=self.attempt, rank=self.env.rank, time=clock, elapsed_s=now - self._first, node=self.env.node,
                 step=step, device=device, host=used if index == 0 else None,
             )
-            for index, device in enumerate(found)
+            for index, device in enumerate(gpus)
         ]  # fmt: skip
         self._held += samples
         try:
@@ -162,16 +166,20 @@ class Sampler:
             if is_young or self._ended.is_set() or now - self._written >= _WRITE_EVERY_S - 0.5 * self.every_s:
                 self._write(now)
         finally:
-            for each in self.watchers:
-                self._show(each, samples)
+            for watcher in self.watchers:
+                self._show(watcher, samples)
 
     def _write(self, now: float) -> None:
-        """Append the samples that wait. Raises OSError: the file system refused, and they are lost."""
+        """Append the samples that wait.
+
+        Raises:
+            OSError: the file system refused, and the samples are lost.
+        """
         samples, self._held, self._written = self._held, [], now
         append_samples(self.paths, samples, self._file)
         self._lines += len(samples)
         if self._lines >= MAX_LINES:
-            self._file.close()  # another one takes its place
+            self._file.close()  # `thin_out` replaces the file
             self._lines = thin_out(self.paths.telemetry_file(self.attempt, self.env.rank))
 
     def _show(self, watcher: Watcher, samples: Sequence[Sample]) -> None:
@@ -183,7 +191,7 @@ class Sampler:
 
 
 def devices_of(config: TrainConfig, env: RankEnv, notes: Notes, gpu: Sequence[str]) -> Devices | None:
-    """The GPUs of a rank; None: it has none, or nothing tells of them."""
+    """Return the GPUs of a rank; None if it has none, or if no library reports them."""
     if config.hardware.device_type != "cuda":
         return None
     index = None if is_one_a_node(config) else env.local_rank
@@ -200,17 +208,17 @@ def sampler_of(
     config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, flag: StopFlag, *,
     step: Callable[[], int | None], gpu: Sequence[str] = (),
 ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
-    """Samples while the block runs, as `monitor.` says.
+    """Return a context manager that samples while its block runs, as configured in `monitor`.
 
     Args:
-        flag: of this rank, for `monitor.on_overheat=move`.
-        step: the newest one, if anybody knows.
-        gpu: names of the rank's GPU, where torch has told them (`DeviceKind.names`).
+        flag: stop flag of this rank, for `monitor.on_overheat=move`.
+        step: returns the newest step; None if unknown.
+        gpu: names of the rank's GPU, if torch knows them (`DeviceKind.names`).
     """
     if not config.monitor.telemetry_every_s:
         return contextlib.nullcontext()
 
-    found: list[Devices] = []
+    opened: list[Devices] = []
 
     def host(notes: Notes) -> Hosts:
         from hpc_trainer.runtime.counters.host import HostCounters
@@ -219,12 +227,12 @@ def sampler_of(
 
     def devices(notes: Notes) -> Devices | None:
         made = devices_of(config, env, notes, gpu)
-        found.extend([] if made is None else [made])
+        opened.extend([] if made is None else [made])
         return made
 
     def lower_power(uuid: str | None) -> None:
-        for each in found:
-            each.lower_power(uuid)
+        for device in opened:
+            device.lower_power(uuid)
 
     does = config.monitor.on_overheat
     care = Care(
