@@ -1,8 +1,8 @@
-"""The private parts of Hydra 1.3 that composing many points needs. No other file uses any.
+"""Private parts of Hydra 1.3 that the composition of many points needs. No other file uses any.
 
 Hydra's `compose` reads and merges every file anew for each point, together with its own `hydra` section: 70-150 ms.
-Taken apart, the files are read once, the section that nobody sees is left out, and values are applied to a copy.
-`tests/unit/config/compose/test_hydra_parts.py` fails when a release of Hydra changes what is used here.
+Here the files are read once, the `hydra` section is left out, and values are applied to a copy.
+`tests/unit/config/compose/test_hydra_parts.py` fails if a release of Hydra changes anything that is used here.
 """
 
 from __future__ import annotations
@@ -105,19 +105,19 @@ class HydraParts:
         A section is merged from the files of its package and of the root package, in order. If the files of two choices
         differ only in one package, and no other choice depends on the difference, all other sections stay the same.
         """
-        ours, theirs = {_identity(each): each for each in before}, {_identity(each): each for each in after}
+        ours, theirs = {_identity(entry): entry for entry in before}, {_identity(entry): entry for entry in after}
         if len(ours) != len(before) or len(theirs) != len(after):
             return None
-        if [each for each in ours if each in theirs] != [each for each in theirs if each in ours]:
+        if [entry for entry in ours if entry in theirs] != [entry for entry in theirs if entry in ours]:
             return None
-        different = [each for key, each in {**ours, **theirs}.items() if (key in ours) != (key in theirs)]
-        for each in different:
-            if not section_of(each) or any(default.is_override() for default in self._defaults_of(each)):
+        different = [entry for key, entry in {**ours, **theirs}.items() if (key in ours) != (key in theirs)]
+        for entry in different:
+            if not section_of(entry) or any(default.is_override() for default in self._defaults_of(entry)):
                 return None
-        for each in {**ours, **theirs}.values():
-            if any(_has_interpolation(default) for default in self._defaults_of(each)):
+        for entry in {**ours, **theirs}.values():
+            if any(_has_interpolation(default) for default in self._defaults_of(entry)):
                 return None
-        return frozenset(section_of(each) for each in different)
+        return frozenset(section_of(entry) for entry in different)
 
     def _defaults_of(self, entry: ResultDefault) -> list[InputDefault]:
         """Return the defaults list of one file; [] if it has none."""

@@ -1,4 +1,4 @@
-"""The person's own defaults, as their account: `~/.config/hpc_trainer/config.yaml`. Never in the repository."""
+"""The user's own defaults, by account: `~/.config/hpc_trainer/config.yaml`. Never in the repository."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hpc_trainer.errors import ConfigError
 
 
 def user_config_path() -> Path:
-    """`$XDG_CONFIG_HOME/hpc_trainer/config.yaml`, by default under `~/.config`."""
+    """Return `$XDG_CONFIG_HOME/hpc_trainer/config.yaml`, by default under `~/.config`."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "hpc_trainer" / "config.yaml"
 
 
 def read_user_config() -> dict[str, Any]:
-    """The file as dotted key -> value; {} without one.
+    """Read the user's file as dotted key -> value; {} without a file.
 
     Raises:
         ConfigError: the file is no mapping of dotted keys to values.
-        UntrustedFileError: others own it or may write it.
+        UntrustedFileError: other users own the file or may write to it.
     """
     path = user_config_path()
     if not is_file(path):

@@ -65,7 +65,7 @@ def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
         yield Way(f"train.micro_batch_size={half}", {"activations": 0.5}), "train", changes
     yield from _of_loss(config)
     if train.recompute is not Recompute.full:
-        # Of a block's activations its input remains; how much that is depends on the model.
+        # Only a block's input remains of its activations; how much that is depends on the model.
         yield Way("train.recompute=full", {"activations": 0.6}), "train", {"recompute": Recompute.full}
         share = {"activations": 1 - train.recompute_budget}
         yield Way("train.recompute=budget", share), "train", {"recompute": Recompute.budget}

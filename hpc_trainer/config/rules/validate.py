@@ -98,7 +98,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _cluster(config)
     yield from _snapshot(config.snapshot)
     yield from memo.of(param_problems, config.params)
-    if config.train.command is not None:  # the rules below are those of trainings of our own
+    if config.train.command is not None:  # the rules below do not apply to a program
         yield from command_problems(config)
         return
     yield from mesh_problems(config)
