@@ -1,7 +1,7 @@
 """Opening of a file that a user or a program gave: only a regular file of bounded size, without waiting.
 
-A pipe in its place would block the reader for ever, and a sparse file may claim any size. Every error is an OSError that
-names the file. Our own files are read by `runs/reading.py`, which turns unreadable files into faults.
+A pipe in its place would block the reader for ever, and a sparse file may claim any size. Every error is an OSError
+that names the file. Our own files are read by `runs/reading.py`, which turns unreadable files into faults.
 """
 
 from __future__ import annotations
