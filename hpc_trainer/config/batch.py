@@ -24,7 +24,7 @@ def whole_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelC
 def accum_steps(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
     """Return the micro-batches of a step: `grad_accum_steps` if set, else as many as the micro-batch size needs.
 
-    The result is 1 if neither is set, or if the micro-batch size or the number of parts is below 1. It says nothing
+    The result is 1 if neither is set, or if the micro-batch size or the number of parts is below 1. The result says nothing
     about a micro-batch of `auto`, whose size only the run can find.
     """
     if train.grad_accum_steps is not None:
@@ -58,5 +58,8 @@ def divisors(count: int) -> list[int]:
 
 
 def nearest_divisor(total: int, wanted: int, fits: Callable[[int], bool] = lambda count: True) -> int:
-    """Return the divisor of `total` (≥ 1) nearest to `wanted` that `fits` accepts; of two the smaller, else 1."""
+    """Return the divisor of `total` (≥ 1) nearest to `wanted` that `fits` accepts.
+
+    Of two equally near divisors it is the smaller one; it is 1 if none fits.
+    """
     return min(filter(fits, divisors(total)), key=lambda count: (abs(count - wanted), count), default=1)

@@ -1,4 +1,4 @@
-"""Where gradients are stored when a backward pass begins, according to the configuration."""
+"""Storage of gradients at the beginning of a backward pass, according to the configuration."""
 
 from __future__ import annotations
 

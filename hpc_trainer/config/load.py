@@ -17,7 +17,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
 
-if TYPE_CHECKING:  # importing it takes a tenth of a second, which ranks and `status` need not wait for
+if TYPE_CHECKING:  # its import takes 0.1 s, for which ranks and `status` need not wait
     from omegaconf import DictConfig
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def to_typed(composed: DictConfig) -> TrainConfig:
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise ConfigError(f"{missing[0]} has no value: it must be set, as {missing[0]}=VALUE.")
-    config = OmegaConf.to_object(composed)  # resolves too; once more would read what `\\${` had kept from it
+    config = OmegaConf.to_object(composed)  # also resolves; a second pass would resolve an escaped `\\${`
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"the configuration must be a TrainConfig, not {type(config).__name__}")
     return config

@@ -24,7 +24,7 @@ EXTRAS = {
 def missing(what: str, *packages: str) -> str | None:
     """Return what to install for `what`; None if this Python has all of `packages`.
 
-    Imports take seconds, so none is made.
+    No package is imported: some take seconds.
     """
     absent = [package for package in packages if importlib.util.find_spec(package) is None]
     if not absent:

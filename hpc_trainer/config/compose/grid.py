@@ -213,7 +213,7 @@ def _split_conditions(
 ) -> tuple[list[Callable[[Mapping[str, str]], bool]], tuple[Condition, ...]]:
     """Split conditions into those over axes alone, and all others.
 
-    Conditions over axes are decided before a point is composed, as it may not compose.
+    Conditions over axes are decided before a point is composed, because it might not compose.
     """
     keys = {key.lstrip("+") for axis in block.axes for key in axis.keys}
     on_axes = [condition for condition in block.exclude if condition.names <= keys]

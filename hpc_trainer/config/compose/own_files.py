@@ -1,4 +1,4 @@
-"""Checks for configuration files that others may write: `cluster.setup` is shell that runs as the user who submits.
+"""Refusal of configuration that others may write to: `cluster.setup` is shell that runs as the submitting user.
 
 A folder that is named may belong to another user, such as a site's or a project's: whoever names it trusts its owner.
 Only the owner and root may write to the folder and its contents.
@@ -28,7 +28,7 @@ def others_may_write(info: os.stat_result) -> bool:
     except KeyError:
         return True
     is_private = account.pw_gid == group.gr_gid and account.pw_name == group.gr_name
-    # Many a daemon's account is in root's group.
+    # Accounts of many daemons are in root's group.
     return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})
 
 
@@ -63,7 +63,7 @@ def check_config_dir(folder: Path) -> None:
                 f"another folder in its place. chmod o-w {above} (or chmod +t), or keep it elsewhere."
             )
         if info.st_uid != os.getuid():
-            return  # further up it is the site's matter
+            return  # the site is responsible for folders further up
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -67,7 +67,7 @@ def read_project() -> Project:
 def own_defaults() -> dict[str, Any]:
     """Return the user's defaults, which come before the command line, as dotted key -> value.
 
-    They are the user's own file, and the project's folder of runs, which wins over that file.
+    They come from the user's own file, and from the project's folder of runs, which wins over that file.
 
     Raises:
         ConfigError, UntrustedFileError: as `read_project` and `read_user_config`.
@@ -79,7 +79,7 @@ def own_defaults() -> dict[str, Any]:
 def _folders() -> Iterator[Path]:
     try:
         folder = Path.cwd()
-    except OSError:  # somebody removed it
+    except OSError:  # the folder was removed
         return
     home = Path("~").expanduser()
     while True:
@@ -108,7 +108,7 @@ def _names_us(path: Path) -> bool:
 
 def _untrusted(path: Path) -> str | None:
     """Return why this file may not decide whose code runs as the user: another user wrote it, or may write to it."""
-    for info in (path.lstat(), path.stat()):  # a link, and what it leads to
+    for info in (path.lstat(), path.stat()):  # a link, and its target
         if info.st_uid not in (os.getuid(), 0):
             return f"it belongs to user {info.st_uid}, and it says whose code runs as you. Make one of your own"
     if others_may_write(path.stat()):

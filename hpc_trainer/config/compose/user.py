@@ -35,7 +35,7 @@ def read_user_config() -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
         flat = dict(_flatten(loaded, "")) if isinstance(loaded, dict) else {}
-        json.dumps(list(flat.values()), default=str, skipkeys=True)  # a list that holds itself has no end
+        json.dumps(list(flat.values()), default=str, skipkeys=True)  # raises for a list that holds itself
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     except RecursionError as error:

@@ -17,7 +17,7 @@ from typing import Any
 from hpc_trainer.config.keys import DECLARED, Declared
 from hpc_trainer.config.store import VARIANTS
 
-# Every shell takes such a text as one word: a script of completion may evaluate it.
+# Every shell takes such a text as one word: a completion script may evaluate it.
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")
 
 

@@ -26,7 +26,7 @@ _PER_FILE = ".npz, .parquet or a folder of .npy files"
 
 
 class ArrayFacts(NamedTuple):
-    """Header of an array."""
+    """Facts from the header of an array."""
 
     kind: str
     """numpy's letter: f, i, u, b; training does not take others."""

@@ -25,7 +25,7 @@ def image_problems(data: ImagesConfig) -> tuple[str, ...]:
 def num_train_images(data: ImagesConfig) -> int | None:
     """Return the number of training pictures if an index gives it; None otherwise.
 
-    Other folders would have to be listed.
+    Without an index the folder would have to be listed.
     """
     if not isinstance(data, ImageShardsConfig) or data.eval_fraction is not None:
         return None

@@ -22,7 +22,10 @@ _CHUNK = 8192  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Change that saves memory."""
+    """Change that saves memory.
+
+    `text` has its overrides; `share` has about the saved share of each part of the memory, by name.
+    """
 
     text: str
     share: Mapping[str, float]
@@ -58,14 +61,14 @@ def may_be_auto(config: TrainConfig) -> bool:
 
 def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     train, world_size = config.train, config.hardware.world_size
-    others = 1 - 1 / world_size  # the share that the other ranks would take over
+    others = 1 - 1 / world_size  # the share that the other ranks would hold
     half = smaller_batch(config)
     if half is not None and config.parallel.strategy is not Strategy.fsdp:  # FSDP would hold unsharded gradients
         changes = {"micro_batch_size": half, "grad_accum_steps": None}
         yield Way(f"train.micro_batch_size={half}", {"activations": 0.5}), "train", changes
     yield from _of_loss(config)
     if train.recompute is not Recompute.full:
-        # Only a block's input remains of its activations; how much that is depends on the model.
+        # Only the input of a block's activations is kept; its share depends on the model.
         yield Way("train.recompute=full", {"activations": 0.6}), "train", {"recompute": Recompute.full}
         share = {"activations": 1 - train.recompute_budget}
         yield Way("train.recompute=budget", share), "train", {"recompute": Recompute.budget}
@@ -97,7 +100,6 @@ def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     num_rows = model.num_rows(vocabulary)
     # Bytes of a token, by the estimate of GPT-2 124M in bf16: 16 for each row of the vocabulary, most of which are
     # saved, and some 34 for each element of the width of each block.
-    # some 34 for each of the width of each block.
     logits = 16 * num_rows
     share = 0.7 * logits / (logits + 34 * model.num_layers * model.embed_dim)
     changes = {"loss_chunk_size": _CHUNK}
@@ -121,7 +123,6 @@ def _of_fsdp(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     if is_known and parallel.param_dtype is FsdpDtype.fp32 and computed in (Dtype.bf16, Dtype.fp16):
         # Saved activations: autocast's copies of weights, and half of what passes between blocks. By the estimate of
         # four GPTs of 4 to 12 blocks these are 0.29 to 0.62 of the activations.
-        # four GPTs of 4 to 12 blocks 0.29 to 0.62 of them.
         yield (
             Way(f"parallel.param_dtype={computed.value}", {"gathered": 0.5, "activations": 0.3}),
             "parallel",

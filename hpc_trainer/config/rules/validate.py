@@ -89,7 +89,7 @@ def _without_seed(memo: Memo, *parts: Any) -> tuple[str, ...]:
 
 def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     wrong = list(item_problems(config, memo))
-    if wrong:  # the rules below take types for granted
+    if wrong:  # the rules below rely on types
         yield from wrong
         return
     yield from limit_problems(config, memo)
@@ -135,7 +135,7 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from home_problems("paths.runs_dir", config.paths.runs_dir)
     yield from _tracker(config.tracker)
     for key, text in (("hardware.name", config.hardware.name), ("cluster.name", config.cluster.name)):
-        if words.has_control(text):  # it is printed
+        if words.has_control(text):  # the name is printed
             yield f"{key}={text!r} must be one line without control characters. Use {words.plain(text) or 'mine'}."
     for key in ("sweep_name", "experiment_name"):
         name = getattr(config, key)

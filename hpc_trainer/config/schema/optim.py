@@ -52,9 +52,9 @@ class OptimConfig:
     weight_decay: float = key(0.0, ALWAYS, COUNTS, limits="≥ 0")
     """Decay of weights with two or more dimensions; biases and norms have none."""
     in_backward: bool = key(False, ALWAYS, ONCE_SET)
-    """Each weight is updated as soon as its gradient is known, which is then freed: no memory for all gradients. Needs
-    parallel=none or fsdp, no clipping, no accumulation, no fp16, train.max_skipped_steps=null. The bits stay the
-    same."""
+    """Each weight is updated as soon as its gradient is known, and the gradient is then freed: no memory for all
+    gradients. Needs parallel=none or fsdp, no clipping, no accumulation, no fp16, train.max_skipped_steps=null. The
+    bits stay the same."""
     offload: bool = key(False, ALWAYS, ONCE_SET)
     """Moments are kept in host memory and brought to the device in pieces for each step; if ranks share them out, each
     rank keeps its own. The bits stay the same; a step takes the time of the transfers in addition."""

@@ -76,7 +76,7 @@ def _pairs(config: TrainConfig, feature: Feature) -> Iterator[str]:
 
 
 def way_out(row: Row, is_excluded: bool) -> str:
-    """Return the override for the other side of a row, if one override is enough; else "" without one."""
+    """Return the override for the other side of a row; "" if one override is not enough."""
     if not is_excluded:
         return row.what.partition(" or ")[0].partition("|")[0].replace(" & ", " ")
     if " " in row.what:

@@ -54,10 +54,10 @@ class Feature:
     name: str = ""
     """Name of the feature's folder; filled in from there."""
     on: str = ""
-    """Choice that turns the feature on (`config/table/choice.py`). If left out, it is part of each run and goes with
+    """Choice that turns the feature on (`config/table/choice.py`). Left out: the feature is part of each run and goes with
     everything."""
     is_in_each_run: bool = False
-    """True if its ability is part of each run, also of runs that do not choose it: a user may ask for it while they
+    """True if the ability is part of each run, also of runs that do not choose it: a user may ask for it while they
     run."""
     example: str = ""
     """Overrides that turn the feature on; the test of all pairs uses them."""

@@ -41,7 +41,7 @@ class HfConfig(ModelConfig):
         values = {**self.config}
         if not self.has_labels:
             values.setdefault("vocab_size", num_classes)
-        elif len(values.get("id2label") or ()) != num_classes:  # those of other data
+        elif len(values.get("id2label") or ()) != num_classes:  # labels of other data
             names = {str(label): f"LABEL_{label}" for label in range(num_classes)}
             values |= {"id2label": names, "label2id": {name: int(label) for label, name in names.items()}}
         if self.reads_images and len(input_shape) == 3:
