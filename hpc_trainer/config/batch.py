@@ -24,8 +24,8 @@ def whole_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelC
 def accum_steps(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
     """Return the micro-batches of a step: `grad_accum_steps` if set, else as many as the micro-batch size needs.
 
-    The result is 1 if neither is set, or if the micro-batch size or the number of parts is below 1. The result says nothing
-    about a micro-batch of `auto`, whose size only the run can find.
+    The result is 1 if neither is set, or if the micro-batch size or the number of parts is below 1. The result says
+    nothing about a micro-batch of `auto`, whose size only the run can find.
     """
     if train.grad_accum_steps is not None:
         return train.grad_accum_steps

@@ -281,14 +281,16 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _of_hydra(error: Exception, parsed: Sequence[Override]) -> str:
     """Return Hydra's own message, or a better one."""
-    for each in parsed:
-        if each.is_delete() and "Could not delete" in str(error):
-            return _not_deleted(each)
-        key, way = each.key_or_group, f"Use {each.key_or_group}={each.value()}."
-        if each.is_add() and str(error).startswith((f"Multiple values for {key}.", f"{key} appears more than once")):
-            return f"{each.input_line}: {key} is chosen without +. {way}"
-        if each.package is not None and "Could not override" in str(error):
-            return f"{each.input_line}: nothing is chosen for @{each.package}. {way}"
+    for override in parsed:
+        if override.is_delete() and "Could not delete" in str(error):
+            return _not_deleted(override)
+        key, way = override.key_or_group, f"Use {override.key_or_group}={override.value()}."
+        if override.is_add() and str(error).startswith(
+            (f"Multiple values for {key}.", f"{key} appears more than once")
+        ):
+            return f"{override.input_line}: {key} is chosen without +. {way}"
+        if override.package is not None and "Could not override" in str(error):
+            return f"{override.input_line}: nothing is chosen for @{override.package}. {way}"
     return str(error).strip()
 
 

@@ -239,17 +239,17 @@ class SweepLoader(ConfigLoaderImpl):
             overrides_list=overrides, repo=self._files, config_name=self._config_name, prepend_hydra=True,
             skip_missing=False,
         )  # fmt: skip
-        found: dict[Any, list[object]] = {}
+        files_of: dict[Any, list[object]] = {}
         of_all: list[object] = []  # files that give the root a type or a flag count for all keys
         for entry in made.defaults:
             identity = _identity(entry)
             names, is_of_all = self._touched_by(entry)
             for name in names:
-                found.setdefault(name, [*of_all])
-            for name in found if is_of_all else names:
-                found[name].append(identity)
+                files_of.setdefault(name, [*of_all])
+            for name in files_of if is_of_all else names:
+                files_of[name].append(identity)
             of_all += [identity] if is_of_all else []
-        return {name: tuple(files) for name, files in found.items()}
+        return {name: tuple(files) for name, files in files_of.items()}
 
     def looks_elsewhere(self, name: Any) -> bool:
         """Return True if the last merge looked outside of a root key for a value that makes that key."""
@@ -349,13 +349,13 @@ class _Lookups:
             is_alone = isinstance(text, str) and text.startswith("${") and text.endswith("}")
             self._is_counted = before or is_alone
             try:
-                found = dereference(node, *args, **kwargs)
+                result = dereference(node, *args, **kwargs)
             finally:
                 self._is_counted = before
             is_of_resolver = len(self.resolvers) > num_before
-            if is_of_resolver and found is not None and (isinstance(found, Container) or found._value() is None):
+            if is_of_resolver and result is not None and (isinstance(result, Container) or result._value() is None):
                 self.is_resolver_used = True
-            return found
+            return result
 
         def looked_up(node: Container, /, inter_key: str, *args: Any, **kwargs: Any) -> Node:
             key = _root_key(node)
@@ -438,7 +438,7 @@ def _cheap_interpolation_map() -> Iterator[None]:
     full: Callable[..., DictConfig] = hydra_defaults._create_interpolation_map
 
     def cheap(overrides: Any, defaults_list: list[InputDefault], self_added: bool) -> DictConfig:
-        if any(not each.is_self() and each.is_interpolation() for each in defaults_list):
+        if any(not default.is_self() and default.is_interpolation() for default in defaults_list):
             return full(overrides, defaults_list, self_added)
         return DictConfig({})
 

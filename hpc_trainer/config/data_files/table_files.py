@@ -90,7 +90,9 @@ def choose_columns(data: TableConfig, kind: TargetKind, path: Path, head: Head) 
                 "count in data.numeric and data.categorical."
             )
     numeric = [name for name, column_kind in free if column_kind == NUMBER] if data.numeric is None else data.numeric
-    categorical = [name for name, found in free if found == TEXT] if data.categorical is None else data.categorical
+    categorical = (
+        [name for name, column_kind in free if column_kind == TEXT] if data.categorical is None else data.categorical
+    )
     if not numeric and not categorical:
         raise ConfigError(f"{path} has no column besides data.target={data.target} to predict it from. Name some.")
     is_text = kinds[data.target][0] == TEXT

@@ -79,7 +79,7 @@ def read_meta(folder: Path) -> TokenMeta:
     """
     path = folder / META
     try:
-        found = json.loads(read_given(path))
+        content = json.loads(read_given(path))
         size = (folder / TOKENS).stat().st_size
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = Path(error.filename).name
@@ -93,7 +93,7 @@ def read_meta(folder: Path) -> TokenMeta:
         raise DataError(f"{path} cannot be read: {error.strerror}. Check its permissions, on every node.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}. {_REMAKE}") from error
-    meta = _parsed(found, path)
+    meta = _parsed(content, path)
     if size != meta.num_tokens * meta.itemsize:
         raise DataError(
             f"{folder / TOKENS} has {size} bytes, and {META} says {meta.num_tokens} tokens of {meta.itemsize} bytes: "

@@ -43,9 +43,9 @@ def _absolute(path: str) -> str:
 
 
 def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
-    known = known_of(data)
+    facts = known_of(data)
     try:
-        yield from known.problems(data)
-        known.check(data, task.targets)
+        yield from facts.problems(data)
+        facts.check(data, task.targets)
     except HpcTrainerError as error:
         yield str(error)

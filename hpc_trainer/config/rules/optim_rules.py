@@ -48,7 +48,7 @@ def _cycled(optim: OptimConfig) -> Iterator[str]:
     for key in ("momentum", "betas"):
         value = getattr(optim, key, None)
         first, usual = (
-            each[0] if isinstance(each, list) and each else each for each in (value, getattr(fresh, key, None))
+            item[0] if isinstance(item, list) and item else item for item in (value, getattr(fresh, key, None))
         )
         given = first not in (0, usual)
         name = key

@@ -54,8 +54,8 @@ class Feature:
     name: str = ""
     """Name of the feature's folder; filled in from there."""
     on: str = ""
-    """Choice that turns the feature on (`config/table/choice.py`). Left out: the feature is part of each run and goes with
-    everything."""
+    """Choice that turns the feature on (`config/table/choice.py`). Left out: the feature is part of each run and goes
+    with everything."""
     is_in_each_run: bool = False
     """True if the ability is part of each run, also of runs that do not choose it: a user may ask for it while they
     run."""
