@@ -342,7 +342,7 @@ class _Bases:
         bare = self._parts.compose(
             [entry for entry in defaults.entries if section_of(entry) in touched or not section_of(entry)]
         )
-        cfg = self._with_fixed(bare, [line for line in reference.fixed if line.section in touched])
+        cfg = self._with_fixed(bare, [fixed for fixed in reference.fixed if fixed.section in touched])
         if any(_is_open(OmegaConf.to_container(cfg[name], resolve=False)) for name in touched):
             return None
         changed = {

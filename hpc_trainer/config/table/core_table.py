@@ -33,7 +33,7 @@ def _hsdp(config: TrainConfig) -> Iterator[str]:
     parallel, count = config.parallel, num_data_ranks(config.parallel, config.hardware)
     copies = parallel.data_parallel_replicate
     if parallel.strategy is Strategy.fsdp and copies > 1 and (count % copies or count // copies < 2):
-        nearest = nearest_divisor(count, copies, lambda copies: count // copies >= 2)
+        nearest = nearest_divisor(count, copies, lambda size: count // size >= 2)
         yield (
             f"parallel.data_parallel_replicate={copies} must divide the {count} data-parallel ranks into groups of two "
             f"or more (hardware={config.hardware.name}). Use {nearest}."
