@@ -48,4 +48,4 @@ class CheckpointConfig:
     state at that step, in a folder of its own. Part of the run's identity. null: the run begins at step 0."""
     allow_changes: list[str] = key([], ALWAYS)
     """Keys, such as `seed` or `dataset.digest`, that may differ between a checkpoint and the start that resumes from
-    it, although the result is then another training. A refused start prints the list to allow."""
+    it. The result is then another training. A refused start prints the list to allow."""

@@ -24,8 +24,8 @@ class MonitorConfig:
     """Least seconds between two writes of heartbeat.json in the first minute; five times as many after five minutes."""
     # The stacks of all ranks take some seconds (runtime/watchdog.py).
     watchdog_s: float = key(480.0, ALWAYS, limits="0 or ≥ 10")
-    """Seconds without a step, a batch of an evaluation or a save after which a rank writes the stacks of its threads
-    into its log and the run fails (it restarts, cluster.max_failures). With more than one rank at most 0.8 of
+    """Seconds without a step, a batch of an evaluation or a save after which the run fails. The rank first writes the
+    stacks of its threads into its log. The run restarts (cluster.max_failures). With more than one rank at most 0.8 of
     parallel.timeout_s, or a hung collective would end without the stacks. 0: no watchdog."""
     profile_steps: int = key(0, ALWAYS, limits="0 to 1000")  # a step of a large model leaves 1 MB of spans
     """Steps that rank 0 records with torch.profiler: profile.txt and profile.trace.json.gz in the run folder
