@@ -1,1 +1,1 @@
-"""What the person asks for: typed, validated, composed by Hydra. No torch, no Slurm."""
+"""The configuration that the user asks for: typed, validated and composed by Hydra, without torch or Slurm."""

@@ -1,4 +1,4 @@
-"""How a batch is divided: among ranks, or among logical ranks, in micro-batches."""
+"""Division of a batch among ranks, or among logical ranks, in micro-batches."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from hpc_trainer.config.schema.train import LoopConfig
 
 
 def num_parts(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
-    """Parts of a batch that are computed side by side: logical ranks, else data-parallel ranks; 0 if there are none."""
+    """Return the number of parallel parts of a batch: logical ranks, else data-parallel ranks; 0 if there are none."""
     return train.logical_ranks or num_data_ranks(parallel, hardware)
 
 
 def whole_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
-    """Samples of a step over all ranks."""
+    """Return the samples of one step over all ranks."""
     return train.global_batch_size * (num_parts(train, hardware, parallel) if train.batch_per_rank else 1)
 
 
 def accum_steps(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
-    """Micro-batches of a step: as said, or as many as the micro-batch needs; 1 if neither is said, or is below 1.
+    """Return the micro-batches of a step: `grad_accum_steps` if set, else as many as the micro-batch size needs.
 
-    Not of a micro-batch of `auto`: only the run can tell.
+    The result is 1 if neither is set, or if the micro-batch size or the number of parts is below 1. The result says
+    nothing about a micro-batch of `auto`, whose size only the run can find.
     """
     if train.grad_accum_steps is not None:
         return train.grad_accum_steps
@@ -35,10 +36,10 @@ def accum_steps(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelC
 
 
 def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> LoopConfig:
-    """With micro_batch_size and grad_accum_steps: their product with the number of parts is the global batch.
+    """Return `train` with `micro_batch_size` and `grad_accum_steps` filled in.
 
-    `batch_per_rank` has had its effect then: a run is the same run, whichever way its batch was said. A micro-batch of
-    `auto` stays as it is: only the run can tell.
+    Their product with the number of parts is the global batch. `batch_per_rank` is applied and cleared: a run is the
+    same run, however its batch was specified. A micro-batch of `auto` stays `auto`: only the run can find its size.
     """
     total = whole_batch(train, hardware, parallel)
     if train.is_batch_auto:
@@ -51,11 +52,14 @@ def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelCo
 
 
 def divisors(count: int) -> list[int]:
-    """Every size of equal parts of `count` samples (≥ 1), the smallest first."""
+    """Return every size that divides `count` samples (≥ 1) into equal parts, in ascending order."""
     small = [size for size in range(1, int(count**0.5) + 1) if count % size == 0]
     return sorted({*small, *(count // size for size in small)})
 
 
 def nearest_divisor(total: int, wanted: int, fits: Callable[[int], bool] = lambda count: True) -> int:
-    """The divisor of `total` (≥ 1) nearest to `wanted` that `fits`; of two the smaller. 1 if none does."""
+    """Return the divisor of `total` (≥ 1) nearest to `wanted` that `fits` accepts.
+
+    Of two equally near divisors it is the smaller one; it is 1 if none fits.
+    """
     return min(filter(fits, divisors(total)), key=lambda count: (abs(count - wanted), count), default=1)

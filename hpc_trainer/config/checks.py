@@ -1,4 +1,4 @@
-"""What a value must be: each check yields a problem, with the key, the rule, the value and the nearest legal choice."""
+"""Checks of single values: each yields a problem with the key, the rule, the value and the nearest legal choice."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 WORDS: Mapping[object, str] = {str: "one text", int: "a whole number", float: "a number", bool: "true or false"}
-"""What a value of a type must be."""
-# Larger than any real count, step or second; past it figures overflow where they are used.
+"""Description of the values of a type, as messages show it."""
+# Larger than any real count, step or second; figures beyond it overflow where they are used.
 LARGEST = 1e12
 
 
 def figure(value: float) -> str:
-    """A number as messages show it."""
+    """Return a number as messages show it."""
     try:
         return f"{value:g}"
     except OverflowError:  # an int of hundreds of digits
@@ -21,7 +21,7 @@ def figure(value: float) -> str:
 
 
 def at_least(key: str, value: float | None, least: float, most: float = LARGEST) -> Iterator[str]:
-    """A problem unless `least` ≤ value ≤ `most`."""
+    """Yield a problem unless `least` ≤ value ≤ `most`."""
     if value is None:
         yield f"{key} must be set."
     elif not least <= value <= most:  # nan is neither
@@ -37,11 +37,11 @@ _INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([\])])")
 
 
 def within(key: str, value: float, limits: str, usual: Any = None) -> Iterator[str]:
-    """A problem unless `value` is within `limits`, as a key declares them.
+    """Yield a problem unless `value` is within `limits`, as a key declares them.
 
     Args:
         limits: `≥ 1`, `> 0`, `0 to 7`, `18, 34 or 50`, `[0, 1)`; `0 or ≥ 10`.
-        usual: a legal value, or None for null, which is named where none is the nearest.
+        usual: a legal value, or None for null; the message suggests it if no limit is itself legal.
     """
     if limits.startswith("0 or ") and value == 0:
         return
@@ -62,8 +62,8 @@ def within(key: str, value: float, limits: str, usual: Any = None) -> Iterator[s
             nearest = f"{high:g}" if interval[4] == "]" else f"less than {high:g}"
             yield f"{key}={figure(value)} must be in {limits}. Use {nearest}."
     else:
-        numbers = [int(each.replace(",", "")) for each in re.split(" to | or |, ", limits)]
+        numbers = [int(number.replace(",", "")) for number in re.split(" to | or |, ", limits)]
         if " to " in limits:
             yield from at_least(key, value, numbers[0], most=numbers[1])
         elif value not in numbers:
-            yield f"{key}={figure(value)} must be {limits}. Use {min(numbers, key=lambda each: abs(each - value))}."
+            yield f"{key}={figure(value)} must be {limits}. Use {min(numbers, key=lambda number: abs(number - value))}."

@@ -1,7 +1,7 @@
-"""Facts of GPUs by the names that sites give them in Slurm's gres: memory, compute capability, peak rates.
+"""Facts about GPUs by the names that sites give them in Slurm's gres: memory, compute capability, peak rates.
 
 Sources: NVIDIA's datasheets of each product, as each row says for its peaks, and the table "CUDA GPUs" of
-developer.nvidia.com. Where a datasheet gives only the figure "with sparsity", half of it.
+developer.nvidia.com. If a datasheet gives only a figure "with sparsity", the row holds half of it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ Peaks = tuple[float | None, float | None, float]
 @dataclass(frozen=True, slots=True)
 class GpuType:
     memory_gb: tuple[int, ...]
-    """Of the products of that name, the smallest first, in GB (10^9 bytes)."""
+    """Memory of the products with this name in GB (10^9 bytes), the smallest first."""
     compute_capability: tuple[int, int]
     peaks: Peaks | None = None
-    """Dense, in TFLOP/s: fp16 and bf16 with fp32 sums, tf32, fp32 outside the tensor cores; None: no such unit."""
+    """Dense peaks in TFLOP/s: fp16 and bf16 with fp32 sums, tf32, fp32 outside the tensor cores; None without such a
+    unit."""
 
     @property
     def capability(self) -> int:
@@ -69,24 +70,24 @@ _BOARDS: dict[str, Peaks] = {
 
 
 def find_gpu_type(name: str | None) -> GpuType | None:
-    """The GPU that a gres name as `a100`, `nvidia_a100_80gb_pcie` or `V100-32` means; None if nobody knows.
+    """Return the GPU that a gres name such as `a100`, `nvidia_a100_80gb_pcie` or `V100-32` means; None if unknown.
 
-    A size in the name picks the product; without one all sizes stay. A slice of a GPU (MIG) is none that we know.
+    A size in the name picks the product; without a size all sizes stay. A slice of a GPU (MIG) is unknown.
     """
     key = _key_of(name)
     if key is None:
         return None
     gpu = _TYPES[key]
     sizes = {int(number) for number in re.findall(r"\d+", _plain(name or ""))}
-    known = tuple(size for size in gpu.memory_gb if size in sizes)
-    return dataclasses.replace(gpu, memory_gb=known or gpu.memory_gb)
+    sizes_gb = tuple(size for size in gpu.memory_gb if size in sizes)
+    return dataclasses.replace(gpu, memory_gb=sizes_gb or gpu.memory_gb)
 
 
 def peak_tflops(name: str | None, dtype: str) -> float | None:
-    """Dense peak of a GPU in TFLOP/s, for products of `fp32`, `tf32`, `bf16` or `fp16`; None if nobody knows.
+    """Return the dense peak of a GPU in TFLOP/s, for products of `fp32`, `tf32`, `bf16` or `fp16`; None if unknown.
 
-    `name` as in `find_gpu_type`, or as CUDA says it ("NVIDIA H100 PCIe"). One that does not say which board it is means
-    the fastest (SXM), so what is computed from it is rather too low than too high.
+    `name` is as in `find_gpu_type`, or as CUDA reports it ("NVIDIA H100 PCIe"). A name without a board means the
+    fastest board (SXM), so figures computed from the peak are too low rather than too high.
     """
     key = _key_of(name)
     if key is None:
@@ -109,5 +110,5 @@ def _key_of(name: str | None) -> str | None:
         return None
     words = _plain(name).removeprefix("nvidia_").removeprefix("tesla_").removeprefix("geforce_").replace("rtx_a", "a")
     words = re.sub(r"^rtx_?(\d{4})_?(ti)?", r"rtx_\1\2", words)
-    found = [key for key in _TYPES if words == key or words.startswith(f"{key}_")]
-    return max(found, key=len) if found else None
+    matches = [key for key in _TYPES if words == key or words.startswith(f"{key}_")]
+    return max(matches, key=len) if matches else None

@@ -1,4 +1,4 @@
-"""Identity: what makes two points the same run. A short readable label and a hash of what changes the result."""
+"""Identity of a run: a short readable label and a hash of everything that changes the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_trainer.config.schema.model.shipped import ModelConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
-# Section, or "" for the root -> its fields that do not count, and first defaults of those that count once they are set.
+# Section ("" for the root) -> its fields that never count; and first defaults of its fields that count once set.
 _LEFT_OUT: dict[str, set[str]] = {}
 _NOT_SET: dict[str, dict[str, Any]] = {}
 for _each in all_keys():
@@ -38,31 +38,33 @@ SECRET_NAME_ENDS = (
     "token", "secret", "passwd", "password", "passphrase", "pwd", "credential", "credentials", "auth",
     *(f"{each}{sign}key" for each in _OF_KEYS for sign in ("", "_")),
 )  # fmt: skip
-"""Ends of names that hold a secret, so that `num_tokens`, `tokenizer`, `token_dim` and `image_key` are none. Upper and
-lower case are alike, and `_` stands for a point and a hyphen too."""
+"""Ends of names that hold a secret; `num_tokens`, `tokenizer`, `token_dim` and `image_key` do not match. Case is
+ignored, and `_` also stands for a point and a hyphen."""
 _SECRET_NAME = re.compile(rf"(?:.*[^A-Za-z])?(?:{'|'.join(SECRET_NAME_ENDS).replace('_', '[_.-]')})", re.IGNORECASE)
-# Of this form a value is a secret under any name, as tokens of Hugging Face, GitHub, GitLab, OpenAI and AWS.
+# A value of this form is a secret under any name, such as tokens of Hugging Face, GitHub, GitLab, OpenAI and AWS.
 _SECRET_VALUE = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|ASIA)[\w-]{16,}")
-# A number, a truth value and a path are none, as in `redaction`: `max_token=16`.
+# A number, a truth value and a path are no secrets, as in `redaction`: `max_token=16`.
 _NO_SECRET = re.compile(r"|[-+]?[\d.]+(?:e[-+]?\d+)?|true|false|null|none|yes|no|\.?/.*|~/.*", re.IGNORECASE)
-# What is left of a section of a run that may go on with another number of ranks. Another type of GPU rounds otherwise.
+# Keys of `hardware` that count for a run that may resume with another number of ranks. Another type of GPU rounds
+# differently.
 _OF_ANY_WORLD = ("device", "gpu_type")
-# The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
+# The digest is computed from this text: keys sorted, no spaces. A change gives every run another name.
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _NOTHING = _text({})
 
 
 def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
-    """SHA-256 (64 hex digits) over the part of a resolved configuration that decides the result.
+    """Return the SHA-256 (64 hex digits) of the part of a resolved configuration that decides the result.
 
-    Independent of key order. With a `memo`, a section that several configurations share is written once. Of a run that
-    may go on with another number of ranks (`parallel.elastic`, `train.logical_ranks`) that number decides nothing.
+    The digest does not depend on key order. With a `memo`, a section that several configurations share is serialized
+    once. If a run may resume with another number of ranks (`parallel.elastic`, `train.logical_ranks`), that number does
+    not count.
     """
     return hashlib.sha256(f"{{{','.join(_parts(plain, memo or Memo()).values())}}}".encode()).hexdigest()
 
 
 class SeedDigests:
-    """`config_digest` of configurations that are alike in all but their seed: all else is written once."""
+    """`config_digest` of configurations that differ only in their seed; everything else is serialized once."""
 
     def __init__(self, plain: Mapping[str, Any], memo: Memo) -> None:
         parts = _parts(plain, memo)
@@ -72,14 +74,14 @@ class SeedDigests:
         self._after = "".join([*(f",{part}" for part in after), "}"])
 
     def of(self, seed: int) -> str:
-        """The digest of the one with this seed."""
+        """Return the digest of the configuration with this seed."""
         digest = self._before.copy()
         digest.update(f'"seed":{seed}{self._after}'.encode())
         return digest.hexdigest()
 
 
 def _parts(plain: Mapping[str, Any], memo: Memo) -> dict[str, str]:
-    """Key of the root -> the key and its value, as they stand in the text."""
+    """Return for each key of the root the text of the key and its value, as it is hashed."""
     write: dict[str, Callable[[str, Mapping[str, Any]], str]] = dict.fromkeys(plain, _section_text)
     if plain["train"].get("logical_ranks") or plain["parallel"].get("elastic"):
         write["hardware"] = _any_hardware_text
@@ -90,10 +92,10 @@ def _parts(plain: Mapping[str, Any], memo: Memo) -> dict[str, str]:
         for name, value in sorted(plain.items())
         if name not in _LEFT_OUT[""] and value != _NOT_SET[""].get(name, ...)
     }
-    # Of a section that came later nothing is left where all that is set does not count.
+    # A section that a later version added is left out if no value that counts is set in it.
     parts = {name: f'"{name}":{text}' for name, text in texts.items() if text != _NOTHING or name not in _NOT_SET[""]}
     origin = plain.get("checkpoint", {}).get("resume_from")
-    if origin is not None:  # of a section that does not count, the one key that does
+    if origin is not None:  # the only key of its section that counts
         parts["resume_from"] = f'"resume_from":{_text(origin)}'
     return parts
 
@@ -115,53 +117,53 @@ def _any_hardware_text(name: str, hardware: Mapping[str, Any]) -> str:
 
 
 def _any_train_text(name: str, train: Mapping[str, Any]) -> str:
-    # These two are filled in from the number of ranks.
+    # Both follow from the number of ranks.
     return _section_text(name, {**train, "micro_batch_size": None, "grad_accum_steps": None})
 
 
 def build_run_id(config: TrainConfig, digest: str) -> str:
-    """`<model>-<data>-lr<lr>-s<seed>-<10 hex digits>`, with `-<task>` after the data where it is no classification;
-    `<train.main>-s<seed>-<10 hex digits>` of a person's own loop, `<program>-<params>-s<seed>-<10 hex digits>` of a
-    program.
+    """Build the id of a run: `<label>-s<seed>-<10 hex digits>`.
 
-    The label depends on the configuration alone, never on the other points of the grid: a grid that grows by an
-    axis or a value keeps the runs it has. Ten digits: two of 10,000 points
-    of one label share an id with probability 5e-5.
+    The label is `<model>-<data>-lr<lr>`, with `-<task>` after the data if the task is not classification;
+    `<train.main>` for a user's own loop; `<program>-<params>` for a program.
+
+    The label depends on the configuration alone, never on the other points of the grid: a grid that grows by an axis or
+    a value keeps its runs. With ten digits, two of 10,000 points with the same label share an id with probability 5e-5.
     """
     return run_id_of(run_label(config), config.seed, digest)
 
 
 def run_label(config: TrainConfig) -> str:
-    """What a run's id begins with: the words before its seed."""
+    """Return the part of a run's id before its seed."""
     task = "" if config.task == TaskConfig() else f"-{_named(config.task)}"
     label = f"{_named(config.model)}-{_named(config.data)}{task}-lr{_number(config.optim.lr)}"
     if config.train.main is not None:
         label = config.train.main.removesuffix(".main")
     if config.train.command is not None:
         given = [
-            name if is_secret_value(name, each) else f"{name}{_value(each)}"
-            for name, each in config.params.items()
-            if isinstance(each, (int, float, str))
+            name if is_secret_value(name, value) else f"{name}{_value(value)}"
+            for name, value in config.params.items()
+            if isinstance(value, (int, float, str))
         ]
         label = "-".join([program_name(config.train.command), *given])
     return re.sub(r"[^A-Za-z0-9._-]", "_", label)
 
 
 def _number(value: float) -> str:
-    """As a person types it: 1e-5 and 1e9, not 1e-05 and 1e+09."""
-    return _EXPONENT.sub(lambda found: f"e{found[1]}", f"{value:g}")
+    """Return a number as a user types it: 1e-5 and 1e9, not 1e-05 and 1e+09."""
+    return _EXPONENT.sub(lambda match: f"e{match[1]}", f"{value:g}")
 
 
 def _value(value: float | str) -> str:
-    """Of `params`; a number that `_number` would round keeps its digits."""
+    """Return a value of `params` as text; a number that `_number` would round keeps its digits."""
     is_long = isinstance(value, float) and ("e" in str(value) or abs(value) >= _LARGE)
     return _number(value) if is_long and float(f"{value:g}") == value else str(value)
 
 
 def is_secret_value(name: str, value: object) -> bool:
-    """Return whether a value may stand in no name: a text whose key is named as secrets are, or that looks like one.
+    """Return True if a value must not appear in a name: its key is named like a secret, or its text looks like one.
 
-    Names of runs are names of folders and jobs, and stand in command lines that every user of a node can list.
+    Names of runs are names of folders and jobs, and appear in command lines that every user of a node can list.
     """
     if not isinstance(value, str) or _NO_SECRET.fullmatch(value):
         return False
@@ -176,7 +178,10 @@ def _has_secrets(params: Mapping[str, Any]) -> bool:
 
 
 def had_another_name(plain: Mapping[str, Any]) -> bool:
-    """True if another version called the run of this configuration otherwise, or may have: its digest tells."""
+    """Return True if another version named the run of this configuration differently, or may have.
+
+    The digest tells whether a name is of the same run.
+    """
     if any(plain[group]["name"] == _CUSTOM for group in ("model", "data")):
         return True
     if plain["train"].get("command") is not None:
@@ -184,13 +189,13 @@ def had_another_name(plain: Mapping[str, Any]) -> bool:
         return (
             is_of_shell(plain["train"]["command"])
             or _has_secrets(params)
-            or any(_value(each) != str(each) for each in params.values() if isinstance(each, float))
+            or any(_value(value) != str(value) for value in params.values() if isinstance(value, float))
         )
     return "e" in f"{plain['optim']['lr']:g}"
 
 
 def _named(section: ModelConfig | DataConfig | TaskConfig) -> str:
-    """As a person calls it: of their own class its name, of a function `build` its module's."""
+    """Return a section's name as a user says it: a custom class by its name, a function `build` by its module's."""
     if section.name != _CUSTOM:
         return section.name
     *path, name = section._target_.split(".")
@@ -198,5 +203,8 @@ def _named(section: ModelConfig | DataConfig | TaskConfig) -> str:
 
 
 def run_id_of(label: str, seed: int, digest: str) -> str:
-    """`build_run_id`, by what it is made of."""
+    """Return a run's id from its label, seed and digest, as `build_run_id` does.
+
+    Label and seed are cut to 80 characters.
+    """
     return f"{f'{label}-s{seed}'[:80]}-{digest[:10]}"

@@ -1,4 +1,4 @@
-"""Every key of the configuration, with what hangs on it, as the schemas declare it (`schema/key.py`)."""
+"""Every key of the configuration with its metadata, as the schemas declare it (`schema/key.py`)."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ class Declared(NamedTuple):
     """One field of one schema."""
 
     name: str
-    """As one types it."""
+    """Dotted name, as a user types it."""
     kind: Any
-    """The dataclass."""
+    """Dataclass that declares the field."""
     field: dataclasses.Field[Any]
     key: Key
-    """What its section says is filled in."""
+    """Metadata; what the field leaves open is filled in from its section."""
 
     @property
     def section(self) -> Any:
-        """The dataclass that it holds; None of a key."""
+        """Dataclass that the field holds; None for a key."""
         factory: Any = self.field.default_factory
         return factory if dataclasses.is_dataclass(factory) else None
 
     @property
     def default(self) -> Any:
-        """What it is where nobody sets it; lists, mappings and sections are made anew."""
+        """Default value; lists, mappings and sections are new objects on each access."""
         factory = self.field.default_factory
         return self.field.default if factory is dataclasses.MISSING else factory()
 
 
 def all_keys(kind: Any = TrainConfig, prefix: str = "", above: Key | None = None) -> Iterator[Declared]:
-    """Sections and keys, each section before its keys; what several variants of a group have comes for each.
+    """Yield sections and keys, a section before its keys; a key of several variants of a group once for each variant.
 
     Raises:
         TypeError: a field is declared without `key(...)` or `section(...)`.
     """
-    for each in dataclasses.fields(kind):
-        said = declared(kind, each.name)
+    for field in dataclasses.fields(kind):
+        said = declared(kind, field.name)
         if said is None:
             raise TypeError(
-                f"{kind.__name__}.{each.name} must say what hangs on it. Declare it with key(...) (schema/key.py)."
+                f"{kind.__name__}.{field.name} must say what hangs on it. Declare it with key(...) (schema/key.py)."
             )
-        one = Declared(f"{prefix}{each.name}", kind, each, _filled_in(said, above))
+        one = Declared(f"{prefix}{field.name}", kind, field, _filled_in(said, above))
         yield one
         if one.section is not None:
-            variants = {} if prefix else VARIANTS.get(each.name, {})
+            variants = {} if prefix else VARIANTS.get(field.name, {})
             for inner in variants.values() or (one.section,):
                 yield from all_keys(inner, f"{one.name}.", one.key)
 
@@ -68,13 +68,13 @@ def _filled_in(said: Key, above: Key | None) -> Key:
 
 
 DECLARED: dict[str, Declared] = {each.name: each for each in all_keys()}
-"""By name, sections too; of a key that several variants have, that of the last one."""
+"""Keys and sections by name; a key of several variants has the declaration of the last one."""
 KEYS: dict[str, Key] = {name: each.key for name, each in DECLARED.items()}
-"""Variants of a group agree on what hangs on a key that they share."""
+"""Metadata by name; variants of a group agree on the metadata of a key that they share."""
 
 
 def declared_at(key: str) -> Declared | None:
-    """The key or section that `key` is, or is in: of `optim.betas[1]` that is `optim.betas`. None without one."""
+    """Return the key or section that `key` is or is in, as `optim.betas` for `optim.betas[1]`; None without one."""
     while key and key not in DECLARED:
         key = re.sub(r"(\[[^\[]*\]|(^|\.)[^.\[]*)$", "", key)
     return DECLARED.get(key)

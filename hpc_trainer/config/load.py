@@ -1,4 +1,4 @@
-"""The one crossing from untyped to typed: plain values in, `TrainConfig` out."""
+"""The only conversion of a configuration from untyped to typed: plain values in, `TrainConfig` out."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
 
-if TYPE_CHECKING:  # importing it takes a tenth of a second, which ranks and `status` need not wait for
+if TYPE_CHECKING:  # its import takes 0.1 s, for which ranks and `status` need not wait
     from omegaconf import DictConfig
 
 T = TypeVar("T")
 
-# Key of the root -> whether it is a section: a dataclass, or a mapping of free names.
+# Key of the root -> True if it is a section: a dataclass, or a mapping of free names.
 ROOT_KEYS = {
     each.name: each.name in FREE_KEYS or dataclasses.is_dataclass(each.default_factory)
     for each in dataclasses.fields(TrainConfig)
@@ -33,41 +33,41 @@ BUT_SEED = tuple(name for name in ROOT_KEYS if name != "seed")
 _LATER = frozenset(
     name for name in VARIANTS if (said := declared(TrainConfig, name)) is not None and said.identity is ONCE_SET
 )
-"""Groups that specs of before have not: they mean the default."""
+"""Groups that older specs lack; such a spec means the default."""
 
 
 def to_typed(composed: DictConfig) -> TrainConfig:
-    """A composed configuration as dataclasses, interpolations resolved.
+    """Return a composed configuration as dataclasses, with interpolations resolved.
 
     Raises:
         ConfigError: a value is missing (`???`).
         OmegaConfBaseException: a value is of the wrong type, or an interpolation leads nowhere.
-        AttributeError: a section has a key (by `++`) that its dataclass has not.
+        AttributeError: a section has a key (by `++`) that its dataclass lacks.
     """
     from omegaconf import OmegaConf
 
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise ConfigError(f"{missing[0]} has no value: it must be set, as {missing[0]}=VALUE.")
-    config = OmegaConf.to_object(composed)  # resolves too; once more would read what `\\${` had kept from it
+    config = OmegaConf.to_object(composed)  # also resolves; a second pass would resolve an escaped `\\${`
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"the configuration must be a TrainConfig, not {type(config).__name__}")
     return config
 
 
 def to_plain(config: TrainConfig, memo: Memo | None = None) -> dict[str, Any]:
-    """The configuration as what JSON can hold: enums by name, nothing else changed.
+    """Return the configuration as values that JSON can hold: enums by name, nothing else changed.
 
     With a `memo`, configurations that share a section share its plain form too.
     """
-    # By hand: OmegaConf's own way (to_container of structured) takes 16 ms a point, this 0.1 ms.
+    # By hand: OmegaConf's own conversion (to_container of structured) takes 16 ms a point, this one 0.1 ms.
     memo = memo or Memo()
     shared = memo.of(_plain_but_seed, memo, *but_seed(config))
     return {**shared, "seed": config.seed}
 
 
 def but_seed(config: TrainConfig) -> list[Any]:
-    """The values of all keys of the root but `seed`, of which most grids have many: all else is seen to once."""
+    """Return the values of all root keys but `seed`. Most grids have many seeds, and handle all other keys once."""
     return [getattr(config, name) for name in BUT_SEED]
 
 
@@ -77,9 +77,9 @@ def _plain_but_seed(memo: Memo, *parts: Any) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A value of a configuration, or a section, as what JSON can hold."""
+    """Return a value or a section of a configuration as values that JSON can hold."""
     if dataclasses.is_dataclass(value):
-        return {each.name: plain_value(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {field.name: plain_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, dict):
@@ -88,9 +88,10 @@ def plain_value(value: Any) -> Any:
 
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
-    """The inverse of `to_plain`, for frozen specs. Keys that an older version did not have get their defaults.
+    """Return the configuration of a frozen spec, as the inverse of `to_plain`.
 
-    By the types of the dataclasses, without OmegaConf: what was frozen is resolved and was checked before.
+    Keys that an older version did not have get their defaults. Values are read by the types of the dataclasses, without
+    OmegaConf: a frozen configuration is resolved and was checked before.
 
     Raises:
         ConfigError: a key is unknown or a value of the wrong type.
@@ -106,18 +107,26 @@ def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
 
 
 def section_from_plain(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A section as the dataclass `kind`; what it lacks gets its default. Raises ValueError."""
+    """Return a section as the dataclass `kind`; fields that it lacks get their defaults.
+
+    Raises:
+        ValueError: a key is unknown or a value of the wrong type.
+    """
     made: T = _typed(kind, values, "")
     return made
 
 
 def _typed(hint: Any, value: Any, key: str, nodes: Mapping[str, Any] = {}) -> Any:
-    """`value` as what `hint` says, deep copied. Raises ValueError, with the key."""
+    """Return a deep copy of `value` as the type that `hint` says.
+
+    Raises:
+        ValueError: a key is unknown or a value of the wrong type; the message names the key.
+    """
     if hint is Any:
         return copy.deepcopy(value)
     if isinstance(hint, types.UnionType):
         kinds = kinds_of(hint)
-        fitting = next((each for each in kinds if type(value) is each), kinds[0])  # of a number or a word
+        fitting = next((kind for kind in kinds if type(value) is kind), kinds[0])  # such as a number or a text
         return None if value is None else _typed(fitting, value, key)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         inner = hints(hint)
@@ -141,15 +150,15 @@ def _typed(hint: Any, value: Any, key: str, nodes: Mapping[str, Any] = {}) -> An
 
 @functools.cache
 def hints(kind: Any) -> dict[str, Any]:
-    """The types of the fields of a dataclass."""
+    """Return the types of the fields of a dataclass."""
     return typing.get_type_hints(kind)
 
 
 def kinds_of(hint: Any) -> list[Any]:
-    """The types that a value may have, but None."""
+    """Return the types that a value may have, without None."""
     if not isinstance(hint, types.UnionType):
         return [hint]
-    return [each for each in typing.get_args(hint) if each is not type(None)]
+    return [kind for kind in typing.get_args(hint) if kind is not type(None)]
 
 
 def _join(key: str, name: str) -> str:

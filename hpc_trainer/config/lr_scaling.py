@@ -11,7 +11,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 
 
 def lr_factor(scaling: LrScaling, base_batch: int | None, global_batch_size: int) -> float:
-    """What `optim.lr` is multiplied by for this batch; 1 without scaling.
+    """Return the factor on `optim.lr` for this batch; 1 without scaling.
 
     linear: k = global_batch_size / base_batch (Goyal et al. 2017, arXiv:1706.02677, for SGD);
     sqrt: its root (Malladi et al. 2022, arXiv:2205.10287, for Adam and its kin).
@@ -23,15 +23,15 @@ def lr_factor(scaling: LrScaling, base_batch: int | None, global_batch_size: int
 
 
 def peak_lr(config: TrainConfig) -> float:
-    """The learning rate at the top of the schedule, for the batch of this run."""
+    """Return the learning rate at the top of the schedule, for the batch of this run."""
     optim = config.optim
     return optim.lr * lr_factor(optim.lr_scaling, optim.lr_base_batch, config.train.global_batch_size)
 
 
 def scaling_line(plain: Mapping[str, Any]) -> str | None:
-    """What the rule makes of `optim.lr` in a frozen configuration, a line; None without a rule."""
+    """Describe in one line the scaled learning rate of a frozen configuration; None without scaling."""
     optim, batch = plain["optim"], int(plain["train"]["global_batch_size"])
-    scaling = LrScaling(optim.get("lr_scaling", "none"))  # specs of before this key mean it so
+    scaling = LrScaling(optim.get("lr_scaling", "none"))  # specs older than this key mean none
     if scaling is LrScaling.none:
         return None
     peak = optim["lr"] * lr_factor(scaling, optim["lr_base_batch"], batch)

@@ -1,4 +1,4 @@
-"""What a run of `model=gpt` takes of a GPU's memory at least, by its sizes alone: `plan` says it without torch."""
+"""Lower bound of a `model=gpt` run's GPU memory, from its sizes alone: `plan` prints it without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOMENT_BYTES = 4
 
 
 def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
-    """A line, if a frozen configuration cannot fit into the largest GPU of its type; None if it may, or who knows."""
+    """Return a line if a frozen configuration cannot fit the largest GPU of its type; None if it may, or if unknown."""
     name = plain["hardware"]["gpu_type"]
     gpu = find_gpu_type(name)
     least = None if gpu is None else least_bytes(plain, world_size)
@@ -30,9 +30,9 @@ def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
 
 
 def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
-    """Of weights, gradients, moments and averaged weights on one of `world_size` ranks, no more than they really take.
+    """Return a lower bound in bytes of weights, gradients, moments and averaged weights on one of `world_size` ranks.
 
-    None for a model or data set whose sizes the configuration does not say, and for an own loop.
+    None if the configuration does not give the sizes of the model or data set, or if the loop is the user's own.
     """
     parallel, optim = plain["parallel"], plain["optim"]
     count = _num_weights(plain)

@@ -4,12 +4,12 @@ Dimensions have the names that torchtitan's users know, the slowest first:
 
     pp             pipeline stages                       parallel.pipeline_parallel
     dp_replicate   copies of the model                   data-parallel ranks with ddp; data_parallel_replicate with fsdp
-    dp_shard       ranks that hold one copy in parts     the rest of the data-parallel ranks with fsdp; else 1
+    dp_shard       ranks that share one sharded copy    the rest of the data-parallel ranks with fsdp; else 1
     tp             ranks that share each layer           parallel.tensor_parallel
 
     rank = ((pp × dp_replicate + r) × dp_shard + s) × tp + t
 
-so tensor-parallel ranks are neighbours, on one node where tp divides its ranks.
+So tensor-parallel ranks are neighbours, and share a node if tp divides the ranks of a node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a rank stands: its stage, its number among data-parallel ranks, its number in its tensor-parallel group."""
+    """Place of a rank: its stage, its index among data-parallel ranks, its index in its tensor-parallel group."""
 
     pp: int = 0
     data: int = 0
@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """Ranks along each dimension, ≥ 1."""
+    """Number of ranks along each dimension, ≥ 1."""
 
     pp: int = 1
     dp_replicate: int = 1
@@ -42,27 +42,27 @@ class MeshShape:
 
     @property
     def num_data_ranks(self) -> int:
-        """Ranks that read other samples than each other: the parts of a batch."""
+        """Number of ranks that read different samples: the parts of a batch."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def model_size(self) -> int:
-        """Ranks that together hold one copy of the model and read the same samples: tensor × pipeline parallel."""
+        """Number of ranks that share one copy of the model and read the same samples: tensor × pipeline parallel."""
         return self.pp * self.tp
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """Number of all ranks."""
         return self.num_data_ranks * self.model_size
 
     def place(self, rank: int) -> Place:
-        """Of a rank, 0 to world_size - 1."""
+        """Return the place of a rank, 0 to world_size - 1."""
         rest, tp = divmod(rank, self.tp)
         pp, data = divmod(rest, self.num_data_ranks)
         return Place(pp=pp, data=data, tp=tp)
 
     def stream(self, rank: int) -> int | str:
-        """What goes beside `seed` into the random numbers of a rank (training/rng.py): the one seed rule.
+        """Return the key that a rank's random numbers add to `seed` (training/rng.py): the only seed rule.
 
         Tensor-parallel neighbours draw the same numbers, as they hold the same activations; other data-parallel ranks
         and other stages draw their own.
@@ -72,8 +72,9 @@ class MeshShape:
 
 
 def mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
-    """The grid that `parallel` makes of `world_size` ranks; where they do not fit each other (a problem of
-    `mesh_rules`), what remains without a rest.
+    """Return the grid that `parallel` makes of `world_size` ranks.
+
+    If the sizes do not divide each other (a problem that `mesh_rules` reports), the grid leaves out the remainder.
     """
     pp, tp = max(1, parallel.pipeline_parallel), max(1, parallel.tensor_parallel)
     num_data_ranks = max(1, world_size // (pp * tp))
@@ -83,5 +84,5 @@ def mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
 
 
 def num_data_ranks(parallel: ParallelConfig, hardware: HardwareConfig) -> int:
-    """Data-parallel ranks: world_size / (tensor_parallel × pipeline_parallel); 0 where that leaves none."""
+    """Return the number of data-parallel ranks: world_size / (tensor_parallel × pipeline_parallel), rounded down."""
     return hardware.world_size // (max(1, parallel.tensor_parallel) * max(1, parallel.pipeline_parallel))

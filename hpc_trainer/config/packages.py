@@ -1,4 +1,4 @@
-"""Packages that are no dependency of ours: which extra brings each, and what is said where one is missing."""
+"""Optional packages: the extra that brings each, and the message if one is missing."""
 
 from __future__ import annotations
 
@@ -18,29 +18,37 @@ EXTRAS = {
     "pynvml": "nvidia", "amdsmi": "amd",
     "prometheus_client": "prometheus",
 }  # fmt: skip
-"""Package, as it is imported -> the extra of pyproject.toml."""
+"""Import name of a package -> the extra of pyproject.toml."""
 
 
 def missing(what: str, *packages: str) -> str | None:
-    """What to install for `what`; None if this Python has all of `packages`. Imports none: some take seconds."""
-    absent = [each for each in packages if importlib.util.find_spec(each) is None]
+    """Return what to install for `what`; None if this Python has all of `packages`.
+
+    No package is imported: some take seconds.
+    """
+    absent = [package for package in packages if importlib.util.find_spec(package) is None]
     if not absent:
         return None
-    extras = ",".join(dict.fromkeys(EXTRAS[each] for each in absent))
+    extras = ",".join(dict.fromkeys(EXTRAS[package] for package in absent))
     return f"{what} needs the package {' and '.join(absent)}: pip install 'hpc_trainer[{extras}]'"
 
 
 def check_installed(what: str, *packages: str) -> None:
-    """Raises ConfigError: one is missing."""
+    """Check that this Python has all packages that `what` needs.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
     problem = missing(what, *packages)
     if problem is not None:
         raise ConfigError(problem)
 
 
 def optional(module: str, what: str) -> Any:
-    """A module of such a package, imported now: `plan` of other choices does not wait for it.
+    """Import and return a module of an optional package; `plan` of other choices does not wait for it.
 
-    Raises ConfigError: it is missing.
+    Raises:
+        ConfigError: the package is missing.
     """
     check_installed(what, module.partition(".")[0])
     return importlib.import_module(module)

@@ -1,10 +1,10 @@
-"""`train.command`: a program of a person's own, as words with placeholders that we fill in; no shell has a part in it.
+"""`train.command`: a user's own program, as words with placeholders that are filled in without a shell.
 
     python train.py --lr {params.lr} --out {run.dir}
 
 A placeholder is a key of the configuration, or a place of the run (`RUN_PLACES`). `{{` and `}}` are braces, and
-`${...}` is left to the program, as `sh -c`. `{run.resume:WORDS}` is WORDS once the run has a checkpoint, and nothing
-before; `{run.resume[FILE]:WORDS}` once FILE, of the run's folder, holds something.
+`${...}` is left to the program, such as `sh -c`. `{run.resume:WORDS}` means WORDS once the run has a checkpoint, and
+nothing before; `{run.resume[FILE]:WORDS}` means WORDS once FILE, in the run's folder, is not empty.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ RUN_PLACES = {
     "run.dir": "the run's folder",
     "run.checkpoints": "a folder in there for checkpoints of the program's own",
 }
-"""Placeholders that are known when the run starts, and what they stand for."""
+"""Placeholders that are known when the run starts, and their meanings."""
 _BRACES = re.compile(r"\$\{[^{}]*\}|\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _RAW_WORD = re.compile(r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|[^\s'\"\\])+")
 _OF_A_SHELL = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "&>", "2>&1"})
 _RESUME = re.compile(r"\$\{[^{}]*\}|\{\{|\}\}|(\{run\.resume(?:\[([^\[\]{}]+)\])?:((?:[^{}]|\{[^{}]*\})*)\})")
 OWN_CHECKPOINTS = ""
-"""The condition of `{run.resume:..}` that names no file: the run's folder for checkpoints of the program's own."""
+"""Condition of a `{run.resume:..}` that names no file: the run's folder for checkpoints of the program's own."""
 OWN_FOLDER = "run"
-"""As `train.command_dir`: the run's own folder."""
+"""Value of `train.command_dir` for the run's own folder."""
 
 
 def resumed(command: str, holds: Callable[[str], bool] = lambda _: True) -> str:
-    """Return a command with each `{run.resume:WORDS}` replaced: by its words, or by nothing.
+    """Return a command with each `{run.resume:WORDS}` replaced by its words, or by nothing.
 
     Args:
-        holds: tells of a file as the placeholder names it, or of `OWN_CHECKPOINTS`, whether something is in it.
+        holds: returns True if a file, as the placeholder names it, or `OWN_CHECKPOINTS` is not empty.
     """
 
-    def one(found: re.Match[str]) -> str:
-        if found[1] is None:
-            return found[0]
-        return found[3] if holds(found[2] or OWN_CHECKPOINTS) else ""
+    def one(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        return match[3] if holds(match[2] or OWN_CHECKPOINTS) else ""
 
     return _RESUME.sub(one, command)
 
 
 def resume_files(command: str) -> list[str]:
-    """Return the files that its `{run.resume..}` look at, `OWN_CHECKPOINTS` among them."""
-    return list(dict.fromkeys(found[2] or OWN_CHECKPOINTS for found in _RESUME.finditer(command) if found[1]))
+    """Return the files that a command's `{run.resume..}` look at, `OWN_CHECKPOINTS` among them."""
+    return list(dict.fromkeys(match[2] or OWN_CHECKPOINTS for match in _RESUME.finditer(command) if match[1]))
 
 
 def split_command(command: str) -> list[str]:
-    """Return the words of a command, as of a run that goes on, with their placeholders.
+    """Return the words of a command, as a resumed run has them, with their placeholders.
 
     Raises:
         ValueError: a quote is not closed.
@@ -70,31 +70,31 @@ def split_command(command: str) -> list[str]:
 
 
 def placeholders(command: str) -> Iterator[str]:
-    """The names between single braces, in order.
+    """Yield the names between single braces, in order.
 
     Raises:
-        ValueError: a brace is alone.
+        ValueError: a brace is unmatched.
     """
-    for found in _BRACES.finditer(resumed(command)):
-        if found[1] is not None:
-            yield found[1]
-        elif found[0] in "{}":
-            raise ValueError(f"the brace at character {found.start() + 1} is alone")
+    for match in _BRACES.finditer(resumed(command)):
+        if match[1] is not None:
+            yield match[1]
+        elif match[0] in "{}":
+            raise ValueError(f"the brace at character {match.start() + 1} is alone")
 
 
 def fill(word: str, value_of: Callable[[str], str]) -> str:
-    """`word` with each placeholder replaced; what it is replaced by stays one word, whatever it holds."""
+    """Return `word` with each placeholder replaced; the result stays one word, whatever the values hold."""
 
-    def one(found: re.Match[str]) -> str:
-        if found[1] is not None:
-            return value_of(found[1])
-        return {"{{": "{", "}}": "}"}.get(found[0], found[0])
+    def one(match: re.Match[str]) -> str:
+        if match[1] is not None:
+            return value_of(match[1])
+        return {"{{": "{", "}}": "}"}.get(match[0], match[0])
 
     return _BRACES.sub(one, word)
 
 
 def values_of(config: Mapping[str, Any], places: Mapping[str, str]) -> Callable[[str], str]:
-    """What a placeholder stands for: a text as it is, anything else as JSON (0.001, true, null, [1, 2]).
+    """Return a function that maps a placeholder to its value: a text as it is, else JSON (0.001, true, null, [1, 2]).
 
     Args:
         config: a frozen configuration.
@@ -115,8 +115,8 @@ def values_of(config: Mapping[str, Any], places: Mapping[str, str]) -> Callable[
 
 
 def unknown(name: str, config: Mapping[str, Any]) -> str:
-    """What is wrong with a placeholder that names nothing."""
-    known = [*RUN_PLACES, *flatten(config)]
+    """Return the problem with a placeholder that names nothing."""
+    names = [*RUN_PLACES, *flatten(config)]
     if name.startswith("run.resume"):
         return (
             f"{{{name}}} needs the words of a program that goes on, as {{run.resume:--init_from=resume}}, or "
@@ -125,30 +125,30 @@ def unknown(name: str, config: Mapping[str, Any]) -> str:
     if not name.strip():
         return "{} names nothing. Write the key, as {params.lr}; {{}} for braces."
     own = sorted(
-        (key for key in known if key.rpartition(".")[2] == name), key=lambda key: not key.startswith("params.")
+        (key for key in names if key.rpartition(".")[2] == name), key=lambda key: not key.startswith("params.")
     )
-    nearest = f"Did you mean {own[0]}? " if own else did_you_mean(name, known)
+    nearest = f"Did you mean {own[0]}? " if own else did_you_mean(name, names)
     head = name.partition(".")[0]
     if head == "params":
-        told = f"has no value: add {name}=VALUE. {nearest}"
+        problem = f"has no value: add {name}=VALUE. {nearest}"
     elif head == "run":
-        told = f"is no place of the run; these are {', '.join(RUN_PLACES)}. {nearest}"
+        problem = f"is no place of the run; these are {', '.join(RUN_PLACES)}. {nearest}"
     else:
-        told = (
+        problem = (
             f"is no key of the configuration, and no place of the run. {nearest}Values for your program are params: "
             f"{{params.{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_') or 'x'}}} and params.NAME=VALUE; places are "
             f"{', '.join(RUN_PLACES)}. "
         )
-    return f"{{{name}}} {told}Write {{{{ and }}}} for braces."
+    return f"{{{name}}} {problem}Write {{{{ and }}}} for braces."
 
 
 def shell_words(command: str) -> list[str]:
-    """Words without quotes that mean something to a shell alone, as `&&` and `>`: no program was meant to get them."""
+    """Return the unquoted words that only a shell reads, such as `&&` and `>`; no program was meant to get them."""
     return [word for word in _RAW_WORD.findall(command) if word in _OF_A_SHELL]
 
 
 def script_files(words: Sequence[str]) -> list[str]:
-    """Those of the words that name files which the command runs: the first, if it is a path, and scripts."""
+    """Return the words that name files which the command runs: the first word, if it is a path, and scripts."""
     text = place_of_text(words)
     plain = [word for place, word in enumerate(words) if place != text and not any(mark in word for mark in "{}")]
     first = [word for word in words[:1] if "/" in word and word in plain]
@@ -156,13 +156,13 @@ def script_files(words: Sequence[str]) -> list[str]:
 
 
 def shell_files(words: Sequence[str]) -> list[str]:
-    """Return the scripts that the text of `sh -c` runs. A text may make them itself: they need not be there."""
+    """Return the scripts that the text of `sh -c` runs. The text may create them itself, so they need not exist."""
     place = place_of_text(words)
     return [] if place is None else list(dict.fromkeys(name for _, _, name in runs_of(words[place]).scripts))
 
 
 def module_names(words: Sequence[str]) -> list[str]:
-    """What follows `-m`: modules that Python runs."""
+    """Return the names of modules that Python runs, which follow `-m`."""
     place = place_of_text(words)
     inside = [] if place is None else runs_of(words[place]).modules
     return [*(after for word, after in itertools.pairwise(words) if word == "-m" and "{" not in after), *inside]
@@ -179,26 +179,26 @@ def program_name(command: str) -> str:
     if inside:
         return inside[0]
     scripts = [word for place, word in enumerate(words) if place != text and word.endswith(SCRIPTS) and "{" not in word]
-    named = [Path(each).stem for each in scripts] or [each.rpartition(".")[2] for each in module_names(words)]
+    named = [Path(script).stem for script in scripts] or [name.rpartition(".")[2] for name in module_names(words)]
     return (named or [Path(words[0]).stem])[0]
 
 
 def is_of_shell(command: str) -> bool:
-    """True if a shell reads a part of the command (`sh -c`)."""
+    """Return True if a shell reads a part of the command (`sh -c`)."""
     return place_of_text(shlex.split(resumed(command))) is not None
 
 
 def is_of_run(folder: str | None) -> bool:
-    """True if `train.command_dir` is a place of each run's own, as `{run.dir}`; `run` is one if there is no ./run."""
+    """Return True if `train.command_dir` is a folder of each run's own: `{run.dir}`, or `run` if there is no ./run."""
     return folder is not None and ("{run." in folder or (folder == OWN_FOLDER and not is_folder(Path(folder))))
 
 
 def code_folder(train: LoopConfig) -> str:
-    """The folder that scripts of the command are relative to."""
+    """Return the folder that scripts of the command are relative to."""
     start = os.curdir if is_of_run(train.command_dir) else train.command_dir
     return train.command_from or start or os.curdir
 
 
 def is_one_a_node(config: TrainConfig) -> bool:
-    """True if a node has one task: a program that starts its own ranks."""
+    """Return True if a node has one task: a program that starts its own ranks."""
     return config.train.command is not None and config.train.command_per is CommandPer.node

@@ -1,7 +1,7 @@
-"""The resume contract: what may differ between a checkpoint and the start that goes on from it. Facts in, verdicts out.
+"""The resume contract: which facts may differ between a checkpoint and the start that resumes from it.
 
     safe                   the same training, or the same result: one line in the log
-    changes-the-schedule   another course, or other last bits, from here on: a warning, recorded in the journal
+    changes-the-schedule   another schedule, or other last bits, from here on: a warning, recorded in the journal
     incompatible           another training: refused with the differences, unless `checkpoint.allow_changes` names them
 
 Reads no file and imports no torch: the facts are gathered in `training/contract.py`.
@@ -19,16 +19,16 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
 
-# Facts that are no keys of the configuration. A name stands for all below it.
+# Facts that are not keys of the configuration. A name stands for everything below it.
 FACTS: dict[str, Effect] = {
     "world_size": Effect.schedule,
     "device": Effect.schedule,
     "fit": Effect.schedule,  # the micro-batch that train.micro_batch_size=auto has found
-    # Other kernels; other code, of which nobody can say here what it changes.
+    # Other kernels, or other code, whose effect cannot be known here.
     "versions": Effect.schedule,
     "code": Effect.schedule,
-    "libraries": Effect.schedule,  # that a feature builds the model with
-    # Their random generators are the same in all releases that we run on (NEP 19 for numpy's).
+    "libraries": Effect.schedule,  # those with which a feature builds the model
+    # The random generators of Python and numpy are the same in all supported releases (NEP 19 for numpy's).
     "versions.python": Effect.safe,
     "versions.numpy": Effect.safe,
     "dataset": Effect.incompatible,
@@ -41,7 +41,7 @@ _EFFECTS = FACTS | {name: key.resume for name, key in KEYS.items() if key.resume
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One fact that is not as it was. `is_allowed`: by `checkpoint.allow_changes`."""
+    """One fact that differs from the checkpoint; `is_allowed` if `checkpoint.allow_changes` names it."""
 
     key: str
     was: Any
@@ -50,12 +50,12 @@ class Difference:
     is_allowed: bool = False
 
     def __str__(self) -> str:
-        """`optim.lr: 0.1 -> 0.2`."""
+        """Return the difference as `optim.lr: 0.1 -> 0.2`."""
         return f"{self.key}: {_short(self.was)} -> {_short(self.now)}"
 
 
 def effect_of(key: str) -> Effect:
-    """What a difference in `key` does: as its field says, else its section; of all others the worst is assumed."""
+    """Return the effect of a difference in `key`: as its field or its section says; an unknown key is incompatible."""
     while key:
         if key in _EFFECTS:
             return _EFFECTS[key]
@@ -66,35 +66,36 @@ def effect_of(key: str) -> Effect:
 def compare(
     was: Mapping[str, Any], now: Mapping[str, Any], *, allow: Collection[str] = (), defaults: Mapping[str, Any] = {}
 ) -> list[Difference]:
-    """Every difference of two sets of facts, the worst first.
+    """Return every difference of two sets of facts, the worst first.
 
     Args:
         was: facts of the checkpoint, nested or flat; a configuration's sections stand at the top.
         now: facts of this start, of the same form.
-        allow: keys that may differ although they are incompatible; a name covers what is below it.
-        defaults: values of keys that an older version did not have: such a key is none if it is at its default now.
+        allow: keys that may differ although they are incompatible; a name covers every key below it.
+        defaults: values of keys that an older version did not have: such a key does not differ if it has its default
+            now.
     """
     old, new, usual = flatten(was), flatten(now), flatten(defaults)
-    found = []
+    differences = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
         if before == after or (key not in old and key in usual and usual[key] == after):
             continue
         effect = effect_of(key)
         if key == "train.num_steps" and old.get("schedule.name") == new.get("schedule.name") == "constant":
-            effect = Effect.safe  # a learning rate that does not know where the end is
+            effect = Effect.safe  # a constant learning rate does not depend on the last step
         if key == "train.num_steps" and _has_rounds(new):
             effect = Effect.schedule  # the last step ends a round
         if key == "world_size" and (_has_rounds(new) or new.get("parallel.comm_hook") == _POWERSGD):
-            effect = Effect.incompatible  # nobody has the state of a rank more, and nobody wants that of one less
+            effect = Effect.incompatible  # an added rank has no state, a removed rank's state is lost
         if key == "parallel.comm_hook" and _POWERSGD in (before, after):
-            effect = Effect.incompatible  # it has a state, the others none
+            effect = Effect.incompatible  # PowerSGD has a state, the other hooks have none
         if key == "parallel.bucket_cap_mb" and new.get("parallel.comm_hook") == _POWERSGD:
-            effect = Effect.incompatible  # that state is by bucket
+            effect = Effect.incompatible  # PowerSGD's state is by bucket
         is_allowed = any(key == name or key.startswith(name + ".") for name in allow)
-        found.append(Difference(key, before, after, effect, is_allowed))
+        differences.append(Difference(key, before, after, effect, is_allowed))
     order = list(reversed(Effect))
-    return sorted(found, key=lambda each: (order.index(each.effect), each.key))
+    return sorted(differences, key=lambda difference: (order.index(difference.effect), difference.key))
 
 
 def _has_rounds(flat: Mapping[str, Any]) -> bool:
@@ -102,16 +103,20 @@ def _has_rounds(flat: Mapping[str, Any]) -> bool:
 
 
 def refusal(differences: Collection[Difference], checkpoint: str, *, is_own: bool = True) -> str | None:
-    """The message that refuses to go on, or None if every incompatible difference is allowed.
+    """Return the message that refuses to resume; None if every incompatible difference is allowed.
 
     Args:
-        is_own: the checkpoint is the run's own; else `checkpoint.resume_from` named it.
+        is_own: True if the checkpoint is the run's own; else `checkpoint.resume_from` named it.
     """
-    refused = [each for each in differences if each.effect is Effect.incompatible and not each.is_allowed]
+    refused = [
+        difference
+        for difference in differences
+        if difference.effect is Effect.incompatible and not difference.is_allowed
+    ]
     if not refused:
         return None
-    lines = "\n".join(f"  {each}" for each in refused)
-    keys = ",".join(each.key for each in refused)
+    lines = "\n".join(f"  {difference}" for difference in refused)
+    keys = ",".join(difference.key for difference in refused)
     anew = "--fresh, or another sweep_name" if is_own else "without checkpoint.resume_from"
     return (
         f"{checkpoint} is of another training, and this start refuses to go on from it (was -> is):\n{lines}\n"
@@ -121,7 +126,7 @@ def refusal(differences: Collection[Difference], checkpoint: str, *, is_own: boo
 
 
 def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}. Lists are values; an empty mapping is nothing."""
+    """Flatten nested facts: {"a": {"b": 1}} -> {"a.b": 1}. Lists are values; an empty mapping leaves no key."""
     flat: dict[str, Any] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping):
@@ -132,8 +137,8 @@ def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def default_facts(config: TrainConfig) -> dict[str, Any]:
-    """The values that the keys of this configuration have where nobody sets them."""
-    sections = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    """Return the default values of all keys, each section in the variant that `config` has."""
+    sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     fresh: dict[str, Any] = {
         name: type(value)()
         for name, value in sections.items()
@@ -143,14 +148,14 @@ def default_facts(config: TrainConfig) -> dict[str, Any]:
 
 
 def lines_of(differences: Collection[Difference]) -> Iterator[str]:
-    """What the log says of differences that do not end the run, a line for each effect."""
-    words = {
+    """Yield the log lines on differences that do not end the run, one for each effect."""
+    texts = {
         Effect.incompatible: "WARNING: goes on with what is incompatible, as checkpoint.allow_changes says",
         Effect.schedule: "WARNING: goes on, and from here on the schedule or the last bits are others",
         Effect.safe: "differs from the checkpoint, and does no harm",
     }
-    for effect, text in words.items():
-        listed = ", ".join(str(each) for each in differences if each.effect is effect)
+    for effect, text in texts.items():
+        listed = ", ".join(str(difference) for difference in differences if difference.effect is effect)
         if listed:
             yield f"{text}: {listed}"
 

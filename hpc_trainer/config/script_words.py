@@ -1,8 +1,9 @@
-"""What may stand in a batch script: a pattern for each value, for validation and for jobs (launch/batch_job.py).
+"""Patterns of the values allowed in a batch script, for validation and for jobs (launch/batch_job.py).
 
 sbatch and bash read a script by different rules: in a directive a backslash escapes even inside single quotes and no
 variable is expanded; `#PBS` and `#BSUB` lines count wherever they stand (tried on Slurm 22.05: a `#BSUB -q` among the
-commands changed the partition). So values are words of few characters, and paths hold nothing that either side reads.
+commands changed the partition). So values are words of few characters, and paths hold no character that sbatch or
+bash interprets.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from typing import NamedTuple
 
 # sbatch copies one argument of a directive into 8,192 bytes (BUFSIZ); the key takes some of them.
 MAX_WORD_LENGTH = 8000
-# execve takes so many bytes as one argument (MAX_ARG_STRLEN, 128 KiB with its end); srun would not start.
+# execve takes this many bytes as one argument (MAX_ARG_STRLEN, 128 KiB with the final zero); with more srun would not
+# start.
 MAX_ARGUMENT_BYTES = 2**17 - 1
 # PATH_MAX is 4,096 bytes, and a run's deepest file adds about 250 to the folder of sweeps.
 MAX_FOLDER_BYTES = 3500
 
 
 class Word(NamedTuple):
-    """A kind of value: its pattern, and what to tell a person whose value does not fit."""
+    """Kind of value: its pattern, and an example to show a user whose value does not fit."""
 
     pattern: re.Pattern[str]
     example: str
 
     def fits(self, value: str) -> bool:
-        """True if the whole value is of this kind."""
+        """Return True if the whole value is of this kind."""
         return len(value) <= MAX_WORD_LENGTH and bool(self.pattern.fullmatch(value))
 
 
@@ -43,24 +45,24 @@ HOSTS = Word(re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*"), "gpu[001-004,007]"
 GPU_TYPE = Word(re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*"), "a100")
 ADDRESS = Word(re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]*"), "10.0.0.1")
 ENV_NAME = Word(re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "NCCL_SOCKET_IFNAME")
-# An option that brings its value with it: a bare word would be srun's command, in place of the worker.
+# An option that brings its value with it: srun would run a bare word in place of the worker.
 SRUN_ARGUMENT = re.compile(r"--?[A-Za-z][^\s=]*(=.*)?")
 
-# What bash would expand or end a command at. cluster.python is words, not shell.
+# Characters that bash would expand or end a command at. cluster.python is words, not shell.
 _SHELL = "$`;&|<>(){}*?!"
 DIRECTIVES = ("#SBATCH", "#PBS", "#BSUB")
-"""How a line begins that sbatch obeys."""
+"""Beginnings of lines that sbatch obeys."""
 
 
 def has_control(text: str) -> bool:
-    """True if `text` holds what a line cannot: control and format characters, line separators, broken Unicode."""
+    """Return True if `text` holds what a line cannot: control or format characters, line separators, broken Unicode."""
     if text.isascii():  # nearly always; validation looks at every line of every point of a grid
         return not text.isprintable()
     return any(unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in text)
 
 
 def word_problem(key: str, value: str | None, word: Word) -> Iterator[str]:
-    """What is wrong with an optional value that becomes one word of a directive."""
+    """Yield the problem with an optional value that becomes one word of a directive."""
     if value is not None and not word.fits(value):
         allowed = plain(value) or word.example
         yield (
@@ -70,12 +72,12 @@ def word_problem(key: str, value: str | None, word: Word) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """The letters, digits, `_`, `.` and `-` of a text, at most 40: a name to suggest; maybe ""."""
+    """Return the letters, digits, `_`, `.` and `-` of a text, at most 40, as a name to suggest; it may be empty."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "", text)[:40].lstrip(".-")
 
 
 def folder_problem(folder: str) -> Iterator[str]:
-    """What is wrong with the absolute folder of sweeps: it becomes part of a directive and of the worker's command."""
+    """Yield the problem with the absolute folder of sweeps, a part of a directive and of the worker's command."""
     if has_control(folder) or "\\" in folder or "%" in folder:
         nearest = re.sub(r"[\\%]|[^\x20-\x7e]", "_", folder)
         yield (
@@ -90,7 +92,10 @@ def folder_problem(folder: str) -> Iterator[str]:
 
 
 def argument_problem(key: str, argument: str) -> Iterator[str]:
-    """What is wrong with a word of the line that starts the ranks. It is quoted, so it may hold what a shell reads."""
+    """Yield the problem with a word of the line that starts the ranks.
+
+    The word is quoted, so it may hold shell characters.
+    """
     if has_control(argument):
         yield f"{key} holds {shown(argument)}: one line each, no control characters."
     elif len(argument.encode()) > MAX_ARGUMENT_BYTES:
@@ -98,7 +103,7 @@ def argument_problem(key: str, argument: str) -> Iterator[str]:
 
 
 def setup_problem(line: str) -> Iterator[str]:
-    """What is wrong with one line of cluster.setup. It is shell by intention, so only its being one line counts."""
+    """Yield the problem with one line of cluster.setup: shell code, so any single line is legal except a directive."""
     if has_control(line):
         yield f"cluster.setup holds {shown(line)}: one line each, no control characters."
     elif line.lstrip().startswith(DIRECTIVES):
@@ -109,7 +114,7 @@ def setup_problem(line: str) -> Iterator[str]:
 
 
 def srun_problem(argument: str) -> Iterator[str]:
-    """What is wrong with one entry of cluster.srun_args."""
+    """Yield the problem with one entry of cluster.srun_args."""
     wrong = list(argument_problem("cluster.srun_args", argument))
     yield from wrong
     if not wrong and not SRUN_ARGUMENT.fullmatch(argument):
@@ -120,7 +125,7 @@ def srun_problem(argument: str) -> Iterator[str]:
 
 
 def python_problem(python: str) -> Iterator[str]:
-    """What is wrong with cluster.python: a program and its first arguments."""
+    """Yield the problem with cluster.python: a program and its first arguments."""
     what = f"cluster.python={shown(python)}"
     wrong = list(argument_problem("cluster.python", python))
     if wrong:
@@ -143,5 +148,5 @@ def python_problem(python: str) -> Iterator[str]:
 
 
 def shown(value: str) -> str:
-    """The value as a message shows it: quoted, and cut where it is long."""
+    """Return a value as messages show it: quoted, and cut if it is long."""
     return repr(value if len(value) <= 120 else f"{value[:117]}...")

@@ -1,4 +1,4 @@
-"""The text that `sh -c` reads in a command: which scripts and modules it runs. Read for what is plain; no shell."""
+"""Scripts and modules that the text of `sh -c` in a command runs, as far as they can be read without a shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 SCRIPTS = (".py", ".sh", ".bash", ".zsh", ".R", ".jl", ".pl", ".rb")
-"""How names end of files that a user edits and an interpreter runs."""
+"""Ends of the names of files that a user edits and an interpreter runs."""
 PYTHON = re.compile(r"python[0-9.]*")
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _OPTION_C = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-# After these a further command begins.
+# A further command begins after these words.
 _BEFORE_COMMANDS = frozenset({"if", "then", "elif", "else", "while", "until", "do", "!", "time", "exec", "nohup", "{"})
 _RUNNERS = _SHELLS | {
     "torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "env", "nice", "timeout", "uv", "poetry",
@@ -31,25 +31,25 @@ _MOVES = frozenset({"cd", "pushd"})
 
 @dataclass(slots=True)
 class ShellRuns:
-    """Scripts, modules and Pythons that a text for a shell runs. Places are indices of characters in the text."""
+    """Scripts, modules and Pythons that a text for a shell runs. A place is the index of a character in the text."""
 
     scripts: list[tuple[int, int, str]] = field(default_factory=list)
     """Begin, end and name of each word that names a script."""
     modules: list[str] = field(default_factory=list)
     """Names of the modules after `python -m`."""
     pythons: list[int] = field(default_factory=list)
-    """Where the word of a Python ends that `-m` follows."""
+    """Ends of the words that name a Python before `-m`."""
     unclear: list[str] = field(default_factory=list)
-    """Scripts of which the file cannot be known: their names hold a variable, or the shell has changed its folder."""
+    """Scripts whose files cannot be known: their names hold a variable, or the shell has changed its folder."""
 
     def names(self) -> list[str]:
-        """Return what its programs are called: scripts without their ends, then modules without their packages."""
+        """Return the names of the programs: scripts without their suffixes, then modules without their packages."""
         scripts = [*(word for _, _, word in self.scripts), *(raw.strip("'\"") for raw in self.unclear)]
-        return [*(PurePath(word).stem for word in scripts), *(each.rpartition(".")[2] for each in self.modules)]
+        return [*(PurePath(word).stem for word in scripts), *(module.rpartition(".")[2] for module in self.modules)]
 
 
 def place_of_text(words: Sequence[str]) -> int | None:
-    """Return the place of the word that a shell reads as its commands, after `sh -c`; None if there is none."""
+    """Return the index of the word that a shell reads as its commands, after `sh -c`; None if there is none."""
     for place, word in enumerate(words):
         if PurePath(word).name not in _SHELLS:
             continue
@@ -65,8 +65,8 @@ def place_of_text(words: Sequence[str]) -> int | None:
 
 
 def runs_of(text: str) -> ShellRuns:
-    """Read which scripts and modules a text runs: the first script of each command that runs one."""
-    found = ShellRuns()
+    """Find the scripts and modules that a text runs: the first one of each command that runs any."""
+    runs = ShellRuns()
     has_moved = False
     for command in _commands(text):
         words = [(begin, end, _plain(raw), raw) for begin, end, raw in command]
@@ -81,43 +81,43 @@ def runs_of(text: str) -> ShellRuns:
             continue
         for place, (begin, end, plain, raw) in enumerate(words):
             if raw == "-m" and place and place + 1 < len(words) and words[place + 1][2]:
-                found.modules.append(words[place + 1][2] or "")
+                runs.modules.append(words[place + 1][2] or "")
                 if PYTHON.fullmatch(PurePath(words[place - 1][2] or "").name):
-                    found.pythons.append(words[place - 1][1])
+                    runs.pythons.append(words[place - 1][1])
                 break
             if (plain or raw.strip("'\"")).endswith(SCRIPTS):
                 if plain is None or (has_moved and not plain.startswith("/")):
-                    found.unclear.append(raw)
+                    runs.unclear.append(raw)
                 else:
-                    found.scripts.append((begin, end, plain))
+                    runs.scripts.append((begin, end, plain))
                 break
-    return found
+    return runs
 
 
 def plain_words(text: str) -> list[str]:
-    """Return all words of a text that hold nothing which a shell or we would put in."""
+    """Return all words of a text in which neither a shell nor hpc-trainer would substitute anything."""
     return [word for command in _commands(text) for _, _, raw in command if (word := _plain(raw))]
 
 
 def _commands(text: str) -> Iterator[list[tuple[int, int, str]]]:
-    """Yield the words of each simple command with their places, without what is redirected."""
+    """Yield the words of each simple command with their places, without redirections."""
     words: list[tuple[int, int, str]] = []
     is_goal = False
-    for found in _TOKEN.finditer(text):
-        if found.lastgroup == "word":
+    for token in _TOKEN.finditer(text):
+        if token.lastgroup == "word":
             if not is_goal:
-                words.append((found.start(), found.end(), found[0]))
+                words.append((token.start(), token.end(), token[0]))
             is_goal = False
-        elif found.lastgroup == "redirect":
+        elif token.lastgroup == "redirect":
             is_goal = True
-        elif found.lastgroup == "end":
+        elif token.lastgroup == "end":
             yield words
             words, is_goal = [], False
     yield words
 
 
 def _plain(raw: str) -> str | None:
-    """Return a word without its quotes; None if a shell would put something into it, or we would."""
+    """Return a word without its quotes; None if a shell or hpc-trainer would substitute something in it."""
     if any(sign in raw for sign in "$`*?{"):
         return None
     try:

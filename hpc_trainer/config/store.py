@@ -1,4 +1,4 @@
-"""Registers the schemas with Hydra, and maps the `name` of a model, data set, task or optimizer to its dataclass."""
+"""Registration of the schemas with Hydra, and the dataclass for each `name` of a model, data set, task or optimizer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.model.shipped import ModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
-if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
+if TYPE_CHECKING:  # a rank reads frozen specs by VARIANTS, and waits for neither Hydra nor OmegaConf
     from omegaconf import DictConfig
 
 
 def _variants(base: Any, *schemas: ModuleType) -> dict[str, type]:
-    """The dataclasses of modules that are kinds of `base`, by their family, or by the name that each has where nobody
-    sets it. `base` itself is one if it has a name.
+    """Return the dataclasses of modules that derive from `base`, by their family, or else by their default `name`.
+
+    `base` itself is included if it has a name.
     """
-    found: list[Any] = [each for schema in schemas for each in vars(schema).values() if isinstance(each, type)]
-    kinds = [each for each in found if issubclass(each, base)]
+    classes: list[Any] = [value for schema in schemas for value in vars(schema).values() if isinstance(value, type)]
+    kinds = [kind for kind in classes if issubclass(kind, base)]
     return {getattr(kind, "family", None) or kind().name: kind for kind in kinds if kind().name != "???"}
 
 
 def _modules(package: ModuleType) -> list[ModuleType]:
-    """All of its files, what we ship without files of a person's first."""
-    names = sorted((each.name for each in pkgutil.iter_modules(package.__path__)), key=lambda name: name != "shipped")
+    """Return all modules of a package: `shipped` first, then the other files."""
+    names = sorted((file.name for file in pkgutil.iter_modules(package.__path__)), key=lambda name: name != "shipped")
     return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
 
 
@@ -42,13 +43,13 @@ VARIANTS: dict[str, dict[str, type]] = {
 }
 
 
-# Keys of the root that take names of the person's own, without `+`.
+# Keys of the root that take names of the user's own, without `+`.
 FREE_KEYS = frozenset({"params"})
 _PROVIDER = "hpc_trainer"
 
 
 def root_schema() -> DictConfig:
-    """The typed root; everything in it is closed against new names but `FREE_KEYS`, once Hydra closes the root."""
+    """Return the typed root. Only `FREE_KEYS` take new names in it, once Hydra closes the root."""
     from omegaconf import DictConfig, OmegaConf
 
     root = OmegaConf.structured(TrainConfig)
@@ -59,15 +60,15 @@ def root_schema() -> DictConfig:
 
 
 def register_schemas() -> None:
-    """Makes the schemas known to Hydra under the names that `conf/` uses. Safe to call again."""
+    """Register the schemas with Hydra under the names that `conf/` uses; another call changes nothing."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
-    found = [store.repo.get("schema.yaml")]
-    found += [
+    nodes = [store.repo.get("schema.yaml")]
+    nodes += [
         store.repo.get(group, {}).get(f"{name}_schema.yaml") for group, names in VARIANTS.items() for name in names
     ]
-    if all(getattr(each, "provider", None) == _PROVIDER for each in found):  # anew it takes 0.05 s
+    if all(getattr(node, "provider", None) == _PROVIDER for node in nodes):  # registering again takes 0.05 s
         return
     store.store(name="schema", node=root_schema(), provider=_PROVIDER)
     for group, variants in VARIANTS.items():
@@ -76,17 +77,17 @@ def register_schemas() -> None:
 
 
 def variant_of(group: str, values: Mapping[str, Any]) -> type:
-    """The dataclass of `group` that has the field names of `values`: the one that is built by the same `_target_`, then
-    the one with the fewest others; of equals that of its name.
+    """Return the dataclass of `group` that has the field names of `values`.
 
-    Frozen specs hold plain values only; the field names tell the variants of a group apart. A spec that was frozen
-    before a field existed lacks it, and has its default.
+    Of several, one with the same `_target_` comes first, then the one with the fewest other fields, then the one of
+    that `name`. Frozen specs hold plain values only, so the field names tell the variants of a group apart. A spec that
+    was frozen before a field existed lacks it; the field then has its default.
 
     Raises:
         KeyError: no variant has these fields.
     """
-    fields = {name: {each.name for each in dataclasses.fields(node)} for name, node in VARIANTS[group].items()}
-    fitting = [name for name, known in fields.items() if values.keys() <= known]
+    fields = {name: {field.name for field in dataclasses.fields(node)} for name, node in VARIANTS[group].items()}
+    fitting = [name for name, names in fields.items() if values.keys() <= names]
     if not fitting:
         raise KeyError(f"no {group} schema has the fields {sorted(values)}")
     target = values.get("_target_", "")

@@ -1,7 +1,7 @@
 """`_target_` and `train.main`: names of classes and functions, used only if their prefix is on the allow-list.
 
-A name in a configuration is code that will run. Hydra's own blocklist is no boundary (1.3.8 still opens files
-for writing), so an allow-list decides: ours, torch, and what the person trusts by `--trust`.
+A name in a configuration is code that will run. Hydra's own blocklist is no boundary (1.3.8 still opens files for
+writing), so an allow-list decides: ours, torch, and what the user trusts by `--trust`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 
 
 def check_target(key: str, target: str, trusted: Sequence[str] = ()) -> str | None:
-    """The problem with `target`, or None. Imports nothing.
+    """Return the problem with `target`, or None; import nothing.
 
     A prefix covers whole parts of a name: `my_lab` covers `my_lab.nets.Net`, not `my_laboratory.Net`.
     """
@@ -41,7 +41,7 @@ def check_target(key: str, target: str, trusted: Sequence[str] = ()) -> str | No
 
 
 def locate(key: str, target: str, trusted: Sequence[str] = ()) -> Any:
-    """The class or function that `target` names.
+    """Return the class or function that `target` names.
 
     Raises:
         ConfigError: the name is not on the allow-list, or leads nowhere.
@@ -66,7 +66,7 @@ def locate(key: str, target: str, trusted: Sequence[str] = ()) -> Any:
 
 def _not_imported(what: str, module_name: str, error: ModuleNotFoundError) -> str:
     missing = error.name or ""
-    if missing != module_name and not module_name.startswith(f"{missing}."):  # what the person's own code imports
+    if missing != module_name and not module_name.startswith(f"{missing}."):  # an import in the user's own code
         return (
             f"{what}: {module_name} is there and imports {missing}, which is not: {error}. The runs' Python is "
             f"{sys.executable}. {TO_BE_FOUND}"

@@ -1,4 +1,4 @@
-"""What all trackers share: what they are told of a configuration, and the packages that they need."""
+"""Common parts of all trackers: the hyperparameters that they get, and the packages that they need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_trainer.config.schema.tracker import TrackerName
 
-# Where and how loudly a run works tells no two runs apart.
+# Sections that say where a run works and what it reports; they do not distinguish runs.
 PASSED_OVER = frozenset((
     "experiment_name", "sweep_name", "cluster", "monitor", "tracker", "local", "paths", "snapshot", "sweep", "budget",
     "trust",
@@ -16,15 +16,15 @@ PASSED_OVER = frozenset((
 
 
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a configuration that say what is computed: no environment variables, no set-up commands."""
+    """Return a configuration's sections that say what is computed: no environment variables, no set-up commands."""
     return {name: value for name, value in config.items() if name not in PASSED_OVER}
 
 
 def missing_package(name: TrackerName) -> str | None:
-    """What to do about the package of a tracker that this Python does not have; None if it has it."""
+    """Return what to install if this Python lacks the package of a tracker; None if it has the package."""
     if name is TrackerName.none:
         return None
-    found = importlib.util.find_spec(name.value)
-    if found is not None and found.origin is not None:  # else a folder of that name, as both leave behind
+    spec = importlib.util.find_spec(name.value)
+    if spec is not None and spec.origin is not None:  # else it is a folder of that name, as both trackers leave behind
         return None
     return f"tracker={name.value} needs a package: pip install 'hpc_trainer[{name.value}]'"

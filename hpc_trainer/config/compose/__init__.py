@@ -1,1 +1,1 @@
-"""Words and files in, one composed configuration for each point of a grid out."""
+"""Composition: overrides and files in, one configuration for each point of a grid out."""

@@ -56,8 +56,8 @@ def with_data(
         with Composer(config_dirs) as composer:
             overrides = composer.parse(words)
             _refuse(map(_problem_of_data, overrides))
-            given = frozenset(each.key_or_group.partition(".")[2] for each in overrides)
-            if any(each.key_or_group == "data" for each in overrides):
+            given = frozenset(override.key_or_group.partition(".")[2] for override in overrides)
+            if any(override.key_or_group == "data" for override in overrides):
                 changed = dataclasses.replace(config, data=composer.compose(words).data)
                 usual, here = plain_value(type(changed.data)()), plain_value(changed.data)
                 given |= {name for name, value in here.items() if value != usual[name]}
@@ -78,7 +78,7 @@ def _changed(
     overrides = composer.parse(words)
     sections = OmegaConf.create({name: OmegaConf.structured(getattr(config, name)) for name in names})
     OmegaConf.set_struct(sections, True)
-    _refuse(problem_of(each) or composer.problem_of_key(each, lambda: sections) for each in overrides)
+    _refuse(problem_of(override) or composer.problem_of_key(override, lambda: sections) for override in overrides)
     try:
         HydraParts(ROOT).apply(overrides, sections)
         made: dict[str, Any] = {name: OmegaConf.to_object(sections[name]) for name in names}

@@ -1,4 +1,4 @@
-"""Hydra composes one point: overrides in, `TrainConfig` out; errors that name the nearest legal choice."""
+"""Composition of one point by Hydra: overrides in, `TrainConfig` out; errors name the nearest legal choice."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ from hpc_trainer.errors import ConfigError, did_you_mean, valid
 
 ROOT = "train"
 _EXECUTOR = "cluster.executor"
-# Groups of which the last of several names would silently be taken; of others, as sweep and debug, files add up.
+# Groups of which Hydra would silently take the last of several names. In other groups, such as sweep and debug, files
+# add up.
 _ONE_OF = {name for name, is_section in ROOT_KEYS.items() if is_section} - {"sweep", *FREE_KEYS}
-# What Hydra says of an override that it could not apply.
+# Hydra's message about an override that it could not apply.
 _MERGING = re.compile(r"Error merging override (.*)", re.DOTALL)
 
 _IN_FILE = re.compile(r"In '([^']+)': \w+ raised while composing config:\n(.*)\n\s+full_key: (\S+)")
@@ -52,13 +53,13 @@ _ENDLESS = (
 
 
 def _is_names(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 1 and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(item, str) for item in value)
 
 
 class Composer:
-    """Composes points over the shipped `conf/` and, after it, the folders of `--config-dir`.
+    """Composer of points over the shipped `conf/` and, after it, the folders of `--config-dir`.
 
-    Use as a context manager: Hydra keeps one global state, entered and left here.
+    Use it as a context manager: Hydra keeps one global state, which is entered and left here.
     """
 
     def __init__(self, config_dirs: Sequence[Path] = ()) -> None:
@@ -81,37 +82,38 @@ class Composer:
         self._stack.close()
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
-        """Overrides by Hydra's grammar, sweeps included.
+        """Parse overrides by Hydra's grammar, sweeps included.
 
         Raises:
-            ConfigError: an override does not follow the grammar, or lists choices of a group that has one.
+            ConfigError: an override does not follow the grammar, or lists choices of a group that takes one.
         """
         loader = GlobalHydra.instance().config_loader()
         try:
             parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
-        except (HydraException, ValueError) as error:  # a ValueError: a number of more digits than Python reads
+        except (HydraException, ValueError) as error:  # ValueError: a number has more digits than Python reads
             raise ConfigError(unreadable(overrides, error)) from error
-        keyless = next((each.input_line for each in parsed if not each.key_or_group), None)
+        keyless = next((override.input_line for override in parsed if not override.key_or_group), None)
         if keyless is not None:
             raise ConfigError(f"{keyless}: there is no key. An override reads KEY=VALUE, as optim.lr=1e-3.")
-        for each in parsed:
-            value: Any = each.value()
-            if each.key_or_group in _ONE_OF and _is_names(value):
-                one, names = each.key_or_group, ",".join(map(str, value))
+        for override in parsed:
+            value: Any = override.value()
+            if override.key_or_group in _ONE_OF and _is_names(value):
+                one, names = override.key_or_group, ",".join(map(str, value))
                 raise ConfigError(
-                    f"{each.input_line} is a list, and a run has one {one}. Use {one}={names} for several."
+                    f"{override.input_line} is a list, and a run has one {one}. Use {one}={names} for several."
                 )
         return parsed
 
     def choices(self, group: str) -> list[str]:
-        """The choices of a group, sorted, those of `--config-dir` among them."""
+        """Return the choices of a group, sorted, including those of `--config-dir`."""
         return choices_in(group, [conf_dir(), *self._config_dirs])
 
     def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
-        """One composed configuration, types checked by the schemas, interpolations not yet resolved.
+        """Return one composed configuration, with types checked by the schemas and interpolations unresolved.
 
         Raises:
-            ConfigError: names the key, the rule, the value, and the nearest legal choice.
+            ConfigError: an override is wrong; the message names the key, the rule, the value, and the nearest legal
+                choice.
         """
         for override in self.parse(overrides):
             # A typed section takes no new key, yet Hydra's `+` would add it and only the dataclass would notice.
@@ -127,11 +129,11 @@ class Composer:
             raise ConfigError(f"a configuration file cannot be read as YAML: {error}") from error
         except RecursionError as error:
             raise ConfigError(_ENDLESS) from error
-        except ValueError as error:  # Hydra's, of a defaults list that is none
+        except ValueError as error:  # from Hydra, about a defaults list that is not one
             raise ConfigError(f"a configuration file cannot be composed: {error}.") from error
 
     def compose(self, overrides: Sequence[str]) -> TrainConfig:
-        """One composed configuration as dataclasses, interpolations resolved; Hydra's own `compose`, 0.1 s."""
+        """Compose one configuration as dataclasses, with interpolations resolved, by Hydra's own `compose` (0.1 s)."""
         composed = self.compose_untyped(overrides)
         try:
             return to_typed(composed)
@@ -139,27 +141,27 @@ class Composer:
             raise self.explain(error, overrides) from error
 
     def is_interpolated(self, section: str, overrides: Sequence[str]) -> bool:
-        """True if a value of the composed configuration is taken from this section, as ${params.lr}."""
-        # Only a file, which a group chooses, or an interpolation can be one.
-        telling = (section, *(each for each in overrides if "." not in each.partition("=")[0] or "${" in each))
+        """Return True if a value of the composed configuration is taken from this section, as ${params.lr}."""
+        # Only a file, which a group chooses, or an interpolation can take a value from another section.
+        telling = (section, *(line for line in overrides if "." not in line.partition("=")[0] or "${" in line))
         if telling not in self._interpolated:
             texts = _texts(OmegaConf.to_container(self.compose_untyped(overrides), resolve=False))
-            self._interpolated[telling] = any("${" in each and section in each for each in texts)
+            self._interpolated[telling] = any("${" in text and section in text for text in texts)
         return self._interpolated[telling]
 
     def choices_made(self, overrides: Sequence[str]) -> dict[str, str | None]:
-        """Group -> what these overrides choose of it, the defaults of `conf/` included."""
+        """Return the choice of each group that these overrides make, the defaults of `conf/` included."""
         composed = self._hydra_compose(overrides, return_hydra_config=True)
         return {str(group): choice for group, choice in composed.hydra.runtime.choices.items()}
 
     def search_path(self) -> list[str]:
-        """The override that names the folders of `--config-dir` to Hydra; none without any."""
+        """Return the override that names the folders of `--config-dir` to Hydra; none without such folders."""
         folders = [f"file://{folder}" for folder in self._config_dirs]
         return [f"hydra.searchpath={override_value(folders)}"] if folders else []
 
     def _hydra_compose(self, overrides: Sequence[str], *, return_hydra_config: bool = False) -> DictConfig:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Hydra's own deprecations are not the person's business
+            warnings.simplefilter("ignore")  # Hydra's own deprecations do not concern the user
             given = [*self.search_path(), *overrides]
             return compose(ROOT, overrides=given, return_hydra_config=return_hydra_config)
 
@@ -178,7 +180,7 @@ class Composer:
         while cause is not None and not isinstance(cause, OmegaConfBaseException):
             cause = cause.__cause__
         merged = _MERGING.match(str(error))
-        culprit = next((each for each in parsed if merged and each.input_line == merged[1]), None)
+        culprit = next((override for override in parsed if merged and override.input_line == merged[1]), None)
         if cause is None:
             return ConfigError(self._in_a_file(str(error), overrides) or _of_hydra(error, parsed))
         # OmegaConf's own message, less its trailing debug lines.
@@ -188,17 +190,17 @@ class Composer:
             return ConfigError(_unresolved(key, text, parsed))
         if culprit is not None and culprit.is_delete():
             return ConfigError(_not_deleted(culprit))
-        if culprit is not None and not key.startswith(culprit.key_or_group):  # a key inside of an item of a list
+        if culprit is not None and not key.startswith(culprit.key_or_group):  # a key inside an item of a list
             key = culprit.key_or_group
         if declared_at(key) is not None and _NO_KEY.match(text):
-            told = self._problem_of_key(self.parse([f"{key}=1"])[0], overrides)
+            problem = self._problem_of_key(self.parse([f"{key}=1"])[0], overrides)
         else:
-            given = [each.input_line for each in parsed if declared_at(each.key_or_group) is declared_at(key)]
-            told = wrong_value(key, text, given[-1] if given else None)
-        return ConfigError(told or f"{key or 'configuration'}: {text}")
+            given = [other.input_line for other in parsed if declared_at(other.key_or_group) is declared_at(key)]
+            problem = wrong_value(key, text, given[-1] if given else None)
+        return ConfigError(problem or f"{key or 'configuration'}: {text}")
 
     def _in_a_file(self, said: str, overrides: Sequence[str]) -> str | None:
-        """What is wrong with a file of a group, by what Hydra says; None: it is something else."""
+        """Return the problem with a file of a group, according to Hydra's message; None for any other message."""
         package = _IN_NO_PACKAGE.match(said)
         if package and package[2].startswith(f"{package[1].rpartition('/')[0]}."):
             return (
@@ -209,14 +211,14 @@ class Composer:
         if wrong is None:
             return None
         file, text, key = wrong.groups()
-        told = self._problem_of_key(self.parse([f"{key}=1"])[0], overrides) if _NO_KEY.match(text) else None
-        return f"{file}.yaml: {told or wrong_value(key, text, None)}"
+        problem = self._problem_of_key(self.parse([f"{key}=1"])[0], overrides) if _NO_KEY.match(text) else None
+        return f"{file}.yaml: {problem or wrong_value(key, text, None)}"
 
     def _problem_of_key(self, override: Override, overrides: Sequence[str]) -> str | None:
         return self.problem_of_key(override, lambda: self._groups_only(overrides, self.choices_of_root()))
 
     def problem_of_key(self, override: Override, base: Callable[[], DictConfig]) -> str | None:
-        """What is wrong with the key of `override`, or None; `base` composes the groups that stand beside it."""
+        """Return the problem with the key of `override`, or None; `base` composes the groups beside it."""
         key = override.key_or_group
         groups = self.choices_of_root()
         if override.package is not None or override.is_delete() or key in groups:
@@ -226,7 +228,10 @@ class Composer:
         return self._problem_in(override, base(), groups)
 
     def _problem_of_choice(self, override: Override) -> str | None:
-        """What is wrong with the value for a group: a name, or names. Hydra would end in a TypeError or ValueError."""
+        """Return the problem with the value for a group, which must be a name or names; None if there is none.
+
+        Hydra would end in a TypeError or ValueError.
+        """
         key, value = override.key_or_group, override.value()
         if isinstance(value, dict) or key not in self.choices_of_root():
             return None
@@ -244,16 +249,16 @@ class Composer:
             return f"{key}: {parent} has a value, and no keys below it. Use {parent}=VALUE."
         if not isinstance(section, DictConfig):
             return f"{key}: no such section {parent!r}. {valid(parent, [str(name) for name in base])}"
-        known = {str(name) for name in section} | (set() if parent else set(groups))
-        if name in known:
+        names = {str(name) for name in section} | (set() if parent else set(groups))
+        if name in names:
             return None
-        if OmegaConf.get_type(section) is dict:  # free keys, as model.kwargs and cluster.env have
+        if OmegaConf.get_type(section) is dict:  # free keys, as in model.kwargs and cluster.env
             return None if override.is_add() else f"{key}: a new key of {parent} is added with +{key}=VALUE."
         where = f"in {parent} ({parent}={section.get('name')})" if parent in groups else f"in {parent or 'the root'}"
-        return f"{key}: no such key {where}. {key_meant(key, known)}Valid: {', '.join(sorted(known))}."
+        return f"{key}: no such key {where}. {key_meant(key, names)}Valid: {', '.join(sorted(names))}."
 
     def choices_of_root(self) -> list[str]:
-        """The groups of `conf/`, sorted."""
+        """Return the groups of `conf/`, sorted."""
         loader = GlobalHydra.instance().config_loader()
         return sorted(group for group in loader.list_groups("") if group != "hydra")
 
@@ -266,24 +271,26 @@ class Composer:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in lists and mappings."""
+    """Yield every text in lists and mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _of_hydra(error: Exception, parsed: Sequence[Override]) -> str:
-    """Hydra's own words, or better ones."""
-    for each in parsed:
-        if each.is_delete() and "Could not delete" in str(error):
-            return _not_deleted(each)
-        key, way = each.key_or_group, f"Use {each.key_or_group}={each.value()}."
-        if each.is_add() and str(error).startswith((f"Multiple values for {key}.", f"{key} appears more than once")):
-            return f"{each.input_line}: {key} is chosen without +. {way}"
-        if each.package is not None and "Could not override" in str(error):
-            return f"{each.input_line}: nothing is chosen for @{each.package}. {way}"
+    """Return Hydra's own message, or a better one."""
+    for override in parsed:
+        if override.is_delete() and "Could not delete" in str(error):
+            return _not_deleted(override)
+        key, way = override.key_or_group, f"Use {override.key_or_group}={override.value()}."
+        if override.is_add() and str(error).startswith(
+            (f"Multiple values for {key}.", f"{key} appears more than once")
+        ):
+            return f"{override.input_line}: {key} is chosen without +. {way}"
+        if override.package is not None and "Could not override" in str(error):
+            return f"{override.input_line}: nothing is chosen for @{override.package}. {way}"
     return str(error).strip()
 
 
@@ -295,8 +302,8 @@ def _not_deleted(override: Override) -> str:
 
 
 def _unresolved(key: str, said: str, parsed: Sequence[Override]) -> str:
-    """Of an interpolation that leads nowhere."""
-    given = [each.input_line for each in parsed if each.key_or_group == key]
+    """Return the message about an interpolation that leads nowhere."""
+    given = [override.input_line for override in parsed if override.key_or_group == key]
     what = f"{given[-1] if given else key}: the interpolation cannot be resolved"
     nowhere = re.fullmatch(r"Interpolation key '(.*)' not found", said)
     if nowhere:
@@ -317,21 +324,21 @@ def _named(override: str) -> str:
 _SHORT = re.compile(r"init_from=(?!\s*\{)")
 
 
-# Hydra takes what stands in braces for a mapping.
+# Hydra would take the text in braces for a mapping.
 _OF_RUN = re.compile(r"([+]*train\.command_dir=)(\{run\.[^'\"]*)")
 
 
 def in_full(override: str) -> str:
-    """`init_from=PATH`, of a section whose one main key is the path, as `init_from.path=PATH`; others as they are."""
-    if (found := _OF_RUN.fullmatch(override)) is not None:
-        return f"{found[1]}'{found[2]}'"
+    """Return `init_from=PATH` as `init_from.path=PATH`, and a `{run.dir}` in quotes; other overrides unchanged."""
+    if (match := _OF_RUN.fullmatch(override)) is not None:
+        return f"{match[1]}'{match[2]}'"
     return _SHORT.sub("init_from.path=", override, count=1) if _SHORT.match(override) else override
 
 
 def default_overrides(given: Iterable[str]) -> Iterator[str]:
-    """What stands before the command line: the person's own defaults, and `cluster=slurm` where sbatch is on PATH.
+    """Yield the overrides before the command line: the user's own defaults, and `cluster=slurm` if sbatch is on PATH.
 
-    A key that the command line gives too is left out.
+    Without sbatch it is `cluster=local`. A key that the command line gives too is left out.
 
     Raises:
         ConfigError: a file of defaults cannot be read.
@@ -347,18 +354,19 @@ def default_overrides(given: Iterable[str]) -> Iterator[str]:
 
 
 def _is_of_a_mapping(key: str) -> bool:
-    """True of a name of the person's own, as `cluster.env.NCCL_DEBUG`: Hydra has to be told that it may be new."""
-    known = declared_at(key)
-    return known is not None and known.section is None and known.name != key
+    """Return True for a name of the user's own, as `cluster.env.NCCL_DEBUG`: Hydra must be told that it may be new."""
+    declared = declared_at(key)
+    return declared is not None and declared.section is None and declared.name != key
 
 
 def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:
-    """`given`, for a verb that starts its ranks on this machine: all that `cluster=` fixes holds, but who starts runs.
+    """Return `given` with the overrides for a verb that starts its ranks on this machine.
 
-    Without a `cluster=` on the command line or in the person's own file it is `cluster=local`, also where sbatch is.
+    Everything that `cluster=` sets holds, except the executor. Without a `cluster=` on the command line or in the
+    user's own file it is `cluster=local`, even if sbatch is on PATH.
 
     Raises:
-        ConfigError: `given` names another executor; or the person's own file cannot be read.
+        ConfigError: `given` names another executor; or the user's own file cannot be read.
     """
     for line in given:
         if line.lstrip("+").startswith(f"{_EXECUTOR}=") and line.partition("=")[2] != "local":
@@ -368,7 +376,7 @@ def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:
 
 
 def override_value(value: Any) -> str:
-    """`value` in Hydra's override grammar, quoted so that it stays one value of its type."""
+    """Return `value` in Hydra's override grammar, quoted so that it stays one value of its type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -379,5 +387,5 @@ def override_value(value: Any) -> str:
         return "[" + ",".join(override_value(item) for item in value) + "]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{override_value(item)}" for key, item in value.items()) + "}"
-    # The grammar halves backslashes before a quote only; Hydra's own writer knows.
+    # The grammar halves only backslashes before a quote; Hydra's own writer takes care of that.
     return str(QuotedString(text=str(value), quote=Quote.single).with_quotes())

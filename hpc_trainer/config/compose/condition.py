@@ -30,15 +30,15 @@ _RULE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
-    """A condition that was read and holds nothing but what it may."""
+    """A parsed condition that holds only what is allowed."""
 
     text: str
     names: frozenset[str]
-    """Keys and groups that it asks for."""
+    """Keys and groups that the condition reads."""
     _evaluate: _Part
 
     def holds(self, value_of: Lookup) -> bool:
-        """Whether it is true of the point whose values `value_of` gives; a value that is not there is None.
+        """Return True if the condition is true of the point whose values `value_of` returns; an absent value is None.
 
         None equals None only, and is never less or greater than anything.
 
@@ -55,10 +55,10 @@ class Condition:
 
 
 def read_condition(text: object) -> Condition:
-    """Reads one condition.
+    """Parse one condition.
 
     Raises:
-        ConfigError: it holds what a condition may not: calls, indices, unknown signs.
+        ConfigError: the text holds something that a condition may not: calls, indices, unknown signs.
     """
     if not isinstance(text, str) or len(text) > _LONGEST:
         raise ConfigError(f"condition {str(text)[:80]!r} must be a text of at most {_LONGEST} characters. {_RULE}.")

@@ -1,12 +1,12 @@
-"""The points of a grid, composed without composing each: files once a choice of groups, values on copies.
+"""Fast composition of a grid: files are composed once for each choice of groups, values are set on copies.
 
-Two ways, and counted for each point:
+Each point is composed in one of two ways, which are counted:
 
     fast       Hydra's functions once for each choice of groups, and once for each value of a key; sections are shared
-               by all points that agree on them, and what holds an interpolation by those that agree on what it names
+               by all points that agree on them, and keys with an interpolation by those that agree on what it names
     hydra      Hydra's own compose: overrides of Hydra itself, and whatever went wrong on the fast way
 
-The result is the same on both; `tests/unit/config/compose/test_fast_compose.py` holds them against each other.
+Both give the same result; `tests/unit/config/compose/test_fast_compose.py` compares them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Composed:
 
     config: TrainConfig
     choices: Mapping[str, str | None] | None = None
-    """Group -> what was chosen of it, defaults included; None on the way `hydra`: see `Composer.choices_made`."""
+    """Group -> its choice, defaults included; None after Hydra's own compose: see `Composer.choices_made`."""
     is_seed_alone: bool = False
-    """It is certain that nothing but `seed` itself hangs on the seed."""
+    """True if certainly nothing but `seed` itself depends on the seed."""
 
 
 class _DeclinedError(Exception):
-    """Left to Hydra's own compose."""
+    """Error for overrides that are left to Hydra's own compose."""
 
 
 class GridComposer(Composer):
@@ -63,22 +63,23 @@ class GridComposer(Composer):
         return self
 
     def is_group(self, key: str) -> bool:
-        """Whether Hydra takes an override of `key` for a choice of a group."""
+        """Return True if Hydra treats an override of `key` as the choice of a group."""
         return self._parts.is_group(key)
 
     def compose_point(self, overrides: Sequence[str], num_fixed: int = 0) -> Composed:
-        """What `compose` makes of the same overrides, and the choices made.
+        """Compose the configuration that `compose` makes of the same overrides, with the choices made.
 
         Args:
-            num_fixed: so many overrides, at the beginning, are the same for many points.
+            overrides: all overrides of the point.
+            num_fixed: number of overrides, at the beginning, that are the same for many points.
 
         Raises:
-            ConfigError: as `compose` says it.
+            ConfigError: an override is wrong, as in `compose`.
         """
         try:
             made, way = self._compose_fast(overrides, num_fixed), "fast"
         except Exception:
-            # Whatever it is: Hydra's own way meets it again, and its error is the one that is explained.
+            # Hydra's own way meets any such error again, and its error is the one that is explained.
             made, way = Composed(config=self.compose(overrides)), "hydra"
         self.counts[way] += 1
         return made
@@ -87,7 +88,7 @@ class GridComposer(Composer):
         lines = [self._line(text) for text in overrides]
         groups = tuple([line for line in lines if line.is_group])
         if not all(line.is_swappable for line in groups) and any(line.override.is_add() for line in lines):
-            raise _DeclinedError  # our rule about `+` looks at the plain choices alone
+            raise _DeclinedError  # our rule about `+` checks plain choices only
         fixed = tuple([line for line in lines[:num_fixed] if not line.is_group])
         values = [line for line in lines[num_fixed:] if not line.is_group]
         if not all(line.is_local for line in values):
@@ -130,7 +131,7 @@ class _Part:
         self._made: dict[_Lines, Any] = {}
 
     def with_lines(self, lines: _Lines) -> Any:
-        """What it is after these lines."""
+        """Return the section or value after these lines."""
         if lines not in self._made:
             self._made[lines] = self._make(lines)
         return self._made[lines]
@@ -141,7 +142,7 @@ class _Part:
             by_field.setdefault(line.field, []).append(line)
         if "" in by_field:
             return self._set(self._cfg, self._name, lines)
-        if self._name in FREE_KEYS:  # a single value under a plain name needs nobody's leave
+        if self._name in FREE_KEYS:  # a single value under a plain name is always legal
             are_plain = all(line.is_scalar for line in lines)
             return {**self.typed, **_values(lines)} if are_plain else self._through_omegaconf(lines)
         section = copy.copy(self.typed)
@@ -153,10 +154,10 @@ class _Part:
         return section
 
     def _set(self, owner: DictConfig, name: str, lines: _Lines) -> Any:
-        """The value of a key of `owner` after lines about nothing else."""
+        """Return the value of a key of `owner` after lines about that key only."""
         leaf = leaf_of(owner, name)
         if leaf is not None and all(line.is_scalar for line in lines):
-            # Each must be legal, the last one stays.
+            # Each value must be legal; the last one stays.
             return [leaf.validate_and_convert(line.override.value()) for line in lines][-1]
         made = self._through_omegaconf(lines)
         return made if owner is self._cfg else getattr(made, name)
@@ -184,30 +185,30 @@ class _Base:
     fixed: _Lines
     choices: Mapping[str, str | None]
     config: TrainConfig
-    """Without the open keys."""
+    """Configuration without the open keys."""
     parts: Mapping[str, _Part]
-    """All but the open keys."""
+    """Every key of the root except the open keys."""
     entries: tuple[ResultDefault, ...] = ()
-    """The files; none of a base that was put together from others, as of `whole`."""
+    """Files of the base; empty, as `whole` is None, if the base was assembled from others."""
     whole: tuple[DictConfig, DictConfig] | None = None
-    """As composed: with the fixed values, and without."""
+    """Composed configuration: with the fixed values, and without."""
     open_keys: frozenset[str] = frozenset()
     """Keys of the root that hold an interpolation or a missing value."""
     followed: frozenset[str] = frozenset()
-    """Keys of the root that those may depend on."""
+    """Keys of the root on which the open keys may depend."""
     resolved: dict[tuple[frozenset[str], _Lines], Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Swap:
-    """What changes when one group takes another choice."""
+    """Change that results when one group takes another choice."""
 
     parts: Mapping[str, _Part]
     choices: Mapping[str, str | None]
 
 
 class _Bases:
-    """Bases by choice of groups. Of many groups, not every combination is composed: see `_assembled`."""
+    """Bases by choice of groups. With many groups, not every combination is composed: see `_assembled`."""
 
     def __init__(self, composer: Composer, parts: HydraParts) -> None:
         self._composer = composer
@@ -219,13 +220,13 @@ class _Bases:
         self._pinned: set[str] = set()
 
     def get(self, groups: _Lines, fixed: _Lines) -> _Base:
-        """The base of these groups and fixed values. Raises what Hydra raises."""
+        """Return the base of these groups and fixed values. Raises what Hydra raises."""
         key = (groups, fixed)
         if key not in self._made:
-            self._made[key] = None  # what fails once is left to Hydra from then on
+            self._made[key] = None  # groups that fail once are left to Hydra from then on
             try:
                 assembled = self._assembled(groups, fixed)
-            except Exception:  # of a base that no point may ask for; this one is composed, and says what is wrong
+            except Exception:  # about a base that no point may use; this one is composed, and has its own error
                 assembled = None
             self._made[key] = assembled or self._composed(groups, fixed)
         base = self._made[key]
@@ -236,7 +237,10 @@ class _Bases:
     def resolved(
         self, base: _Base, values: Sequence[Line], keys: frozenset[str], followed: frozenset[str]
     ) -> Mapping[str, Any]:
-        """These keys after the values of a point. Made once for all points that agree on what they depend on."""
+        """Return these keys after the values of a point.
+
+        They are computed once for all points that agree on the values that the keys depend on.
+        """
         lines = tuple(line for line in values if line.section in keys | followed)
         if (keys, lines) not in base.resolved:
             if base.whole is None:
@@ -249,7 +253,7 @@ class _Bases:
         return base.resolved[keys, lines]
 
     def apply(self, lines: Sequence[Line], cfg: DictConfig, bare: DictConfig) -> None:
-        """Hydra's own way to set values, after our own rule about `+`."""
+        """Set values as Hydra does, after our own rule about `+`."""
         for line in lines:
             if line.override.is_add() and self._composer.problem_of_key(line.override, lambda: bare):
                 raise _DeclinedError
@@ -284,9 +288,9 @@ class _Bases:
         return self._parts.defaults([line.override for line in groups])
 
     def _assembled(self, groups: _Lines, fixed: _Lines) -> _Base | None:
-        """A base put together from those that differ from a reference in one group; None where that is not certain.
+        """Assemble a base from bases that differ from a reference in one group; None if the result is uncertain.
 
-        Of eight groups with three choices, 17 bases are composed instead of 6,561.
+        With eight groups of three choices, 17 bases are composed instead of 6,561.
         """
         reference = self._reference(groups, fixed)
         if reference is None or reference.open_keys:
@@ -336,9 +340,9 @@ class _Bases:
         if touched is None or not all(ROOT_KEYS.get(name) for name in touched):
             return None
         bare = self._parts.compose(
-            [each for each in defaults.entries if section_of(each) in touched or not section_of(each)]
+            [entry for entry in defaults.entries if section_of(entry) in touched or not section_of(entry)]
         )
-        cfg = self._with_fixed(bare, [each for each in reference.fixed if each.section in touched])
+        cfg = self._with_fixed(bare, [fixed for fixed in reference.fixed if fixed.section in touched])
         if any(_is_open(OmegaConf.to_container(cfg[name], resolve=False)) for name in touched):
             return None
         changed = {
@@ -350,6 +354,6 @@ class _Bases:
 
 
 def _is_open(plain: Any) -> bool:
-    """Whether it may hold an interpolation or a missing value."""
+    """Return True if a value may hold an interpolation or a missing value."""
     text = str(plain)
     return "${" in text or "???" in text

@@ -1,4 +1,4 @@
-"""A command line with sweeps -> the points of its grid, in the order of the axes."""
+"""Expansion of a command line with sweeps to the points of its grid, in the order of the axes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from hpc_trainer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One point: all its overrides, and the value it has on each axis."""
+    """One point: all its overrides, and its value on each axis."""
 
     overrides: tuple[str, ...]
     axes: dict[str, str]
     num_fixed: int = 0
-    """So many overrides, the first ones, are the same on all points of its block."""
+    """Number of overrides, at the beginning, that are the same on all points of its block."""
     exclude: tuple[Condition, ...] = ()
-    """Conditions that need the composed point: it is left out if one is true."""
+    """Conditions that need the composed point, which is left out if one is true."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """The points of a grid, and how many a condition over its axes left out already."""
+    """Points of a grid, and the number that a condition over its axes has already left out."""
 
     points: list[Point]
     num_excluded: int
@@ -40,7 +40,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """Values that are stepped through: of one key, or of several together."""
+    """Values to step through: those of one key, or of several together."""
 
     keys: tuple[str, ...]
     steps: list[tuple[str, ...]]
@@ -48,7 +48,7 @@ class _Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """One product of axes, with what stands before it on every point."""
+    """One product of axes, with the overrides before it on every point."""
 
     fixed: tuple[str, ...]
     axes: list[_Axis]
@@ -60,14 +60,14 @@ class _Block:
 
 
 def expand_grid(composer: GridComposer, overrides: Sequence[str]) -> Expansion:
-    """The points of a grid: the product of all axes, the first axis slowest; blocks one after the other.
+    """Expand a grid to its points: the product of all axes, the first axis slowest; blocks one after the other.
 
-    Axes are sweeps on the command line (`a=1,2`, `range()`, `choice()`, `glob()`) and those of the section `sweep`;
-    a key on the command line replaces an axis of the same key.
+    Axes are sweeps on the command line (`a=1,2`, `range()`, `choice()`, `glob()`) and those of the section `sweep`; a
+    key on the command line replaces an axis of the same key.
 
     Raises:
-        ConfigError: an override does not parse, an axis is not a list with a value, axes that step together differ
-            in length, a condition cannot be read, or there are more than `MAX_POINTS`.
+        ConfigError: an override does not parse, an axis is not a list with a value, axes that step together differ in
+            length, a condition cannot be read, or there are more than `MAX_POINTS`.
     """
     blocks = list(_blocks(composer, overrides))
     _check_size(blocks)
@@ -90,10 +90,10 @@ def _blocks(composer: GridComposer, given_words: Sequence[str]) -> Iterator[_Blo
     parsed = composer.parse(overrides)
     given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
     defaults = list(default_overrides(overrides))
-    last = {_key(override.input_line or ""): override for override in parsed}  # of one key the last word counts
+    last = {_key(override.input_line or ""): override for override in parsed}  # of one key the last override counts
     swept = [each for each in parsed if each.is_sweep_override() and last[_key(each.input_line or "")] is each]
     axes = {override.get_key_element(): sweep_values(override, composer.choices) for override in swept}
-    # A sweep over choices of sweep/ or experiment/ may bring axes of its own: those are read for each choice.
+    # A sweep over choices of sweep/ or experiment/ may bring axes of its own: they are read for each choice.
     heads = [_axis(key, values) for key, values in axes.items() if key in ("sweep", "experiment")]
     tails = [_axis(key, values) for key, values in axes.items() if key not in ("sweep", "experiment")]
     for head in itertools.product(*(axis.steps for axis in heads)):
@@ -104,18 +104,18 @@ def _blocks(composer: GridComposer, given_words: Sequence[str]) -> Iterator[_Blo
         named = {_key(axis.keys[0]) for axis in tails} | {_key(line) for line in base}
         for from_config, conditions in _axes_of(composer, sweep, named):
             keys = {_key(key) for axis in from_config for key in axis.keys}
-            # The person's own file is the weakest: an axis of the configuration replaces its value.
+            # The user's own file is the weakest: an axis of the configuration replaces its value.
             fixed = (*(line for line in defaults if _key(line) not in keys), *given)
             yield _Block(fixed=fixed, axes=[*of_head, *tails, *from_config], exclude=conditions)
 
 
 def _sweep_section(composer: GridComposer, base: list[str], first: list[str], num_fixed: int) -> SweepConfig:
-    """The section `sweep`. The first values of the axes go with it, unless they do not fit each other.
+    """Compose the section `sweep`, with the first values of the axes unless they do not fit each other.
 
-    Such a point may be one that a condition leaves out; if not, its own composition says what is wrong.
+    A condition may leave out such a point; if not, its own composition reports the problem.
     """
     groups = [line for line in first if composer.is_group(_key(line))]
-    # Each once: the same lines would be refused the same, and that takes 0.3 s.
+    # Each set of lines once: the same lines would fail again, and that takes 0.3 s.
     most, *fewer = dict.fromkeys((tuple(first), tuple(groups), ()))
     try:
         return composer.compose_point([*base, *most], num_fixed).config.sweep
@@ -129,7 +129,7 @@ def _sweep_section(composer: GridComposer, base: list[str], first: list[str], nu
 def _axes_of(
     composer: GridComposer, sweep: SweepConfig, named: set[str]
 ) -> Iterator[tuple[list[_Axis], tuple[Condition, ...]]]:
-    """Axes and conditions of each block of the section `sweep`, without the keys that the command line gives."""
+    """Yield axes and conditions of each block of the section `sweep`, without the keys that the command line gives."""
     if sweep.forms:
         raise ConfigError(
             "sweep.forms lists forms in which one trained run is exported, and is no grid. Give it to hpc-trainer "
@@ -162,7 +162,7 @@ def _axes_in(composer: GridComposer, block: SweepConfig | SweepBlock, where: str
 
 
 def _without(axes: list[_Axis], keys: set[str]) -> list[_Axis]:
-    """The axes less some keys; what was stepped together with them goes on stepping."""
+    """Return the axes without some keys; keys that were stepped together with them go on stepping."""
     left = []
     for axis in axes:
         kept = [index for index, key in enumerate(axis.keys) if _key(key) not in keys]
@@ -181,7 +181,7 @@ def _key(line: str) -> str:
 
 
 def _steps(axes: Sequence[_Axis]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The lines and axis values of each point. Each text is made once: 10,000 points share a few dozen."""
+    """Yield the lines and axis values of each point. Each text is built once: 10,000 points share a few dozen."""
     made = [
         [
             (
@@ -211,7 +211,10 @@ def _check_size(blocks: Sequence[_Block]) -> None:
 def _split_conditions(
     composer: GridComposer, block: _Block
 ) -> tuple[list[Callable[[Mapping[str, str]], bool]], tuple[Condition, ...]]:
-    """Conditions over axes alone, decided before a point is composed (it may not compose); and all others."""
+    """Split conditions into those over axes alone, and all others.
+
+    Conditions over axes are decided before a point is composed, because it might not compose.
+    """
     keys = {key.lstrip("+") for axis in block.axes for key in axis.keys}
     on_axes = [condition for condition in block.exclude if condition.names <= keys]
     return [_test(composer, condition) for condition in on_axes], tuple(

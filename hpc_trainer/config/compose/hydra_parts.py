@@ -1,8 +1,8 @@
-"""The private parts of Hydra 1.3 that composing many points needs. No other file uses any.
+"""Private parts of Hydra 1.3 that the composition of many points needs. No other file uses any.
 
 Hydra's `compose` reads and merges every file anew for each point, together with its own `hydra` section: 70-150 ms.
-Taken apart, the files are read once, the section that nobody sees is left out, and values are applied to a copy.
-`tests/unit/config/compose/test_hydra_parts.py` fails when a release of Hydra changes what is used here.
+Here the files are read once, the `hydra` section is left out, and values are applied to a copy.
+`tests/unit/config/compose/test_hydra_parts.py` fails if a release of Hydra changes anything that is used here.
 """
 
 from __future__ import annotations
@@ -105,19 +105,19 @@ class HydraParts:
         A section is merged from the files of its package and of the root package, in order. If the files of two choices
         differ only in one package, and no other choice depends on the difference, all other sections stay the same.
         """
-        ours, theirs = {_identity(each): each for each in before}, {_identity(each): each for each in after}
+        ours, theirs = {_identity(entry): entry for entry in before}, {_identity(entry): entry for entry in after}
         if len(ours) != len(before) or len(theirs) != len(after):
             return None
-        if [each for each in ours if each in theirs] != [each for each in theirs if each in ours]:
+        if [entry for entry in ours if entry in theirs] != [entry for entry in theirs if entry in ours]:
             return None
-        different = [each for key, each in {**ours, **theirs}.items() if (key in ours) != (key in theirs)]
-        for each in different:
-            if not section_of(each) or any(default.is_override() for default in self._defaults_of(each)):
+        different = [entry for key, entry in {**ours, **theirs}.items() if (key in ours) != (key in theirs)]
+        for entry in different:
+            if not section_of(entry) or any(default.is_override() for default in self._defaults_of(entry)):
                 return None
-        for each in {**ours, **theirs}.values():
-            if any(_has_interpolation(default) for default in self._defaults_of(each)):
+        for entry in {**ours, **theirs}.values():
+            if any(_has_interpolation(default) for default in self._defaults_of(entry)):
                 return None
-        return frozenset(section_of(each) for each in different)
+        return frozenset(section_of(entry) for entry in different)
 
     def _defaults_of(self, entry: ResultDefault) -> list[InputDefault]:
         """Return the defaults list of one file; [] if it has none."""
@@ -239,17 +239,17 @@ class SweepLoader(ConfigLoaderImpl):
             overrides_list=overrides, repo=self._files, config_name=self._config_name, prepend_hydra=True,
             skip_missing=False,
         )  # fmt: skip
-        found: dict[Any, list[object]] = {}
+        files_of: dict[Any, list[object]] = {}
         of_all: list[object] = []  # files that give the root a type or a flag count for all keys
         for entry in made.defaults:
             identity = _identity(entry)
             names, is_of_all = self._touched_by(entry)
             for name in names:
-                found.setdefault(name, [*of_all])
-            for name in found if is_of_all else names:
-                found[name].append(identity)
+                files_of.setdefault(name, [*of_all])
+            for name in files_of if is_of_all else names:
+                files_of[name].append(identity)
             of_all += [identity] if is_of_all else []
-        return {name: tuple(files) for name, files in found.items()}
+        return {name: tuple(files) for name, files in files_of.items()}
 
     def looks_elsewhere(self, name: Any) -> bool:
         """Return True if the last merge looked outside of a root key for a value that makes that key."""
@@ -349,13 +349,13 @@ class _Lookups:
             is_alone = isinstance(text, str) and text.startswith("${") and text.endswith("}")
             self._is_counted = before or is_alone
             try:
-                found = dereference(node, *args, **kwargs)
+                result = dereference(node, *args, **kwargs)
             finally:
                 self._is_counted = before
             is_of_resolver = len(self.resolvers) > num_before
-            if is_of_resolver and found is not None and (isinstance(found, Container) or found._value() is None):
+            if is_of_resolver and result is not None and (isinstance(result, Container) or result._value() is None):
                 self.is_resolver_used = True
-            return found
+            return result
 
         def looked_up(node: Container, /, inter_key: str, *args: Any, **kwargs: Any) -> Node:
             key = _root_key(node)
@@ -438,7 +438,7 @@ def _cheap_interpolation_map() -> Iterator[None]:
     full: Callable[..., DictConfig] = hydra_defaults._create_interpolation_map
 
     def cheap(overrides: Any, defaults_list: list[InputDefault], self_added: bool) -> DictConfig:
-        if any(not each.is_self() and each.is_interpolation() for each in defaults_list):
+        if any(not default.is_self() and default.is_interpolation() for default in defaults_list):
             return full(overrides, defaults_list, self_added)
         return DictConfig({})
 

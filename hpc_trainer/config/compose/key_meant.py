@@ -64,16 +64,16 @@ def key_meant(key: str, known: Iterable[str]) -> str:
     if meant is not None and meant != key:
         return f"{meant}. " if meant is _RESUME else f"Did you mean {meant}? "
     inner: dict[str, list[str]] = {}
-    for each in DECLARED:
-        inner.setdefault(each.rpartition(".")[2], []).append(each)
+    for key_name in DECLARED:
+        inner.setdefault(key_name.rpartition(".")[2], []).append(key_name)
     own = difflib.get_close_matches(word, known, n=1, cutoff=0.6 if parent else _NEARLY)
     if own and (parent or name not in inner):
         return f"Did you mean {own[0]}? "
     close = [name] if name in inner else [] if parent else difflib.get_close_matches(name, inner, n=_MOST_MEANT)
-    others = [each for found in close for each in inner[found] if each != key][:_MOST_MEANT]
+    others = [other for found in close for other in inner[found] if other != key][:_MOST_MEANT]
     return f"Did you mean {' or '.join(others)}? " if others else ""
 
 
 def keys_named() -> list[str]:
     """Return all keys that suggestions name."""
-    return sorted({each for meant in _WORDS for each in re.findall(r"\b[a-z_]+\.[a-z_]+\b", meant)})
+    return sorted({key for meant in _WORDS for key in re.findall(r"\b[a-z_]+\.[a-z_]+\b", meant)})

@@ -1,7 +1,7 @@
-"""Configuration that others may write: refused, because `cluster.setup` is shell that runs as the person who submits.
+"""Refusal of configuration that others may write to: `cluster.setup` is shell that runs as the submitting user.
 
-A folder that is named may belong to somebody else, as a site's or a project's does: whoever names it trusts its owner.
-Nobody besides the owner, and root, may write it, or what is in it.
+A folder that is named may belong to another user, such as a site's or a project's: whoever names it trusts its owner.
+Only the owner and root may write to the folder and its contents.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hpc_trainer.errors import UntrustedFileError
 
 
 def others_may_write(info: os.stat_result) -> bool:
-    """True unless the owner alone may write a file or folder.
+    """Return True unless only the owner may write to a file or folder.
 
-    A group that the system made for one account alone (umask 002 on Debian, Red Hat) is that account.
+    A group that the system made for one account alone (umask 002 on Debian, Red Hat) counts as that account.
     """
     if not info.st_mode & stat.S_IWGRP or info.st_mode & stat.S_IWOTH:
         return bool(info.st_mode & stat.S_IWOTH)
@@ -28,15 +28,16 @@ def others_may_write(info: os.stat_result) -> bool:
     except KeyError:
         return True
     is_private = account.pw_gid == group.gr_gid and account.pw_name == group.gr_name
-    # Of root's group many a daemon's account is.
+    # Accounts of many daemons are in root's group.
     return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})
 
 
 def check_config_dir(folder: Path) -> None:
-    """Refuses a --config-dir that others may write, or in which there is what others than its owner wrote.
+    """Refuse a --config-dir that others may write to, or that holds files of users other than its owner.
 
     Raises:
-        UntrustedFileError: names the path, its mode or owner, and the command that mends it.
+        UntrustedFileError: the folder is refused; the message names the path, its mode or owner, and the command that
+            mends it.
     """
     real = folder.resolve()
     owners = {os.getuid(), 0, real.stat().st_uid}
@@ -62,26 +63,26 @@ def check_config_dir(folder: Path) -> None:
                 f"another folder in its place. chmod o-w {above} (or chmod +t), or keep it elsewhere."
             )
         if info.st_uid != os.getuid():
-            return  # further up it is the site's matter
+            return  # the site is responsible for folders further up
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """The folders and YAML files that Hydra may read, through links too; hidden folders, as .git, are none."""
+    """Yield the folders and YAML files that Hydra may read, through links too, without hidden folders such as .git."""
     seen: set[str] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [each for each in folders if not each.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".")]
         if (real := os.path.realpath(parent)) in seen:  # a link that leads back
             folders.clear()
         seen.add(real)
-        names = (*folders, *(each for each in files if each.endswith((".yaml", ".yml"))))
+        names = (*folders, *(name for name in files if name.endswith((".yaml", ".yml"))))
         yield from (path for path in map(Path(parent).joinpath, names) if path.exists())
 
 
 def check_own_file(path: Path) -> None:
-    """Refuses a file of the person's own that others own or may write.
+    """Refuse a file of the user's own that others own or may write to.
 
     Raises:
-        UntrustedFileError: names the mode or owner, and what to do.
+        UntrustedFileError: the file is refused; the message names the mode or owner, and what to do.
     """
     info = path.stat()
     if info.st_uid not in (os.getuid(), 0):

@@ -1,4 +1,4 @@
-"""What a condition may ask of a point: the choice of a group, or the value of a key."""
+"""Values that a condition may read from a point: the choice of a group, or the value of a key."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpc_trainer.errors import ConfigError, did_you_mean
 
 
 class PointValues:
-    """The values of one composed point, by dotted key or name of a group."""
+    """Values of one composed point, by dotted key or name of a group."""
 
     def __init__(self, config: TrainConfig, choices: Callable[[], Mapping[str, str | None]]) -> None:
         self._config = config
         self._choices = choices
 
     def __call__(self, name: str) -> Any:
-        """The value of `name`; a group gives its choice, an enum its name, a key of another variant None.
+        """Return the value of `name`; a group gives its choice, an enum its name, a key of another variant None.
 
         Raises:
             ConfigError: no point has such a key or group; the message names the nearest one.
@@ -31,13 +31,13 @@ class PointValues:
         for part in name.split("."):
             if isinstance(value, dict):
                 value = value.get(part)
-            elif dataclasses.is_dataclass(value) and part in {each.name for each in dataclasses.fields(value)}:
+            elif dataclasses.is_dataclass(value) and part in {field.name for field in dataclasses.fields(value)}:
                 value = getattr(value, part)
             else:
                 self._check(name)
                 return None
         if dataclasses.is_dataclass(value):
-            keys = ", ".join(f"{name}.{each.name}" for each in dataclasses.fields(value))
+            keys = ", ".join(f"{name}.{field.name}" for field in dataclasses.fields(value))
             raise ConfigError(f"{name} in a condition is a section. Use one of its keys: {keys}.")
         return value.name if isinstance(value, enum.Enum) else value
 

@@ -1,7 +1,7 @@
-"""The project file: what a person would type with each command in this project and is part of no run's configuration.
+"""The project file: options that a user would type with each command in a project.
 
-`hpc_trainer.yaml`, or the table `[tool.hpc_trainer]` of `pyproject.toml`. docs/decisions/0037-project-file.md has the
-reasons.
+They are not part of a run's configuration. The file is `hpc_trainer.yaml`, or the table `[tool.hpc_trainer]` of
+`pyproject.toml`. docs/decisions/0037-project-file.md has the reasons.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from hpc_trainer.errors import ConfigError, UntrustedFileError, valid
 YAML_NAME, TOML_NAME = "hpc_trainer.yaml", "pyproject.toml"
 _KEYS = ("config_dir", "trust", "runs_dir")
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
-# A line that may begin our table: only then the file is parsed. Most pyproject.toml have none.
+# A line that may begin our table. Only then the file is parsed: most pyproject.toml have no such line.
 _OUR_TABLE = re.compile(r"^\s*\[?\s*tool\s*\.\s*[\"']?hpc_trainer\b|^\s*\[\s*tool\s*\]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What the project file says; without one, nothing."""
+    """Contents of the project file; empty without a file."""
 
     path: Path | None = None
     config_dirs: tuple[Path, ...] = ()
     trust: tuple[str, ...] = ()
     runs_dir: Path | None = None
     unused: str | None = None
-    """Why a file that is there is not used."""
+    """Reason why an existing file is not used."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know before a grid is submitted: the file decides whose code runs as them."""
+        """Notes for a user before a grid is submitted: the file decides whose code runs as that user."""
         if self.unused is not None:
             return (self.unused,)
         added = [f"--config-dir {folder}" for folder in self.config_dirs] + [f"--trust {each}" for each in self.trust]
@@ -49,10 +49,10 @@ class Project:
 
 
 def read_project() -> Project:
-    """The project file of the current folder, or of the nearest folder above it, up to the root of git or the home.
+    """Read the project file of the current folder, or of the nearest folder above, up to the root of git or the home.
 
     Raises:
-        ConfigError: the file cannot be read, or says what it may not.
+        ConfigError: the file cannot be read, or holds something that it may not.
     """
     for folder in _folders():
         named = [path for path in (folder / YAML_NAME, folder / TOML_NAME) if _is_one(path)]
@@ -65,8 +65,9 @@ def read_project() -> Project:
 
 
 def own_defaults() -> dict[str, Any]:
-    """What stands before the command line, as dotted key -> value: the person's own file, and the project's folder of
-    runs, which wins over it.
+    """Return the user's defaults, which come before the command line, as dotted key -> value.
+
+    They come from the user's own file, and from the project's folder of runs, which wins over that file.
 
     Raises:
         ConfigError, UntrustedFileError: as `read_project` and `read_user_config`.
@@ -78,7 +79,7 @@ def own_defaults() -> dict[str, Any]:
 def _folders() -> Iterator[Path]:
     try:
         folder = Path.cwd()
-    except OSError:  # somebody removed it
+    except OSError:  # the folder was removed
         return
     home = Path("~").expanduser()
     while True:
@@ -93,12 +94,12 @@ def _is_one(path: Path) -> bool:
         return is_file(path)
     try:
         return _OUR_TABLE.search(path.read_text(encoding="utf-8")) is not None and _names_us(path)
-    except (OSError, UnicodeError):  # none, or of no use to anybody
+    except (OSError, UnicodeError):  # no file, or an unreadable one
         return False
 
 
 def _names_us(path: Path) -> bool:
-    """False of a pyproject.toml without our table. One that nobody can parse is told when it is read."""
+    """Return False for a pyproject.toml without our table. A file that cannot be parsed is reported when it is read."""
     try:
         return _table(path) is not None
     except ConfigError:
@@ -106,8 +107,8 @@ def _names_us(path: Path) -> bool:
 
 
 def _untrusted(path: Path) -> str | None:
-    """Why this file may not say whose code runs as the person: somebody else wrote it, or may write it."""
-    for info in (path.lstat(), path.stat()):  # a link, and what it leads to
+    """Return why this file may not decide whose code runs as the user: another user wrote it, or may write to it."""
+    for info in (path.lstat(), path.stat()):  # a link, and its target
         if info.st_uid not in (os.getuid(), 0):
             return f"it belongs to user {info.st_uid}, and it says whose code runs as you. Make one of your own"
     if others_may_write(path.stat()):
@@ -124,23 +125,23 @@ def _read(path: Path) -> Project:
         if key not in _KEYS:
             raise ConfigError(f"{path}: {key}: no such key. {valid(str(key), _KEYS)}")
         texts = [value] if key == "runs_dir" else value
-        if not isinstance(texts, list) or not all(isinstance(each, str) and each.strip() for each in texts):
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
             rule = 'a folder, as "runs"' if key == "runs_dir" else 'a list of texts, as ["my_lab"]'
             raise ConfigError(f"{path}: {key}={value!r} must be {rule}.")
-    wrong = [each for each in table.get("trust", ()) if not _PACKAGE.match(each)]
+    wrong = [package for package in table.get("trust", ()) if not _PACKAGE.match(package)]
     if wrong:
         raise ConfigError(f"{path}: trust: {wrong[0]!r} must be the name of a package, as my_lab.")
     runs_dir = table.get("runs_dir")
     return Project(
         path=path,
-        config_dirs=tuple(_config_dir(path, each) for each in table.get("config_dir", ())),
+        config_dirs=tuple(_config_dir(path, folder) for folder in table.get("config_dir", ())),
         trust=tuple(table.get("trust", ())),
         runs_dir=None if runs_dir is None else _below(path, runs_dir),
     )
 
 
 def _below(path: Path, folder: str) -> Path:
-    """The folder as the file means it: from where the file lies."""
+    """Return the folder that the file names, relative to the file's own folder."""
     return Path(os.path.normpath(path.parent / Path(folder).expanduser()))
 
 
@@ -148,7 +149,7 @@ def _config_dir(path: Path, named: str) -> Path:
     folder = _below(path, named)
     if not is_folder(folder):
         raise ConfigError(f"{path}: config_dir names {folder}, and there is no such folder.")
-    # A team may write the project's folder, and so put another one in the place of this.
+    # A team may write to the project's folder, and so replace this folder by another one.
     owner = folder.stat().st_uid
     if owner not in (os.getuid(), 0) and not Path(named).expanduser().is_absolute():
         raise UntrustedFileError(
@@ -174,7 +175,7 @@ def _text(path: Path) -> str:
 
 
 def _from_yaml(path: Path, text: str) -> Any:
-    import yaml  # late, as the parser below: most commands find no such file
+    import yaml  # imported late, as the parser below: most commands find no such file
 
     try:
         return yaml.safe_load(text)
@@ -197,7 +198,7 @@ def _from_toml(path: Path, text: str) -> Any:
 
 
 def _toml_reader() -> Any:
-    for name in ("tomllib", "tomli"):  # Python has one from 3.11 on
+    for name in ("tomllib", "tomli"):  # tomllib is part of Python from 3.11 on
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
     return None

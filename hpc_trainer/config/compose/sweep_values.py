@@ -1,4 +1,4 @@
-"""The values of one sweep of Hydra's grammar: `a=1,2`, `range()`, `choice()`, `glob()`; and what a grid cannot take."""
+"""Values of one sweep in Hydra's grammar: `a=1,2`, `range()`, `choice()`, `glob()`; and sweeps that grids refuse."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from hpc_trainer.config.checks import figure
 from hpc_trainer.config.keys import declared_at
 from hpc_trainer.errors import ConfigError
 
-# 10,000 points take 2 s and 50 MiB; a slip of the pen (two axes of 1,000) is caught before it takes minutes.
+# 10,000 points take 2 s and 50 MiB; a typing error (two axes of 1,000) is caught before it takes minutes.
 MAX_POINTS = 100_000
-_TRIED = 4  # values of an interval that are proposed
+_TRIED = 4  # number of suggested values for an interval
 
 
 def sweep_values(override: Override, choices: Callable[[str], list[str]]) -> list[str]:
-    """The values that `override` steps through, as they stand after the `=`.
+    """Return the values that `override` steps through, as they stand after the `=`.
 
     Args:
-        choices: of a group of `conf/`, those of `--config-dir` among them.
+        override: the sweep.
+        choices: returns the choices of a group of `conf/`, including those of `--config-dir`.
 
     Raises:
-        ConfigError: it names no value, more than `MAX_POINTS`, or something that is no list of values.
+        ConfigError: the sweep has no value, more than `MAX_POINTS`, or is not a list of values.
     """
     pattern: object = override.value()  # its annotation leaves Glob out
     line = override.input_line
@@ -52,7 +53,7 @@ def _check(override: Override, pattern: object, choices: Callable[[str], list[st
     if isinstance(pattern, RangeSweep):
         _check_range(f"{line}", pattern)
     inner: list[object] = [*pattern.list] if isinstance(pattern, ChoiceSweep) else []
-    nested = next((each for each in inner if isinstance(each, (Sweep, Glob))), None)
+    nested = next((value for value in inner if isinstance(value, (Sweep, Glob))), None)
     if nested is not None:
         what = "range()" if isinstance(nested, RangeSweep) else "interval()"
         what = "glob()" if isinstance(nested, Glob) else "choice()" if isinstance(nested, ChoiceSweep) else what
@@ -74,7 +75,7 @@ def _check_range(line: str, pattern: RangeSweep) -> None:
 
 
 def _between(interval: IntervalSweep, *, is_whole: bool) -> Iterable[str]:
-    """A few values from one end of the interval to the other: of positive ones at equal ratios."""
+    """Return a few values from one end of the interval to the other; positive ones have equal ratios."""
     low, high = float(interval.start or 0), float(interval.end or 0)
     steps = [index / (_TRIED - 1) for index in range(_TRIED)]
     if 0 < low < high < math.inf:

@@ -1,4 +1,4 @@
-"""What to tell a person whose words Hydra's grammar does not read."""
+"""Messages for a user whose overrides Hydra's grammar does not accept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORM = "An override reads KEY=VALUE, as optim.lr=1e-3; a value with spaces is p
 
 
 def unreadable(overrides: Sequence[str], error: Exception) -> str:
-    """The word that is wrong and why; or how to type words that a space has parted."""
+    """Return the message about the wrong override; if a space split one override, how to type it."""
     if not isinstance(error, OverrideParseException) or error.override not in overrides:
         return f"{_said(error)}. {_FORM}"
     parts = _parted(overrides, list(overrides).index(error.override))
@@ -38,14 +38,14 @@ def unreadable(overrides: Sequence[str], error: Exception) -> str:
 
 
 def _said(error: Exception) -> str:
-    """The first line of Hydra's that says more than that there is an error."""
+    """Return the first line of Hydra's message that says more than that there is an error."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("Error parsing override")]
     said = lines[0].replace("LexerNoViableAltException: ", "no key and value in ") if lines else "it has no form"
     return said[:_LONGEST].rstrip(".")
 
 
 def _parted(words: Sequence[str], index: int) -> Sequence[str]:
-    """The words around `index` that go on where the one before breaks off: `a=1,` `2`, or `a` `=1`."""
+    """Return the words around `index` that a space split from one override: `a=1,` `2`, or `a` `=1`."""
     first, last = index, index
     while first > 0 and _is_one(words[first - 1], words[first]):
         first -= 1

@@ -1,4 +1,4 @@
-"""The person's own defaults, as their account: `~/.config/hpc_trainer/config.yaml`. Never in the repository."""
+"""The user's own defaults, by account: `~/.config/hpc_trainer/config.yaml`. Never in the repository."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hpc_trainer.errors import ConfigError
 
 
 def user_config_path() -> Path:
-    """`$XDG_CONFIG_HOME/hpc_trainer/config.yaml`, by default under `~/.config`."""
+    """Return `$XDG_CONFIG_HOME/hpc_trainer/config.yaml`, by default under `~/.config`."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "hpc_trainer" / "config.yaml"
 
 
 def read_user_config() -> dict[str, Any]:
-    """The file as dotted key -> value; {} without one.
+    """Read the user's file as dotted key -> value; {} without a file.
 
     Raises:
         ConfigError: the file is no mapping of dotted keys to values.
-        UntrustedFileError: others own it or may write it.
+        UntrustedFileError: other users own the file or may write to it.
     """
     path = user_config_path()
     if not is_file(path):
@@ -35,7 +35,7 @@ def read_user_config() -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
         flat = dict(_flatten(loaded, "")) if isinstance(loaded, dict) else {}
-        json.dumps(list(flat.values()), default=str, skipkeys=True)  # a list that holds itself has no end
+        json.dumps(list(flat.values()), default=str, skipkeys=True)  # raises for a list that holds itself
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     except RecursionError as error:

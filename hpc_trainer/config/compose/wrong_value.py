@@ -1,4 +1,4 @@
-"""What to tell a person whose value is not of its key's type: what was meant, as far as it can be seen."""
+"""Messages for a user whose value is not of its key's type: what was meant, as far as the value shows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_trainer.config.keys import Declared, declared_at
 from hpc_trainer.config.load import hints, kinds_of
 from hpc_trainer.errors import valid
 
-# What OmegaConf says of a value that a type does not take.
+# OmegaConf's messages about a value that a type does not accept.
 _OF_A_TYPE = re.compile(
     r"is not Optional|Cannot (convert|assign|merge) |Invalid (value|type) |is not a valid (bool|input for <enum)"
     r"|is not in struct|could not be converted to|is incompatible with type hint|unsupported type|not supported"
@@ -27,10 +27,12 @@ _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def wrong_value(key: str, said: str, line: str | None) -> str | None:
-    """The sentence for OmegaConf's, or None if it is about something else.
+    """Return the message that replaces OmegaConf's, or None if it is about something else.
 
     Args:
-        line: the override that set the value, where one did.
+        key: the key that OmegaConf names.
+        said: OmegaConf's message.
+        line: the override that set the value, if one did.
     """
     known = declared_at(key)
     if known is None or not _OF_A_TYPE.search(said):
@@ -58,7 +60,7 @@ def wrong_value(key: str, said: str, line: str | None) -> str | None:
     if kind is dict:
         return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."
     if issubclass(kind, enum.Enum):
-        return f"{what}: no such choice. {valid(text, [each.name for each in kind])}"
+        return f"{what}: no such choice. {valid(text, [member.name for member in kind])}"
     if kind in (int, float):
         return _of_number(known, kind, text)
     return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(known)}."
@@ -86,7 +88,7 @@ def _of_number(known: Declared, kind: type, text: str) -> str:
 
 
 def as_sweep(text: str) -> str | None:
-    """`1e-3,2e-3` of `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None of a text that is no list of plain words."""
+    """Return `1e-3,2e-3` for `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None if it is no list of plain words."""
     words = [word for word in re.split(r"[\s,;]+", text.strip("'\"()[]{}")) if word]
     is_list = len(words) > 1 or (bool(words) and words[0] != text.strip("'\""))
     is_list = is_list and not re.match(r"\w+\(", text)  # choice(), range(1)
@@ -94,7 +96,7 @@ def as_sweep(text: str) -> str | None:
 
 
 def _example(known: Declared) -> str:
-    """A value that the key takes: its default, where that is one."""
+    """Return a value that the key takes: its default, if the default is a value."""
     kind = kinds_of(hints(known.kind)[known.field.name])[0]
     if isinstance(known.default, bool):
         return str(known.default).lower()
@@ -108,5 +110,5 @@ def _example_list(known: Declared, items: typing.Any) -> str:
         return "[{optim.lr:[0.1,0.2],seed:[1,2]}]"
     if dataclasses.is_dataclass(items):
         return "[{axes:{optim.lr:[0.1,0.2]}},{axes:{seed:[1,2]}}]"
-    # A list of texts may hold what was typed; one of numbers has a length of its own.
+    # A list of texts may hold the typed text; a list of numbers has a length of its own.
     return f"[{','.join(map(str, known.default)) or 'A,B'}]"

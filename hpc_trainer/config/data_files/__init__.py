@@ -1,1 +1,1 @@
-"""What data files say of themselves, as far as it is read at plan time: no torch."""
+"""Facts about data files that are read at plan time, without torch."""

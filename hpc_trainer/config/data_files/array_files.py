@@ -1,8 +1,8 @@
-"""Arrays in a file or folder: names, dtypes and shapes, from headers alone, for `data=arrays`. No torch.
+"""Arrays in a file or folder for `data=arrays`: names, dtypes and shapes, from headers alone, without torch.
 
 .npz             arrays by their names in it
-.parquet         columns: numbers, or lists of one length
-a folder         NAME.npy each
+.parquet         columns: numbers, or lists of equal length
+a folder         a file NAME.npy for each array
 
 numpy and pyarrow are imported late: `plan` of other data needs neither.
 """
@@ -26,27 +26,27 @@ _PER_FILE = ".npz, .parquet or a folder of .npy files"
 
 
 class ArrayFacts(NamedTuple):
-    """What a header says of an array."""
+    """Facts from the header of an array."""
 
     kind: str
-    """numpy's letter: f, i, u, b; others we do not train on."""
+    """numpy's letter: f, i, u, b; training does not take others."""
     dtype: str
     shape: tuple[int | None, ...]
-    """[rows, ...]; None: the length of a list, which only reading tells."""
+    """Shape [rows, ...]; None for the length of a list, which is known only after reading."""
 
 
 def read_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFacts]:
-    """Of the inputs and the targets.
+    """Read the facts of the inputs and of the targets.
 
     Raises:
-        ConfigError: it is no file that we read, or has no such array.
-        DataError: it is missing or damaged; pyarrow is.
+        ConfigError: the file is of another kind, or has no such array.
+        DataError: the file or pyarrow is missing, or the file is damaged.
     """
     try:
         if is_folder(path):
-            found: dict[str, Any] = {each.stem: each for each in sorted(path.glob("*.npy"))}
-            _check_names(path, names, found)
-            return _npy_facts(found[names[0]]), _npy_facts(found[names[1]])
+            files: dict[str, Any] = {file.stem: file for file in sorted(path.glob("*.npy"))}
+            _check_names(path, names, files)
+            return _npy_facts(files[names[0]]), _npy_facts(files[names[1]])
         if path.suffix == ".npz":
             return _npz_facts(path, names)
         if path.suffix == ".parquet":
@@ -64,7 +64,7 @@ def read_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFac
 
 
 def num_train_rows(data: ArraysConfig) -> int | None:
-    """Training samples; None where something is wrong, of which `check_headers` tells."""
+    """Return the number of training samples; None if something is wrong, which `check_headers` reports."""
     if data.path is None:
         return None
     try:
@@ -75,12 +75,17 @@ def num_train_rows(data: ArraysConfig) -> int | None:
 
 
 def num_held_out(num_rows: int, fraction: float) -> int:
-    """Rows for evaluation: the nearest whole number, one at least where a fraction is asked for."""
+    """Return the rows for evaluation: the nearest whole number, and at least one if a fraction is given."""
     return max(1, round(num_rows * fraction)) if fraction else 0
 
 
 def check_headers(data: ArraysConfig, kind: TargetKind) -> None:
-    """What can be said without reading the arrays. Raises ConfigError, DataError."""
+    """Check everything that can be checked without reading the arrays.
+
+    Raises:
+        ConfigError: a key is wrong, or does not fit the file.
+        DataError: a file is missing or damaged.
+    """
     if data.path is None:
         raise ConfigError(f"data=arrays needs data.path: {_PER_FILE}.")
     check_parts(data.eval_path, data.eval_fraction, USUAL_FRACTION)
@@ -107,7 +112,11 @@ def check_headers(data: ArraysConfig, kind: TargetKind) -> None:
 
 
 def check_parts(own: str | None, eval_fraction: float, usual: float, key: str = "eval_path") -> None:
-    """Raises ConfigError: both say what evaluations take."""
+    """Check that only one key says which samples evaluations use.
+
+    Raises:
+        ConfigError: both `eval_fraction` and the key `key` are set.
+    """
     if own is not None and eval_fraction != usual:
         raise ConfigError(
             f"data.eval_fraction={eval_fraction:g} has no effect with data.{key}={own}. Use "
@@ -116,12 +125,12 @@ def check_parts(own: str | None, eval_fraction: float, usual: float, key: str = 
 
 
 def _check_facts(path: Path, names: tuple[str, str], inputs: ArrayFacts, targets: ArrayFacts, kind: TargetKind) -> None:
-    for name, each in zip(names, (inputs, targets), strict=True):
-        if each.kind not in _FLOATS + _WHOLE:
-            why = "which only unpickling could read: that runs code" if each.kind == "O" else "and must be numbers"
-            raise ConfigError(f"{path}: {name} has dtype {each.dtype}, {why}. Save it as numbers of one shape.")
-        if not each.shape or 0 in each.shape:
-            raise ConfigError(f"{path}: {name} has shape {list(each.shape)}: it holds no sample. Save [rows, ...].")
+    for name, facts in zip(names, (inputs, targets), strict=True):
+        if facts.kind not in _FLOATS + _WHOLE:
+            why = "which only unpickling could read: that runs code" if facts.kind == "O" else "and must be numbers"
+            raise ConfigError(f"{path}: {name} has dtype {facts.dtype}, {why}. Save it as numbers of one shape.")
+        if not facts.shape or 0 in facts.shape:
+            raise ConfigError(f"{path}: {name} has shape {list(facts.shape)}: it holds no sample. Save [rows, ...].")
     if len(inputs.shape) < 2:
         raise ConfigError(
             f"{path}: {names[0]} has shape {list(inputs.shape)}, and must be [rows, ...]. For one number a row save "
@@ -153,7 +162,7 @@ def _npy_facts(path: Path) -> ArrayFacts:
 
 def _npz_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFacts]:
     with zipfile.ZipFile(path) as file:
-        members = {each.removesuffix(".npy"): each for each in file.namelist()}
+        members = {member.removesuffix(".npy"): member for member in file.namelist()}
         _check_names(path, names, members)
         with file.open(members[names[0]]) as inputs, file.open(members[names[1]]) as targets:
             return _header(inputs), _header(targets)
@@ -189,4 +198,4 @@ def _column_facts(kind: Any, num_rows: int, types: Any) -> ArrayFacts:
 
 
 def _shown(shape: tuple[int | None, ...]) -> str:
-    return ", ".join("?" if each is None else str(each) for each in shape[1:])
+    return ", ".join("?" if size is None else str(size) for size in shape[1:])

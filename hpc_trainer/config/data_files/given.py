@@ -1,7 +1,7 @@
-"""One way to open a file that a user or a program gave: a regular file of bounded size, and nothing is waited for.
+"""Opening of a file that a user or a program gave: only a regular file of bounded size, without waiting.
 
-A pipe in its place would hold the reader for ever, and a sparse file may say that it has any size. Every error is an
-OSError that names the file. Files of ours are read by `runs/reading.py`, which makes faults of what it cannot read.
+A pipe in its place would block the reader for ever, and a sparse file may claim any size. Every error is an OSError
+that names the file. Our own files are read by `runs/reading.py`, which turns unreadable files into faults.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_JSON = 256 * 2**20
-"""Bytes of an index or a manifest; one of a model with 100,000 tensors has some 20 MB."""
+"""Largest index or manifest in bytes; the one of a model with 100,000 tensors has some 20 MB."""
 LARGEST_PICTURE = 1 << 30
-"""Bytes of a picture's file; what it is decoded to has at most some 540 MB."""
+"""Largest file of a picture in bytes; the decoded picture has at most some 540 MB."""
 _KINDS = (
     (stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"),
     (stat.S_ISBLK, "device"),
@@ -28,10 +28,12 @@ def open_given(path: str | Path, most: int | None = None) -> BinaryIO:
     """Open a regular file to read it.
 
     Args:
-        most: bytes that it may have; None: any number, for a file that is read in pieces.
+        path: the file.
+        most: largest size in bytes; None for any size, if the file is read in pieces.
 
     Raises:
-        OSError: there is none, or none that we may read; EINVAL: it is a pipe, a folder or the like; EFBIG: too large.
+        OSError: there is no file, or it is not readable; EINVAL: it is a pipe, a folder or the like; EFBIG: it is too
+            large.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
@@ -52,14 +54,14 @@ def read_given(path: str | Path, most: int = MAX_JSON) -> bytes:
     """Read a regular file of at most `most` bytes. Raises OSError as `open_given`."""
     with open_given(path, most) as file:
         data = file.read(most + 1)
-    if len(data) > most:  # it has grown
+    if len(data) > most:  # the file has grown since
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return data
 
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Name a file in an error of writing or reading it, as a full disk's, which names none."""
+    """Name the file in an error of writing or reading it that names none, such as a full disk's."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What a folder of Hugging Face's `save_to_disk` says of itself, for `data=hf_dataset`: JSON alone, no package.
+"""Facts about a folder of Hugging Face's `save_to_disk`, for `data=hf_dataset`, from JSON without any package.
 
-dataset_dict.json     the names of splits, each a folder beside it; missing where the folder is one split
+dataset_dict.json     the names of splits, each a folder beside it; missing if the folder is one split
 dataset_info.json     features: columns and their types
 state.json            names of the arrow files
 """
@@ -25,7 +25,10 @@ _LISTS = frozenset({"List", "LargeList", "Sequence", "Array2D", "Array3D", "Arra
 
 
 class Column(NamedTuple):
-    """`kind` is of the constants above; class names of `classes`; of lists what they hold is `inner`."""
+    """Column of a data set.
+
+    `kind` is a constant above; `classes` has class names, `inner` the kind of a list's items.
+    """
 
     name: str
     kind: str
@@ -35,17 +38,22 @@ class Column(NamedTuple):
 
 
 class HfParts(NamedTuple):
-    """Where the splits are, and the columns."""
+    """Folders of the splits, and the columns."""
 
     train: Path
     evaluation: Path
     input: Column
     target: Column | None
-    """None: the token after each."""
+    """Column of targets; None if the target of each token is the next token."""
 
 
 def check_hf_folder(data: HfDatasetConfig, kind: TargetKind) -> HfParts:
-    """Raises ConfigError: a package, split or column is not there, or of no kind that could be used; DataError."""
+    """Return the splits and columns that `data` names.
+
+    Raises:
+        ConfigError: a package, split or column is missing, or a column is of a kind that cannot be used.
+        DataError: the folder is damaged, or was not made by `save_to_disk`.
+    """
     if data.path is None:
         raise ConfigError("data=hf_dataset needs data.path, a folder that Dataset.save_to_disk made.")
     path = Path(data.path).expanduser()
@@ -129,8 +137,8 @@ def _columns(folder: Path) -> dict[str, Column]:
 
 
 def _files(folder: Path) -> list[str]:
-    found = _json(folder / "state.json").get("_data_files") or []
-    return [str(each.get("filename")) for each in found if isinstance(each, dict)]
+    files = _json(folder / "state.json").get("_data_files") or []
+    return [str(file.get("filename")) for file in files if isinstance(file, dict)]
 
 
 def _of_feature(name: str, feature: Any) -> Column:
@@ -142,7 +150,7 @@ def _of_feature(name: str, feature: Any) -> Column:
     if kind == "Image":
         return Column(name, IMAGE, "images")
     if kind == "ClassLabel":
-        classes = [str(each) for each in feature.get("names", [])]
+        classes = [str(label) for label in feature.get("names", [])]
         return Column(name, CLASSES, f"ClassLabel of {len(classes)} classes", classes)
     if kind == "Value":
         dtype = str(feature.get("dtype"))
@@ -170,9 +178,9 @@ def _column(columns: dict[str, Column], key: str, name: str, folder: Path) -> Co
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_given(path))
+        content = json.loads(read_given(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}. Save the data set again, or name another.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise DataError(f"{path} is damaged: it is no mapping. Save the data set again.")
-    return found
+    return content

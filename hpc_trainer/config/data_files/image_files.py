@@ -1,4 +1,4 @@
-"""Pictures, as far as this machine can tell without reading them: the data set itself is built on the nodes."""
+"""Pictures, as far as this machine can check them without reading: the data set itself is built on the nodes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _INDEX = "index.json"
 
 
 def image_problems(data: ImagesConfig) -> tuple[str, ...]:
-    """Everything that is wrong with the values, and with the folder as it is seen from here; a line each."""
+    """Return each problem with the values, and with the folder as it is seen from here."""
     return (*_values(data), *_folders(data))
 
 
 def num_train_images(data: ImagesConfig) -> int | None:
-    """Training pictures, where an index beside them says how many; None of all others, which would be listed."""
+    """Return the number of training pictures if an index gives it; None otherwise.
+
+    Without an index the folder would have to be listed.
+    """
     if not isinstance(data, ImageShardsConfig) or data.eval_fraction is not None:
         return None
     try:
@@ -55,7 +58,7 @@ def _values(data: ImagesConfig) -> Iterator[str]:
                 f"data.{key} has {len(values)} numbers, and must have one for each of data.num_channels="
                 f"{data.num_channels}. Use {[0.5] * data.num_channels} or null."
             )
-        wrong = next((each for each in values if not math.isfinite(each) or (key == "std" and each <= 0)), None)
+        wrong = next((value for value in values if not math.isfinite(value) or (key == "std" and value <= 0)), None)
         if wrong is not None:
             yield f"data.{key} holds {wrong:g}; it must be finite{', and greater than 0' * (key == 'std')}. Use 0.5."
 
@@ -70,15 +73,15 @@ def _folders(data: ImagesConfig) -> Iterator[str]:
         return
     folders = [path]
     if data.eval_fraction is None:
-        found = next((path / name for name in EVAL_FOLDERS if is_folder(path / name)), None)
-        if found is None or not is_folder(path / "train"):
+        held_out = next((path / name for name in EVAL_FOLDERS if is_folder(path / name)), None)
+        if held_out is None or not is_folder(path / "train"):
             yield (
                 f"data.path={data.path} must hold the folders train and eval (data.eval_fraction=null); "
-                f"{'train' if found else 'eval'} is not there. Make it, or hold out a share of all pictures: "
+                f"{'train' if held_out else 'eval'} is not there. Make it, or hold out a share of all pictures: "
                 "data.eval_fraction=0.1."
             )
             return
-        folders = [path / "train", found]
+        folders = [path / "train", held_out]
     yield from _shards(folders) if isinstance(data, ImageShardsConfig) else _classes(folders[0], data)
 
 
@@ -94,7 +97,7 @@ def _shards(folders: list[Path]) -> Iterator[str]:
 def _classes(folder: Path, data: ImagesConfig) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
-            count = sum(each.is_dir() and not each.name.startswith(".") for each in entries)
+            count = sum(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
     except OSError as error:
         yield f"data.path: {folder} must be a readable folder: {error.strerror}. Use another."
         return
@@ -105,5 +108,5 @@ def _classes(folder: Path, data: ImagesConfig) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=64)
 def _num_samples(index: str, changed_ns: int) -> int:
-    del changed_ns  # a file that was written anew is read anew
+    del changed_ns  # part of the cache key: a rewritten file is read again
     return int(json.loads(read_given(index))["num_samples"])

@@ -1,6 +1,6 @@
-"""What is known of a data set before a run, by its kind: by its keys alone, or by the headers of the files they name.
+"""Facts about a data set before a run, by its kind: from its keys alone, or from the headers of its files.
 
-A data set that has nothing here is taken as it is: its builder tells what is wrong, on the nodes.
+A data set without an entry here is accepted unchecked: its builder reports problems, on the nodes.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def _as_it_is(data: Any, kind: TargetKind) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Of one kind of data set; each is asked with its configuration."""
+    """Functions for one kind of data set; each is called with the data set's configuration."""
 
     num_train_samples: Callable[[Any], int | None] = _none
-    """Training samples; None, or 0, where only reading tells, or a problem does."""
+    """Number of training samples; None, or 0, if only reading gives it or something is wrong."""
     vocabulary: Callable[[Any], int | None] = _none
-    """Ids of text that a model tells apart."""
+    """Number of ids of text that a model distinguishes."""
     problems: Callable[[Any], Iterable[str]] = _nothing
-    """What is wrong with its keys and files, a line each."""
+    """Problems with the keys and files, a line each."""
     check: Callable[[Any, TargetKind], object] = _as_it_is
-    """Raises ConfigError or DataError for the first thing that is wrong with its files, where targets are read as the
-    second argument says."""
+    """Check of the files, with targets read as the second argument says. Raises ConfigError or DataError for the first
+    problem."""
 
 
 _KNOWN: dict[type[DataConfig], Known] = {
@@ -79,11 +79,11 @@ _KNOWN: dict[type[DataConfig], Known] = {
 
 
 def known_of(data: DataConfig) -> Known:
-    """By its class, else by one that it derives from; of others nothing is known."""
+    """Return the entry for the data set's class, or for the nearest base class; an entry without facts for others."""
     kinds: tuple[Any, ...] = type(data).__mro__
     return next((_KNOWN[kind] for kind in kinds if kind in _KNOWN), Known())
 
 
 def known_vocabulary(data: DataConfig) -> int | None:
-    """Ids of text that a model tells apart, where the configuration, or a folder that it names, says how many."""
+    """Return the number of ids of text that a model distinguishes, if the configuration or its folder gives it."""
     return known_of(data).vocabulary(data)

@@ -1,4 +1,4 @@
-"""Whether there is a file, for rules: what this machine cannot say for sure is no file, and never an error.
+"""Tests for existing files, for rules: a path that this machine cannot examine counts as no file, never as an error.
 
 `Path.is_file` raises in a folder that this user may not enter, and for a name that is too long (before Python 3.14).
 """
@@ -11,17 +11,17 @@ from pathlib import Path
 
 
 def is_file(path: Path) -> bool:
-    """True of a file that can be seen from here."""
+    """Return True for a file that can be seen from here."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_folder(path: Path) -> bool:
-    """True of a folder that can be seen from here."""
+    """Return True for a folder that can be seen from here."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
 def home_problems(key: str, path: str | None) -> Iterator[str]:
-    """A path below the home of a user whom this machine does not know."""
+    """Yield the problem with a path below the home of a user whom this machine does not know."""
     try:
         Path(path or "").expanduser()
     except RuntimeError:

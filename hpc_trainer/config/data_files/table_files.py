@@ -1,4 +1,4 @@
-"""Columns of a table and what becomes of each, from the head of the file, for `data=table`. No torch; pyarrow late."""
+"""Columns of a table and their use, from the head of the file, for `data=table`. No torch; pyarrow is imported late."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUFFIXES = (".csv", ".parquet")
 
 
 class Columns(NamedTuple):
-    """What is read, and as what."""
+    """Columns to read, by their use."""
 
     target: str
     target_is_text: bool
@@ -27,18 +27,18 @@ class Columns(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Of each column its kind and its type's name; rows, where the file says it."""
+    """Kind and type name of each column; number of rows, if the file gives it."""
 
     kinds: dict[str, tuple[str, str]]
     num_rows: int | None
 
 
 def read_head(path: Path) -> Head:
-    """Of a .csv the types are those of its first megabyte.
+    """Read the head of a table; the types of a .csv are those of its first megabyte.
 
     Raises:
-        ConfigError: it is another kind of file, or pyarrow is missing; two columns have one name.
-        DataError: it is missing, empty or damaged.
+        ConfigError: the file is of another kind, pyarrow is missing, or two columns have one name.
+        DataError: the file is missing, empty or damaged.
     """
     if path.suffix not in _SUFFIXES:
         raise ConfigError(f"data.path={path} must be a file {' or '.join(_SUFFIXES)}. Convert it, or name another.")
@@ -51,20 +51,24 @@ def read_head(path: Path) -> Head:
             schema, num_rows = file.schema_arrow, file.metadata.num_rows
     except HpcTrainerError:
         raise
-    except (OSError, ValueError) as error:  # pyarrow's own are both
+    except (OSError, ValueError) as error:  # pyarrow's own errors are both
         raise DataError(f"{path} cannot be read: {error}. Write it again, or name another file.") from error
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise ConfigError(f"{path} has several columns named {twice[0]!r}. Give each its own name.")
     types = optional("pyarrow.types", what)
-    return Head({each.name: (_kind(each.type, types), str(each.type)) for each in schema}, num_rows)
+    return Head({field.name: (_kind(field.type, types), str(field.type)) for field in schema}, num_rows)
 
 
 def choose_columns(data: TableConfig, kind: TargetKind, path: Path, head: Head) -> Columns:
-    """Who is what. Raises ConfigError: a column is not there, or of no kind that it could be used as."""
+    """Return the use of each column.
+
+    Raises:
+        ConfigError: a column is missing, or of a kind that cannot be used.
+    """
     kinds = head.kinds
     lists = {"numeric": data.numeric, "categorical": data.categorical}
-    named = [("target", data.target), *((key, each) for key, many in lists.items() for each in many or [])]
+    named = [("target", data.target), *((key, name) for key, many in lists.items() for name in many or [])]
     for key, name in named:
         if name not in kinds:
             raise ConfigError(f"data.{key}={name}: {path} has no such column. {valid(name, kinds)}")
@@ -73,33 +77,40 @@ def choose_columns(data: TableConfig, kind: TargetKind, path: Path, head: Head) 
     twice = [name for name, count in Counter(name for _, name in named).items() if count > 1]
     if twice:
         raise ConfigError(f"data.target, data.numeric and data.categorical name {twice[0]} twice. Name it once.")
-    wrong = next((each for each in data.numeric or [] if kinds[each][0] != NUMBER), None)
+    wrong = next((name for name in data.numeric or [] if kinds[name][0] != NUMBER), None)
     if wrong is not None:
         raise ConfigError(f"data.numeric names {wrong}, which is {kinds[wrong][1]} in {path}. Use data.categorical.")
     taken = {name for _, name in named}
-    free = [(name, found) for name, (found, _) in kinds.items() if name not in taken]
+    free = [(name, column_kind) for name, (column_kind, _) in kinds.items() if name not in taken]
     if None in lists.values():
-        odd = next((name for name, found in free if found == OTHER), None)
+        odd = next((name for name, column_kind in free if column_kind == OTHER), None)
         if odd is not None:
             raise ConfigError(
                 f"{path}: column {odd} is {kinds[odd][1]}, which is neither number nor text. Name the columns that "
                 "count in data.numeric and data.categorical."
             )
-    numeric = [name for name, found in free if found == NUMBER] if data.numeric is None else data.numeric
-    categorical = [name for name, found in free if found == TEXT] if data.categorical is None else data.categorical
+    numeric = [name for name, column_kind in free if column_kind == NUMBER] if data.numeric is None else data.numeric
+    categorical = (
+        [name for name, column_kind in free if column_kind == TEXT] if data.categorical is None else data.categorical
+    )
     if not numeric and not categorical:
         raise ConfigError(f"{path} has no column besides data.target={data.target} to predict it from. Name some.")
     is_text = kinds[data.target][0] == TEXT
     if kind is TargetKind.labels or (is_text and kind is not TargetKind.classes):
-        told = f"is {kinds[data.target][1]}" if is_text else "is one column"
+        reason = f"is {kinds[data.target][1]}" if is_text else "is one column"
         raise ConfigError(
-            f"data.target={data.target} {told} in {path}, and the task takes others. Use task=classification."
+            f"data.target={data.target} {reason} in {path}, and the task takes others. Use task=classification."
         )
     return Columns(data.target, is_text, list(numeric), list(categorical))
 
 
 def check_table(data: TableConfig, kind: TargetKind) -> Columns:
-    """What the heads of the files tell. Raises ConfigError, DataError."""
+    """Check the heads of the files, and return the columns to read.
+
+    Raises:
+        ConfigError: a key is wrong, or does not fit the file.
+        DataError: a file is missing, empty or damaged.
+    """
     if data.path is None:
         raise ConfigError("data=table needs data.path, a .csv or .parquet file.")
     check_parts(data.eval_path, data.eval_fraction, _USUAL_FRACTION)

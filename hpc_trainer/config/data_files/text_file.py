@@ -1,4 +1,4 @@
-"""Windows of `data=text_bytes`, as far as this machine can tell: the data set itself is built on the nodes."""
+"""Windows of `data=text_bytes`, as far as this machine can check them: the data set itself is built on the nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BUILT_IN_TEXT = "pydoc_data.topics"
 
 
 def num_train_windows(data: TextBytesConfig) -> int | None:
-    """Training samples; None where the file cannot be read here, or a value is out of range."""
+    """Return the number of training samples; None if the file cannot be read here, or a value is out of range."""
     parts = _parts(data)
     return None if parts is None else max(0, (parts[0] - 1) // data.seq_len)
 
 
 def window_problems(data: TextBytesConfig) -> Iterator[str]:
-    """There is no such file, or a window does not fit into one of the parts."""
+    """Yield the problem with a missing file, or with a window that does not fit into a part."""
     if data.path is not None and not is_file(Path(data.path).expanduser()):
         yield f"data.path={data.path} must be a readable file; there is none."
         return
@@ -37,7 +37,7 @@ def window_problems(data: TextBytesConfig) -> Iterator[str]:
 
 
 def _parts(data: TextBytesConfig) -> tuple[int, int] | None:
-    """Bytes for training and for evaluation, as `datasets/text_bytes.py` cuts them."""
+    """Return the bytes for training and for evaluation, as `datasets/text_bytes.py` cuts them; None if unknown."""
     if not (0 < data.eval_fraction < 1 and data.seq_len >= 2):
         return None
     path = _built_in() if data.path is None else Path(data.path)

@@ -1,4 +1,4 @@
-"""What a folder of tokens says of itself (`meta.json`): read at plan time, so without torch and numpy.
+"""Metadata of a folder of tokens (`meta.json`), read at plan time, so without torch and numpy.
 
 The files beside it, and how to read and write them, are in `datasets/records/token_files.py`.
 """
@@ -19,37 +19,37 @@ META, TOKENS, DOCUMENTS = "meta.json", "tokens.bin", "documents.npy"
 TOKENIZER = "tokenizer.json"
 """Name of the tokenizer's file, beside the parts of a prepared folder and in an export."""
 BYTES = "bytes"
-"""Name of the tokenizer that has none: a token is a byte."""
+"""Tokenizer name for text without a tokenizer: a token is a byte."""
 LARGEST_UINT16_VOCABULARY = 65_536
 _REMAKE = "Prepare the folder again, or name another."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMeta:
-    """`meta.json` but for the format's version and the dtype, which follows from the vocabulary."""
+    """Content of `meta.json` without the format's version and the dtype, which follows from the vocabulary."""
 
     vocab_size: int
-    """All tokens are less, the end-of-document token too; 2 to 2**31."""
+    """Number of tokens in the vocabulary, 2 to 2**31; every token is less, including the end-of-document token."""
     tokenizer: str
-    """Its name, or `bytes`."""
+    """Name of the tokenizer, or `bytes`."""
     tokenizer_sha256: str | None
-    """Of the tokenizer's file; None of `bytes`."""
+    """SHA-256 of the tokenizer's file; None for `bytes`."""
     end_of_document: int | None
-    """The token after each document; None: documents follow each other without one."""
+    """Token after each document; None if documents follow each other without one."""
     num_documents: int
     num_tokens: int
-    """Ends of documents included."""
+    """Number of tokens, ends of documents included."""
     tokens_sha256: str
-    """Of `tokens.bin`."""
+    """SHA-256 of `tokens.bin`."""
 
     @property
     def dtype(self) -> str:
-        """`uint16` or `uint32`; the file has them little-endian."""
+        """`uint16` or `uint32`; the file is little-endian."""
         return dtype_of(self.vocab_size)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a token."""
+        """Bytes of one token."""
         return 2 if self.dtype == "uint16" else 4
 
     def to_json(self) -> dict[str, object]:
@@ -67,19 +67,19 @@ class TokenMeta:
 
 
 def dtype_of(vocab_size: int) -> str:
-    """The smallest of `uint16` and `uint32` that holds all tokens."""
+    """Return the smallest of `uint16` and `uint32` that holds all tokens."""
     return "uint16" if vocab_size <= LARGEST_UINT16_VOCABULARY else "uint32"
 
 
 def read_meta(folder: Path) -> TokenMeta:
-    """Of a folder that is whole: `meta.json` is written last, and `tokens.bin` must have the size that it says.
+    """Read the metadata of a complete folder: `meta.json` is written last, and `tokens.bin` must have the size it says.
 
     Raises:
-        DataError: there is no such folder, it is unfinished, damaged, or of another version.
+        DataError: there is no such folder, or it is unfinished, damaged, or of another version.
     """
     path = folder / META
     try:
-        found = json.loads(read_given(path))
+        content = json.loads(read_given(path))
         size = (folder / TOKENS).stat().st_size
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = Path(error.filename).name
@@ -93,7 +93,7 @@ def read_meta(folder: Path) -> TokenMeta:
         raise DataError(f"{path} cannot be read: {error.strerror}. Check its permissions, on every node.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}. {_REMAKE}") from error
-    meta = _parsed(found, path)
+    meta = _parsed(content, path)
     if size != meta.num_tokens * meta.itemsize:
         raise DataError(
             f"{folder / TOKENS} has {size} bytes, and {META} says {meta.num_tokens} tokens of {meta.itemsize} bytes: "
@@ -109,9 +109,9 @@ def _parsed(found: object, path: Path) -> TokenMeta:
         raise DataError(f"{path} has format {found.get('format')!r}, and this version reads {FORMAT}. {_REMAKE}")
     numbers = [found.get(name) for name in ("vocab_size", "num_documents", "num_tokens")]
     end, sha256 = found.get("end_of_document"), found.get("tokenizer_sha256")
-    is_whole = all(type(each) is int and each >= 0 for each in numbers)
+    is_whole = all(type(number) is int and number >= 0 for number in numbers)
     texts = [found.get("tokenizer"), found.get("tokens_sha256"), *([] if sha256 is None else [sha256])]
-    if not is_whole or not all(isinstance(each, str) for each in texts) or not (end is None or type(end) is int):
+    if not is_whole or not all(isinstance(text, str) for text in texts) or not (end is None or type(end) is int):
         raise DataError(f"{path} is damaged: a value is missing or of another type. {_REMAKE}")
     values: dict[str, Any] = {name: found.get(name) for name in TokenMeta.__dataclass_fields__}
     meta = TokenMeta(**values)

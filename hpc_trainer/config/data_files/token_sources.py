@@ -1,4 +1,4 @@
-"""Which tokens `data=tokens` trains on and evaluates: parts of folders, and what each has of an epoch. No torch."""
+"""Tokens that `data=tokens` trains on and evaluates: parts of folders, and their shares of an epoch. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 
 LONGEST_EPOCH = 2**31
-"""Samples; the order of an epoch takes 8 bytes of each rank's memory for each."""
+"""Largest number of samples in an epoch; the order of an epoch takes 8 bytes of each rank's memory for each sample."""
 _USUAL_FRACTION = TokensConfig().eval_fraction
 
 
@@ -32,45 +32,46 @@ class Source(NamedTuple):
 
 
 def find_sources(data: TokensConfig, split: Literal["train", "eval"]) -> list[Source]:
-    """The sources of a split, in the order of their paths, as a run's identity knows no other.
+    """Return the sources of a split in the order of their paths, the only order that a run's identity knows.
 
     Raises:
-        ConfigError: none or too much is named, tokenizers differ, or a part has no window.
+        ConfigError: no source is named or too many are, tokenizers differ, or a part has no window.
         DataError: a folder is missing, unfinished or damaged.
     """
-    found = [_source(Path(path), weight, data, split) for path, weight in _named(data).items()]
-    _check_alike(found)
+    sources = [_source(Path(path), weight, data, split) for path, weight in _named(data).items()]
+    _check_alike(sources)
     if data.eval_fraction != _USUAL_FRACTION and all(_has_eval(Path(path)) for path in _named(data)):
         raise ConfigError(
             f"data.eval_fraction={data.eval_fraction:g} has no effect: each source has a part eval/. Use "
             f"data.eval_fraction={_USUAL_FRACTION:g}, its default."
         )
-    for each in found:
-        if not each.num_windows(data.seq_len):
-            size = each.stop - each.start
+    for source in sources:
+        if not source.num_windows(data.seq_len):
+            size = source.stop - source.start
             fix = f"data.seq_len={size - 1} or less" if size > 2 else "a larger one"
             raise ConfigError(
-                f"data.seq_len={data.seq_len} is too long for {each.folder}: it has {size} tokens for split={split}, "
+                f"data.seq_len={data.seq_len} is too long for {source.folder}: it has {size} tokens for split={split}, "
                 f"and a window needs data.seq_len + 1. Use {fix}."
             )
-        if data.mask_document_starts and each.meta.end_of_document is None:
+        if data.mask_document_starts and source.meta.end_of_document is None:
             raise ConfigError(
-                f"data.mask_document_starts needs an end-of-document token, and {each.folder} has none. Prepare it "
+                f"data.mask_document_starts needs an end-of-document token, and {source.folder} has none. Prepare it "
                 "with one, or use data.mask_document_starts=false."
             )
-    return found
+    return sources
 
 
 def epoch_shares(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Samples of each source in an epoch: as their weights, to the nearest whole number, and no less than its size.
+    """Return the samples of each source in an epoch: in proportion to the weights, and at least the source's size.
 
-    So each window of each source comes once or more in an epoch, and of one source those of its shortest epoch.
+    Shares are rounded to whole numbers. Each window of each source comes at least once in an epoch, which is the
+    shortest one for which this holds.
     """
     parts = [Fraction(weight) for weight in weights]
     total = sum(parts)
     length = max(math.ceil(size * total / part) for size, part in zip(sizes, parts, strict=True))
     exact = [length * part / total for part in parts]
-    shares = [math.floor(each) for each in exact]
+    shares = [math.floor(share) for share in exact]
     by_rest = sorted(range(len(shares)), key=lambda index: (shares[index] - exact[index], index))
     for index in by_rest[: length - sum(shares)]:
         shares[index] += 1
@@ -78,18 +79,20 @@ def epoch_shares(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
 
 
 def num_train_samples(data: TokensConfig) -> int | None:
-    """Samples of an epoch; None where something is wrong, of which `check_tokens` tells."""
+    """Return the number of samples in an epoch; None if something is wrong, which `check_tokens` reports."""
     try:
-        found = find_sources(data, "train")
+        sources = find_sources(data, "train")
     except HpcTrainerError:
         return None
-    if any(not 0 < each.weight < math.inf for each in found):
+    if any(not 0 < source.weight < math.inf for source in sources):
         return None
-    return sum(epoch_shares([each.num_windows(data.seq_len) for each in found], [each.weight for each in found]))
+    return sum(
+        epoch_shares([source.num_windows(data.seq_len) for source in sources], [source.weight for source in sources])
+    )
 
 
 def vocabulary(path: str | None, sources: Mapping[str, float]) -> int | None:
-    """Tokens that the first source tells apart; None where it cannot be read."""
+    """Return the vocabulary size of the first source; None if it cannot be read."""
     try:
         return next(iter(_folders(path, sources))).vocab_size
     except (StopIteration, HpcTrainerError):
@@ -97,12 +100,16 @@ def vocabulary(path: str | None, sources: Mapping[str, float]) -> int | None:
 
 
 def _folders(path: str | None, sources: Mapping[str, float]) -> Iterator[TokenMeta]:
-    for each in [path] if path is not None else sorted(sources):
-        yield read_meta(_train_part(Path(each)))
+    for folder in [path] if path is not None else sorted(sources):
+        yield read_meta(_train_part(Path(folder)))
 
 
 def check_tokens(data: TokensConfig) -> None:
-    """Raises what `find_sources` raises, and ConfigError: an epoch is too long."""
+    """Check both splits and the length of an epoch. Raises what `find_sources` raises.
+
+    Raises:
+        ConfigError: an epoch is too long.
+    """
     for split in ("train", "eval"):
         find_sources(data, split)
     length = num_train_samples(data) or 0
@@ -154,7 +161,7 @@ def _check_alike(found: Sequence[Source]) -> None:
         ("end_of_document", "end-of-document token"),
     ):  # fmt: skip
         wanted = getattr(first.meta, name)
-        other = next((each for each in found if getattr(each.meta, name) != wanted), None)
+        other = next((source for source in found if getattr(source.meta, name) != wanted), None)
         if other is not None:
             raise ConfigError(
                 f"data.sources: {first.folder} and {other.folder} have another {what}: {wanted} and "

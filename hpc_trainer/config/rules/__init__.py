@@ -1,1 +1,1 @@
-"""What one value, or several that belong together, must keep to; `validate` asks all."""
+"""Rules for one value, or for several that belong together; `validate` checks all of them."""

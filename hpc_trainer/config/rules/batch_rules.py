@@ -1,4 +1,4 @@
-"""Rules of the three sizes of a batch: what they divide, and that there are so many samples. All advise the same."""
+"""Rules for the three sizes of a batch: divisibility, and enough samples. All give the same advice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Samples of a batch, of a micro-batch, and micro-batches of a rank in a step; None: left open."""
+    """Samples of a batch and of a micro-batch, and micro-batches of a rank in a step; None if left open."""
 
     total: int
     micro: int | None
@@ -24,11 +24,11 @@ class _Sizes:
         return self.micro is not None and self.accum is not None
 
     def of_a_rank(self) -> int:
-        """What a rank's share is a multiple of; its share itself, if `is_fixed`."""
+        """Return the number that a rank's share is a multiple of; the share itself if `is_fixed`."""
         return (self.micro or 1) * (self.accum or 1)
 
     def legal(self, count: int, most: int | None) -> _Sizes:
-        """The nearest sizes for `count` ranks and `most` (≥ count) samples that break no rule."""
+        """Return the nearest sizes for `count` ranks and `most` (≥ count) samples that break no rule."""
         total = self.total if most is None else min(self.total, most)
         share, micro, accum = max(1, total // count), self.micro, self.accum
         if micro is not None and micro > share:
@@ -43,7 +43,7 @@ class _Sizes:
         return _Sizes(nearest, micro, accum)
 
     def way_to(self, legal: _Sizes) -> str:
-        """What is to be changed for it, as one types it; a batch alone without its key."""
+        """Return the overrides that lead to the sizes `legal`; if only the batch changes, its value without a key."""
         keys = {"global_batch_size": "total", "micro_batch_size": "micro", "grad_accum_steps": "accum"}
         values = {
             key: getattr(legal, name) for key, name in keys.items() if getattr(legal, name) != getattr(self, name)
@@ -54,14 +54,14 @@ class _Sizes:
 
 
 def batch_problems(config: TrainConfig) -> Iterator[str]:
-    """What `train.global_batch_size`, `micro_batch_size` and `grad_accum_steps` break, a line each."""
+    """Yield each problem with `train.global_batch_size`, `micro_batch_size` and `grad_accum_steps`."""
     train, parts = config.train, num_parts(config.train, config.hardware, config.parallel)
     count = 1 if train.batch_per_rank else parts
     sizes = _Sizes(train.global_batch_size, train.given_micro_batch_size, train.grad_accum_steps)
     given = [size for size in (sizes.total, sizes.micro, sizes.accum) if size is not None]
     if min(given) < 1 or max(given) > LARGEST or parts < 1:
         return
-    num_samples = max(0, known_of(config.data).num_train_samples(config.data) or 0)  # of none another rule tells
+    num_samples = max(0, known_of(config.data).num_train_samples(config.data) or 0)  # another rule reports 0
     if num_samples and num_samples < parts:
         yield (
             f"data={config.data.name} has {num_samples} training samples, and each of {parts} ranks takes one or more "
@@ -79,9 +79,9 @@ def batch_problems(config: TrainConfig) -> Iterator[str]:
     else:
         yield from _multiple(config, sizes, count, way)
     if num_samples and num_samples < whole_batch(train, config.hardware, config.parallel):
-        each = f" × {parts} ranks" if train.batch_per_rank else ""
+        factor = f" × {parts} ranks" if train.batch_per_rank else ""
         yield (
-            f"train.global_batch_size={sizes.total}{each} must be at most the {num_samples} training "
+            f"train.global_batch_size={sizes.total}{factor} must be at most the {num_samples} training "
             f"samples of data={config.data.name}. Use {way}."
         )
 

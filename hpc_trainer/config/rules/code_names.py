@@ -1,4 +1,4 @@
-"""Rules about a person's own code: which names may be used, and what its values may be. Imports none of it."""
+"""Rules about a user's own code: which names may be used, and which values it may get. Imports none of that code."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _MAY_NAME_CODE = (
     ("model", "_target_"), ("data", "_target_"), ("task", "_target_"), ("optim", "_target_"), ("train", "main"),
 )  # fmt: skip
 MISSING = "???"
-"""What a choice says of code that is a person's own: its name has to be given."""
+"""Value of a choice for a user's own code: its name has to be given."""
 _MOST_MEANT = 3
 
 
 def targets_of(config: TrainConfig | Mapping[str, Any]) -> dict[str, str]:
-    """Key -> name of the code that a configuration, typed or plain, is built from: `model._target_`, `train.main`."""
+    """Return the code names in a configuration, typed or plain, by key: `model._target_`, `train.main`."""
     if isinstance(config, TrainConfig):
-        found = {f"{group}.{key}": getattr(getattr(config, group), key, None) for group, key in _MAY_NAME_CODE}
+        targets = {f"{group}.{key}": getattr(getattr(config, group), key, None) for group, key in _MAY_NAME_CODE}
     else:
-        found = {f"{group}.{key}": config.get(group, {}).get(key) for group, key in _MAY_NAME_CODE}
+        targets = {f"{group}.{key}": config.get(group, {}).get(key) for group, key in _MAY_NAME_CODE}
         replayed = config.get("replay", {}).get("data", [])
-        found |= {f"replay.data[{place}]._target_": each.get("_target_") for place, each in enumerate(replayed)}
-    return {key: str(target) for key, target in found.items() if target is not None}
+        targets |= {f"replay.data[{place}]._target_": data.get("_target_") for place, data in enumerate(replayed)}
+    return {key: str(target) for key, target in targets.items() if target is not None}
 
 
 def packages_of(config: TrainConfig) -> list[str]:
-    """The top-level packages whose sources decide what a run does: ours, and those that it names."""
+    """Return the top-level packages whose sources decide what a run does: ours, and those that it names."""
     named = {target.partition(".")[0] for target in targets_of(config).values()} - {"torch"}
     return sorted({"hpc_trainer", *named, *config.snapshot.packages})
 
 
 def target_problems(config: TrainConfig) -> Iterator[str]:
-    """Names of code that are not on the allow-list, or stand where something shipped is built."""
+    """Yield each problem with a name of code: not on the allow-list, or used where something shipped is built."""
     for key, target in targets_of(config).items():
         problem = check_target(key, target, config.trust) or _shipped_problem(config, key, target)
         if problem:
@@ -46,12 +46,12 @@ def target_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _shipped_problem(config: TrainConfig, key: str, target: str) -> str | None:
-    """Of a choice that says itself what is built. A loop of one's own may read any key as it likes."""
+    """Return the problem with a choice that fixes what is built; a user's own loop may read any key as it likes."""
     group, _, name = key.partition(".")
     if config.train.main is not None or name != "_target_":
         return None
     section: Any = getattr(config, group)
-    built = {each.name: _built_by(each) for each in (kind() for kind in VARIANTS[group].values())}
+    built = {kind.name: _built_by(kind) for kind in (cls() for cls in VARIANTS[group].values())}
     own = _built_by(type(section)())
     if own in (target, MISSING):
         return None
@@ -64,28 +64,30 @@ def _shipped_problem(config: TrainConfig, key: str, target: str) -> str | None:
 
 
 def _built_by(section: Any) -> str | None:
-    """None of a choice that names no code, as an optimizer that is shipped."""
+    """Return the code that a section names; None if it names none, as for a shipped optimizer."""
     return getattr(section, "_target_", None)
 
 
 def unread_params(
     config: TrainConfig, overrides: Iterable[str], axes: Iterable[str], is_taken_from: Callable[[], bool]
 ) -> Iterator[str]:
-    """Values of `params` that nothing reads, a line each: the run would only get another name.
+    """Yield each value of `params` that nothing reads: it would only give the run another name.
 
     Args:
+        config: the configuration of a point.
+        overrides: overrides as the user typed them.
         axes: keys that differ over the grid.
-        is_taken_from: True if another key takes its value from `params`, as ${params.lr}; asked once, if at all.
+        is_taken_from: True if another key takes its value from `params`, as ${params.lr}; called once at most.
     """
-    lines = [each.lstrip("+") for each in overrides]
-    given = [each for each in lines if each.partition("=")[0].partition(".")[0] == "params"]
+    lines = [override.lstrip("+") for override in overrides]
+    given = [line for line in lines if line.partition("=")[0].partition(".")[0] == "params"]
     if not given or config.train.main is not None or is_taken_from():
         return
     for line in given:
         key, _, value = line.partition("=")
         is_axis = key in axes
-        meant = [each for each in _keys_called(key.rpartition(".")[2], config) if each != key][:_MOST_MEANT]
-        ways = meant if is_axis else [f"{each}={value}" for each in meant]
+        meant = [name for name in _keys_called(key.rpartition(".")[2], config) if name != key][:_MOST_MEANT]
+        ways = meant if is_axis else [f"{name}={value}" for name in meant]
         use = f"Use {' or '.join(ways)}" if ways else "Leave it out"
         yield (
             f"{key if is_axis else line} has no effect: params is for code of your own, and this is "
@@ -95,7 +97,7 @@ def unread_params(
 
 
 def _keys_called(name: str, config: TrainConfig) -> Iterator[str]:
-    """The keys that this configuration has whose last word is `name`."""
+    """Yield the keys of this configuration whose last part is `name`."""
     for key in DECLARED:
         if key.rpartition(".")[2] == name:
             with contextlib.suppress(AttributeError):
@@ -104,12 +106,12 @@ def _keys_called(name: str, config: TrainConfig) -> Iterator[str]:
 
 
 def param_problems(params: dict[str, Any]) -> tuple[str, ...]:
-    """What a frozen run cannot hold of `params`."""
+    """Return the problems with values of `params` that a frozen run cannot hold."""
     return tuple(_not_json("params", params))
 
 
 def _not_json(key: str, value: Any) -> Iterator[str]:
-    """A frozen run is JSON: other keys and values would come back to the worker as something else."""
+    """Yield each problem with a value that is not JSON: a frozen run would hand the worker something else."""
     if isinstance(value, dict):
         for name, item in value.items():
             if isinstance(name, str):

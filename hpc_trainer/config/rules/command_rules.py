@@ -1,4 +1,4 @@
-"""`train.command`: what is wrong with it, as far as a plan can know."""
+"""Rules of `train.command`, as far as a plan can know."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import CommandEnv, LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError
 
-# What a program run has of the configuration, whether its command names it or not.
+# Keys that a program run uses, whether its command names them or not.
 _OF_EVERY_RUN = frozenset({
     "experiment", "experiment_name", "sweep_name", "seed", "hardware", "cluster", "params", "snapshot", "local",
     "paths", "sweep", "budget", "trust", "debug",
@@ -43,7 +43,7 @@ _KEYS = frozenset({
 
 
 def command_problems(config: TrainConfig) -> Iterator[str]:
-    """What is wrong with the command, a line each."""
+    """Yield each problem with the command."""
     command = config.train.command or ""
     if config.train.main is not None:
         yield (
@@ -102,7 +102,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _no_program(config: TrainConfig, word: str, folder: Path) -> Iterator[str]:
-    """What is wrong with the first word. The PATH of this process says nothing of a node."""
+    """Yield the problem with the first word. The PATH of this process is not that of a node."""
     if "{" in word:
         return
     if "/" in word:
@@ -128,10 +128,12 @@ def _wrong_place(name: str, value_of: Callable[[str], str]) -> Iterator[str]:
 
 
 def unread_overrides(config: TrainConfig, overrides: Iterable[str], axes: Iterable[str] = ()) -> Iterator[str]:
-    """Overrides that change nothing: the command reads no such key, and the run would only get another name.
+    """Yield each override that changes nothing: the command does not read its key, so only the run's name would differ.
 
     Args:
-        axes: keys that differ over the grid. One of `params` that is fixed may be there to name runs.
+        config: the configuration of a point.
+        overrides: overrides as the user typed them.
+        axes: keys that differ over the grid. A fixed key of `params` is allowed, because it may name runs.
     """
     read = set(placeholders(config.train.command or ""))
     for line in overrides:
@@ -156,8 +158,11 @@ _SECTIONS = frozenset(each.name for each in dataclasses.fields(TrainConfig))
 
 
 def with_command(train: LoopConfig) -> LoopConfig:
-    """The folder that the program starts in, and how many steps it has: none that we know, unless it is told them."""
-    told = "train.num_steps" in placeholders(train.command or "")
+    """Return `train` with absolute folders for the program.
+
+    `num_steps` is 0 (unknown) unless the command has the placeholder `{train.num_steps}`.
+    """
+    is_passed = "train.num_steps" in placeholders(train.command or "")
     start, code = train.command_dir, train.command_from
     if is_of_run(start):
         start, code = "{run.dir}" if start == OWN_FOLDER else start, code or "."
@@ -167,5 +172,5 @@ def with_command(train: LoopConfig) -> LoopConfig:
         train,
         command_dir=start,
         command_from=None if code is None else str(Path(code).expanduser().absolute()),
-        num_steps=train.num_steps if told else 0,
+        num_steps=train.num_steps if is_passed else 0,
     )

@@ -1,4 +1,4 @@
-"""Rules of `optim=custom`, as far as they can be told without the class; torch's own are read, not imported."""
+"""Rules of `optim=custom`, as far as they can be checked without the class; torch's classes are read, not imported."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import valid
 
 _TORCHS = "torch.optim."
-# What another class of torch has to say of itself in the first step only.
+# Problems that these classes of torch would report in the first step only.
 _UNFIT = {
     "LBFGS": "asks for the loss several times a step, and the loop tells it once. Use optim=adamw.",
     "SparseAdam": "takes sparse gradients alone, and the loop's are dense. Use torch.optim.Adam.",
 }
-# Operations that torch (2.13) has not for weights in parts: the first step would end in an error.
+# Operations that torch (2.13) lacks for sharded weights: the first step would end in an error.
 _WHOLE_ONLY = ("Adafactor", "Rprop")
 _FUSED_WHOLE_ONLY = ("Adagrad", "SGD")
 
 
 def custom_optim_problems(config: TrainConfig, optim: CustomOptimConfig) -> Iterator[str]:
-    """What `optim=custom` breaks, a line each."""
+    """Yield each problem with `optim=custom`."""
     for key in ("lr", "weight_decay"):
         if key in optim.kwargs:
             value = optim.kwargs[key]
@@ -47,7 +47,7 @@ def custom_optim_problems(config: TrainConfig, optim: CustomOptimConfig) -> Iter
 
 
 def _part_problems(config: TrainConfig, optim: CustomOptimConfig, name: str) -> Iterator[str]:
-    """Of one that cannot update a part of a weight."""
+    """Yield the problem with an optimizer that cannot update sharded weights."""
     is_fsdp = config.parallel.strategy is Strategy.fsdp
     if not is_fsdp and config.parallel.tensor_parallel == 1:
         return
@@ -66,7 +66,7 @@ def _part_problems(config: TrainConfig, optim: CustomOptimConfig, name: str) -> 
 
 
 def _read_problems(optim: CustomOptimConfig, name: str) -> Iterator[str]:
-    """What the installed torch's source tells of its class `name`; nothing where it cannot be read."""
+    """Yield each problem that the installed torch's source shows for its class `name`; none if it cannot be read."""
     classes = _classes()
     if not classes:
         return
@@ -90,7 +90,7 @@ def _legal(wrong: str, known: Iterable[str]) -> str:
 
 @functools.cache
 def _classes() -> dict[str, Path]:
-    """The optimizers of torch.optim, by name, and the file of each; empty without a torch that can be read."""
+    """Return the file of each optimizer of torch.optim, by name; empty if no torch can be read."""
     try:
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:
@@ -110,14 +110,14 @@ def _classes() -> dict[str, Path]:
 
 @functools.cache
 def _arguments(path: Path, name: str) -> tuple[str, ...]:
-    """What the class `name` in that file is made of, besides the groups; empty where it cannot be told."""
+    """Return the constructor's arguments of the class `name` in a file, without the groups; empty if unknown."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return ()
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            for each in node.body:
-                if isinstance(each, ast.FunctionDef) and each.name == "__init__" and each.args.kwarg is None:
-                    return tuple(arg.arg for arg in (*each.args.args[2:], *each.args.kwonlyargs))
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and member.name == "__init__" and member.args.kwarg is None:
+                    return tuple(arg.arg for arg in (*member.args.args[2:], *member.args.kwonlyargs))
     return ()

@@ -1,4 +1,4 @@
-"""Rules of `data/` that look at the files it names, as far as this machine sees them; and their absolute paths."""
+"""Rules of `data/` on the files that it names, as far as this machine sees them; and their absolute paths."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.errors import HpcTrainerError
 
 _PATHS = ("path", "eval_path", "sources")
-"""Keys that name files or folders, whatever the data set."""
+"""Keys that name files or folders in any data set."""
 
 
 def data_problems(data: DataConfig, task: TaskConfig) -> tuple[str, ...]:
-    """What is wrong with the files of a data set, a line each; of data without files nothing."""
+    """Return each problem with the files of a data set; none for data without files."""
     unknown = tuple(line for key, path in _named(data) for line in home_problems(key, path))
     return unknown or tuple(_of_files(data, task))
 
 
 def with_absolute_paths(data: DataConfig) -> DataConfig:
-    """A copy whose files and folders are absolute: the worker's working folder may be another one."""
-    found: dict[str, Any] = {key: getattr(data, key) for key in _PATHS if getattr(data, key, None)}
-    for key, value in found.items():
+    """Return a copy with absolute files and folders: the worker's working folder may be another one."""
+    paths: dict[str, Any] = {key: getattr(data, key) for key in _PATHS if getattr(data, key, None)}
+    for key, value in paths.items():
         is_many = isinstance(value, dict)
-        found[key] = {_absolute(path): each for path, each in value.items()} if is_many else _absolute(value)
-    return dataclasses.replace(data, **found) if found else data
+        paths[key] = {_absolute(path): share for path, share in value.items()} if is_many else _absolute(value)
+    return dataclasses.replace(data, **paths) if paths else data
 
 
 def _named(data: DataConfig) -> Iterator[tuple[str, str | None]]:
@@ -43,9 +43,9 @@ def _absolute(path: str) -> str:
 
 
 def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
-    known = known_of(data)
+    facts = known_of(data)
     try:
-        yield from known.problems(data)
-        known.check(data, task.targets)
+        yield from facts.problems(data)
+        facts.check(data, task.targets)
     except HpcTrainerError as error:
         yield str(error)

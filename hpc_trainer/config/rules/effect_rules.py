@@ -1,4 +1,4 @@
-"""Keys that would have no effect: each says in the schema what it goes with (`schema/key.py`)."""
+"""Rule for keys without an effect: each key declares in the schema what it goes with (`schema/key.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_trainer.config.table.choice import holds, shown, state, typed
 
 
 def effect_problems(config: TrainConfig) -> Iterator[str]:
-    """Keys that are not at their default and change nothing, a line each. A loop of one's own may read any key."""
+    """Yield each key that is not at its default and changes nothing. A user's own loop may read any key."""
     if config.train.main is not None:
         return
     for section in SECTIONS:
@@ -31,12 +31,12 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
 
 @functools.cache
 def limited_keys(kind: Any, section: str) -> tuple[Declared, ...]:
-    """The keys of a section, nested ones too, that say what they go with."""
-    return tuple(each for each in keys_of(kind, section) if each.key.needs)
+    """Return the keys of a section, nested ones too, that declare what they go with."""
+    return tuple(declared for declared in keys_of(kind, section) if declared.key.needs)
 
 
 def _listed(needs: tuple[str, ...]) -> str:
-    """`parallel.sync=post_local_sgd or diloco`."""
+    """Join needs for a message: `parallel.sync=post_local_sgd or diloco`."""
     values: dict[str, list[str]] = {}
     for need in needs:
         key, _, value = need.partition("=")

@@ -1,4 +1,4 @@
-"""Lists and mappings hold what the schema says: OmegaConf lets a list of lists, given on the command line, pass."""
+"""Types of the items of lists and mappings: OmegaConf accepts a list of lists from the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 
 
 def item_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
-    """Items of another type, a line each. A section that several points share is looked at once."""
+    """Yield each item of a wrong type. A section that several points share is checked once."""
     for name, kind in _checked(TrainConfig):
         yield from _items(name, getattr(config, name), kind)
     for name in _sections():
@@ -35,7 +35,7 @@ def _of_section(section: str, part: Any) -> list[str]:
 
 @functools.cache
 def _checked(section: Any) -> tuple[tuple[str, type], ...]:
-    """(key, type of its items) of the lists and mappings of a section."""
+    """Return (key, type of its items) for the lists and mappings of a section."""
     kinds = {name: (typing.get_origin(hint), typing.get_args(hint)) for name, hint in hints(section).items()}
     return tuple(
         (name, args[-1]) for name, (kind, args) in kinds.items() if kind in (list, dict) and args[-1] in (str, float)

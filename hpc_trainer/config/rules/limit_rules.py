@@ -1,4 +1,4 @@
-"""Numbers within the limits that each key declares (`schema/key.py`)."""
+"""Rule for numbers: they lie within the limits that each key declares (`schema/key.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS
 
-# Of these another rule says more: what 0 means, or what else the limit hangs on.
+# Keys for which another rule says more: what 0 means, or what else the limit depends on.
 _TOLD_ELSEWHERE = frozenset({
     "cluster.signal_lead_s", "schedule.warmup_steps", "train.logical_ranks", "train.early_stop.patience",
     "train.ema_decay",
@@ -23,15 +23,15 @@ SECTIONS = tuple(name for name, is_section in ROOT_KEYS.items() if is_section an
 
 
 def limit_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
-    """Numbers outside of their limits, a line each. A section that several points share is looked at once."""
+    """Yield each number outside of its limits. A section that several points share is checked once."""
     for name in SECTIONS:
         yield from memo.of(section_problems, name, getattr(config, name))
 
 
 def section_problems(name: str, section: Any) -> list[str]:
-    """The same of one section, which may stand elsewhere than in a configuration, as those of `replay.data`."""
+    """Return each number of one section outside of its limits; the section may be one of `replay.data` too."""
     kind: Any = type(section)
-    return [line for each in keys_of(kind, name) for line in _of_key(each, _value(section, each.name))]
+    return [line for declared in keys_of(kind, name) for line in _of_key(declared, _value(section, declared.name))]
 
 
 def _of_key(each: Declared, value: Any) -> Iterator[str]:
@@ -43,14 +43,14 @@ def _of_key(each: Declared, value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for name, item in value.items():
             yield from within(f"{each.name}[{name}]", item, each.key.limits, 1)
-    elif isinstance(value, (int, float)):  # not null, nor a word as auto
+    elif isinstance(value, (int, float)):  # neither null nor a text such as auto
         yield from within(each.name, value, each.key.limits, each.default)
 
 
 @functools.cache
 def keys_of(kind: Any, section: str) -> tuple[Declared, ...]:
-    """The keys of a section of this kind, nested ones too."""
-    return tuple(each for each in all_keys(kind, f"{section}.") if each.section is None)
+    """Return the keys of a section of this kind, nested ones too."""
+    return tuple(declared for declared in all_keys(kind, f"{section}.") if declared.section is None)
 
 
 def _value(section: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Rules of the device mesh: what tensor, pipeline and data parallel make of the ranks that there are."""
+"""Rules of the device mesh: how tensor, pipeline and data parallelism divide the ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hpc_trainer.config.batch import nearest_divisor
 from hpc_trainer.config.schema.train import TrainConfig
 
 _LARGEST = 2**20
-"""As the keys declare it."""
+"""Limit that the keys declare."""
 
 
 def mesh_problems(config: TrainConfig) -> Iterator[str]:
-    """What `tensor_parallel`, `pipeline_parallel` and `data_parallel_replicate` break, a line each."""
+    """Yield each problem with `tensor_parallel`, `pipeline_parallel` and `data_parallel_replicate`."""
     parallel, hardware = config.parallel, config.hardware
     tp, pp = parallel.tensor_parallel, parallel.pipeline_parallel
     if min(tp, pp) < 1 or max(tp, pp) > _LARGEST or hardware.world_size < 1:

@@ -1,4 +1,4 @@
-"""Rules of the keys that name a metric: the shared loop logs a known list, and one that never comes decides nothing."""
+"""Rules of the keys that name a metric: the shared loop logs a known list, and a metric outside of it has no effect."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _OF_STEPS = (
 
 
 def of_steps() -> tuple[str, ...]:
-    """What the shared loop writes into metrics.jsonl beside evaluations, and features do."""
-    return (*_OF_STEPS, *(name for each in features() for name in each.logs))
+    """Return the metrics besides evaluations that the shared loop and features write into metrics.jsonl."""
+    return (*_OF_STEPS, *(name for feature in features() for name in feature.logs))
 
 
 def metric_problems(config: TrainConfig) -> Iterator[str]:
-    """Names that are none of its metrics, a line each. What a loop of one's own logs, nobody knows here."""
+    """Yield each name that is no metric of the run. The metrics of a user's own loop are unknown here."""
     if config.train.main is not None:
         return
     early, best = config.train.early_stop, config.checkpoint.keep_best
     evaluated = _evaluated(config, early.metric, best)
     if config.replay.share is not None:
-        evaluated += tuple(f"eval_old_{each.removeprefix('eval_')}" for each in evaluated)
+        evaluated += tuple(f"eval_old_{name.removeprefix('eval_')}" for name in evaluated)
     if early.patience is not None and early.metric not in evaluated:
         yield (
             f"train.early_stop.metric={early.metric} is none of the evaluation's metrics. "
@@ -40,7 +40,7 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _evaluated(config: TrainConfig, *names: str | None) -> tuple[str, ...]:
-    """Of a person's own task, any of `names` that may be one's."""
+    """Return the evaluation's metrics; for a custom task also those of `names` that may be its metrics."""
     if isinstance(config.task, CustomTaskConfig):
         return (*config.task.evaluated, *(name for name in names if name and name.startswith("eval_")))
     return config.task.evaluated

@@ -1,4 +1,4 @@
-"""`monitor.`: what its values need."""
+"""Rules of `monitor`: what its values need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.monitor import MonitorConfig, OnOverheat
 
 
 def monitor_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str]:
-    """What is wrong with it, a line each."""
+    """Yield each problem with `monitor`."""
     if monitor.on_overheat is OnOverheat.move:
         yield from _move_problems(monitor, executor)
     folder = monitor.prometheus_dir

@@ -18,7 +18,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 
 
 def optim_problems(config: TrainConfig) -> Iterator[str]:
-    """What they break, a line each."""
+    """Yield each problem with the optimizer and the schedule."""
     optim = config.optim
     if isinstance(optim, (SgdConfig, MuonConfig)) and optim.nesterov and optim.momentum == 0:
         yield "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."
@@ -35,20 +35,20 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def with_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
-    """With what `null` means written out, where it is a number: a run is the same run either way."""
+    """Return the schedule with `null` replaced by the number that it means: the run is the same run either way."""
     if schedule.name is not ScheduleName.one_cycle:
         return schedule if schedule.warmup_steps is not None else dataclasses.replace(schedule, warmup_steps=0)
-    # A run that was frozen before there was this key has none, and goes on without.
+    # A run that was frozen before this key existed has the value null, and resumes without momentum cycling.
     return dataclasses.replace(schedule, cycle_momentum=schedule.cycle_momentum is not False)
 
 
 def _cycled(optim: OptimConfig) -> Iterator[str]:
-    """Of momenta that one_cycle overrules; 0 is none, and stays none."""
+    """Yield each momentum that one_cycle overrules; 0 means none, and stays 0."""
     fresh = type(optim)()
     for key in ("momentum", "betas"):
         value = getattr(optim, key, None)
         first, usual = (
-            each[0] if isinstance(each, list) and each else each for each in (value, getattr(fresh, key, None))
+            item[0] if isinstance(item, list) and item else item for item in (value, getattr(fresh, key, None))
         )
         given = first not in (0, usual)
         name = key

@@ -11,7 +11,7 @@ from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 
 
 def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
-    """What is wrong with `resume_from`, and with the names in `allow_changes`."""
+    """Yield each problem with `resume_from`, and with the names in `allow_changes`."""
     for name in checkpoint.allow_changes:
         if not name.strip() or "=" in name or " " in name:
             yield f"checkpoint.allow_changes holds {name!r}: it takes keys alone, as checkpoint.allow_changes=[seed]."
@@ -31,7 +31,7 @@ def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
 
 
 def with_absolute_origin(checkpoint: CheckpointConfig) -> CheckpointConfig:
-    """The worker's working folder may be another one."""
+    """Return the section with an absolute `resume_from`: the worker's working folder may be another one."""
     if checkpoint.resume_from is None:
         return checkpoint
     return dataclasses.replace(checkpoint, resume_from=str(Path(checkpoint.resume_from).expanduser().absolute()))

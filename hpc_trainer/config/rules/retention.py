@@ -1,4 +1,4 @@
-"""Rules for the keys that say which checkpoints stay."""
+"""Rules for the keys that decide which checkpoints stay."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _LARGE_IS_GOOD = re.compile(r"acc|score|f1|auc|map|iou|bleu|precision|recall|rew
 
 
 def best_is_max(checkpoint: CheckpointConfig) -> bool:
-    """True if the largest value of `keep_best` is the best."""
+    """Return True if the largest value of `keep_best` is the best."""
     if checkpoint.best_mode is BestMode.auto:
         return not _means_small(checkpoint.keep_best or "")
     return checkpoint.best_mode is BestMode.max
 
 
 def retention_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
-    """Every rule that the section breaks, a line each."""
+    """Yield each problem with the section."""
     name = checkpoint.keep_best
     if name is None or checkpoint.best_mode is not BestMode.auto:
         return

@@ -1,4 +1,4 @@
-"""`cluster.sbatch`: options of sbatch(1) that are no key of ours, judged by name and by word.
+"""`cluster.sbatch`: options of sbatch(1) without a key of ours, checked by name and value.
 
 The names are those of sbatch(1) of Slurm 22.05 to 26.05. An option that hpc_trainer sets itself is refused, with the
 key to use: a second directive of one name wins over the first, and what was planned would not be what runs.
@@ -69,7 +69,7 @@ _VALUE = Word(re.compile(r"[A-Za-z0-9_./:+@-][A-Za-z0-9_.,:@%+=/*\[\]-]*"), "END
 
 
 def sbatch_problems(options: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with options that shall stand in the batch script, a line each."""
+    """Yield each problem with options for the batch script."""
     for name, value in options.items():
         what = f"cluster.sbatch holds {shown(str(name))}"
         option = str(name).removeprefix("--").replace("_", "-")
@@ -92,5 +92,5 @@ def _is_word(value: Any) -> bool:
 
 
 def sbatch_flags(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Option -> its value, True for one that takes none; what is null or false is left out."""
+    """Return option -> value, True for an option without a value; null and false are left out."""
     return {name: value for name, value in options.items() if value is not None and value is not False}

@@ -1,4 +1,4 @@
-"""Rules of what one step computes in: `precision/`."""
+"""Rules of the format that a step computes in: `precision/`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hpc_trainer.config.schema.train import TrainConfig
 
 # NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0.
 _AMPERE = 8
-# Half precision came with 5.3, in no GPU of a server before Pascal, 6.0 (the same source).
+# Half precision came with 5.3, but with no server GPU before Pascal, 6.0 (the same source).
 _PASCAL = 6
 _LARGEST_SCALE = 2.0**127
 
 
 def step_problems(config: TrainConfig) -> Iterator[str]:
-    """What it breaks, a line each."""
+    """Yield each problem with the precision."""
     dtype, hardware = config.precision.compute_dtype, config.hardware
     if dtype is Dtype.fp16 and config.precision.init_scale < 1:
         yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
@@ -42,7 +42,7 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _half_of(gpu: GpuType, name: str | None) -> str:
-    """The format of two bytes that suits a GPU; fp32 if none does."""
+    """Return the two-byte format that suits a GPU; fp32 if none does."""
     if gpu.capability >= _AMPERE:
         return "bf16"
     return "fp32" if gpu.capability < _PASCAL or peak_tflops(name, "fp16") is None else "fp16"

@@ -1,4 +1,4 @@
-"""Rules of `task/`: what goes with data and loss, and what the file of a person's class tells. Imports none of it."""
+"""Rules of `task/`: what goes with data and loss, and what the file of a user's class shows without an import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIX = "Give it loss(self, model, batch), which returns the mean loss of the bat
 
 
 def task_problems(config: TrainConfig) -> Iterator[str]:
-    """What the chosen task breaks, a line each."""
+    """Yield each problem with the chosen task."""
     task, train = config.task, config.train
     if train.main is not None:
         return
@@ -35,7 +35,7 @@ def task_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _class_problems(target: str) -> Iterator[str]:
-    """As far as a file below the current folder tells; code that is installed is looked at by the worker."""
+    """Yield each problem that a file below the current folder shows; the worker checks an installed class."""
     *path, name = target.split(".")
     file = next((each for each in (Path(*path).with_suffix(".py"), Path(*path, "__init__.py")) if is_file(each)), None)
     if not path or file is None:
@@ -44,20 +44,20 @@ def _class_problems(target: str) -> Iterator[str]:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return
-    found = next((each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name), None)
-    if found is None:  # a function, or a name that is imported there
+    definition = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if definition is None:  # a function, or a name that is imported there
         return
-    loss = next((each for each in found.body if isinstance(each, ast.FunctionDef) and each.name == "loss"), None)
-    is_plain = not found.bases and not found.decorator_list and not found.keywords
+    loss = next((item for item in definition.body if isinstance(item, ast.FunctionDef) and item.name == "loss"), None)
+    is_plain = not definition.bases and not definition.decorator_list and not definition.keywords
     if loss is None:
-        if is_plain and not any(_may_set(each, "loss") for each in ast.walk(found)):
+        if is_plain and not any(_may_set(node, "loss") for node in ast.walk(definition)):
             yield f"task._target_={target}: the class {name} ({file}) has no method loss. {_FIX}"
     elif not loss.decorator_list:
         yield from _loss_problems(loss, f"task._target_={target}: loss in line {loss.lineno} of {file}")
 
 
 def _may_set(node: ast.AST, name: str) -> bool:
-    """`loss = ..` in the class, or `self.loss = ..`."""
+    """Return True for a node of `loss = ..` in the class, or of `self.loss = ..`."""
     if isinstance(node, ast.Name):
         return node.id == name and isinstance(node.ctx, ast.Store)
     return isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store)
@@ -67,15 +67,15 @@ def _loss_problems(loss: ast.FunctionDef, where: str) -> Iterator[str]:
     arguments = loss.args
     given = len(arguments.posonlyargs) + len(arguments.args)
     most = given if arguments.vararg is None else max(given, 3)
-    if not given - len(arguments.defaults) <= 3 <= most or any(each is None for each in arguments.kw_defaults):
+    if not given - len(arguments.defaults) <= 3 <= most or any(default is None for default in arguments.kw_defaults):
         yield f"{where} cannot be called as loss(model, batch). {_FIX}"
     own = list(_own_nodes(loss))
-    if any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in own):
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own):
         yield f"{where} is a generator (yield), and no number. {_FIX}"
         return
-    values = [each.value for each in own if isinstance(each, ast.Return)]
-    ends_otherwise = any(isinstance(each, ast.Raise) for each in own)
-    is_nothing = all(each is None or (isinstance(each, ast.Constant) and each.value is None) for each in values)
+    values = [node.value for node in own if isinstance(node, ast.Return)]
+    ends_otherwise = any(isinstance(node, ast.Raise) for node in own)
+    is_nothing = all(value is None or (isinstance(value, ast.Constant) and value.value is None) for value in values)
     if is_nothing and not (ends_otherwise and not values):
         yield f"{where} returns nothing. {_FIX}"
     for value in values:
@@ -85,7 +85,7 @@ def _loss_problems(loss: ast.FunctionDef, where: str) -> Iterator[str]:
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Of a function, but not of functions and classes inside."""
+    """Yield the nodes of a function, without those of functions and classes inside it."""
     left: list[ast.AST] = list(function.body)
     while left:
         node = left.pop()

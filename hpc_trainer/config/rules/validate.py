@@ -1,4 +1,7 @@
-"""Rules between fields that types cannot say. Each problem names the key, the rule, the value and a legal choice."""
+"""Rules between fields that types cannot express.
+
+Each problem names the key, the rule, the value and a legal choice.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ _LONGEST_LEAD_S = 2**16 - 1
 
 
 def validate(config: TrainConfig, memo: Memo | None = None) -> None:
-    """Checks every rule, then fills in what was left open, as batch sizes and warm-up, and makes paths absolute.
+    """Check every rule; then fill in open values, such as batch sizes and warm-up, and make paths absolute.
 
     Sections that change are replaced by copies: points of a grid share theirs. With a `memo`, points that shared a
     section share the copy too.
@@ -69,9 +72,9 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
 
 
 def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str]:
-    """Every rule that `config` breaks, a line each. Changes nothing, touches no file but the data's.
+    """Yield each problem with `config`. Change nothing, and touch no file but the data's.
 
-    With a `memo`, points that share all but their seed are looked at once.
+    With a `memo`, points that differ only in their seed are checked once.
     """
     memo = memo or Memo()
     yield from within("seed", config.seed, f"0 to {MAX_SEED}")
@@ -79,14 +82,14 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
 
 
 def _without_seed(memo: Memo, *parts: Any) -> tuple[str, ...]:
-    # None: a rule that looked at the seed would fail at once, instead of taking one point's for another's.
+    # With None, a rule that read the seed would fail at once, instead of using one point's result for another.
     config: Any = {"seed": None, **dict(zip(BUT_SEED, parts, strict=True))}
     return tuple(_find_problems(TrainConfig(**config), memo))
 
 
 def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     wrong = list(item_problems(config, memo))
-    if wrong:  # the rules below take types for granted
+    if wrong:  # the rules below rely on types
         yield from wrong
         return
     yield from limit_problems(config, memo)
@@ -95,7 +98,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _cluster(config)
     yield from _snapshot(config.snapshot)
     yield from memo.of(param_problems, config.params)
-    if config.train.command is not None:  # what it trains is its own business
+    if config.train.command is not None:  # the rules below do not apply to a program
         yield from command_problems(config)
         return
     yield from mesh_problems(config)
@@ -132,7 +135,7 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from home_problems("paths.runs_dir", config.paths.runs_dir)
     yield from _tracker(config.tracker)
     for key, text in (("hardware.name", config.hardware.name), ("cluster.name", config.cluster.name)):
-        if words.has_control(text):  # it is printed
+        if words.has_control(text):  # the name is printed
             yield f"{key}={text!r} must be one line without control characters. Use {words.plain(text) or 'mine'}."
     for key in ("sweep_name", "experiment_name"):
         name = getattr(config, key)
@@ -210,7 +213,7 @@ def _heads(model: ModelConfig) -> Iterator[str]:
 
 
 def _patches(model: ModelConfig, data: DataConfig) -> Iterator[str]:
-    """Where the configuration says how large images are."""
+    """Yield the problem with the patches, if the configuration gives the size of images."""
     side = _DIGIT_PIXELS if isinstance(data, DigitsConfig) else getattr(data, "image_size", None)
     if isinstance(model, VitConfig) and isinstance(side, int) and side >= 1 and model.patch_size >= 1:
         problem = model.patch_problem(side, side)

@@ -1,4 +1,4 @@
-"""One dataclass file for each group of `conf/`; `train.py` is the root that holds them all."""
+"""Schemas: one dataclass file for each group of `conf/`; `train.py` is the root that holds them all."""
 
 from hpc_trainer.config.schema.train import TrainConfig
 

@@ -1,4 +1,4 @@
-"""`hardware/`: what one run asks of the machine. Facts of machines only; no training choice."""
+"""`hardware/`: resources that one run requests. Facts about machines only; no training choice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, RULED, SAFE, SC
 
 
 class Device(str, enum.Enum):
-    """Where tensors live."""
+    """Device on which tensors are stored."""
 
     auto = "auto"
     cpu = "cpu"
@@ -19,7 +19,7 @@ class Device(str, enum.Enum):
 
 
 class GpuRequest(str, enum.Enum):
-    """How GPUs are asked for."""
+    """Option by which GPUs are requested."""
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
@@ -29,13 +29,13 @@ class GpuRequest(str, enum.Enum):
 @dataclass(kw_only=True, slots=True)
 class HardwareConfig:
     name: str = key("unnamed", ALWAYS, APART, SAFE)
-    """The profile's name, as it shows in plans and results."""
+    """Name of the profile, as plans and results show it."""
     num_nodes: int = key(1, ALWAYS, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
-    """Nodes of one run."""
+    """Number of nodes of one run."""
     gpus_per_node: int = key(0, ALWAYS, COUNTS, SCHEDULE, limits="0 to 2,147,483,647")
-    """GPUs a node. One rank a GPU; 0 asks for CPUs only."""
+    """GPUs a node, one rank for each; 0: CPUs only."""
     tasks_per_node: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
-    """Ranks a node. null: one a GPU, or 1 without GPUs."""
+    """Ranks a node. null: one for each GPU, or 1 without GPUs."""
     cpus_per_gpu: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
     """CPU cores for each GPU's rank. Only with gpus_per_node > 0."""
     cpus_per_task: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
@@ -47,13 +47,13 @@ class HardwareConfig:
     mem_gb_per_cpu: float | None = key(None, RULED, APART, SAFE, limits="> 0")
     """Memory for each CPU in GB."""
     gpu_type: str | None = key(None, ALWAYS, COUNTS, SCHEDULE)
-    """The site's gres name of the GPU, as `a100`; null: any."""
+    """The site's gres name of the GPU, such as `a100`; null: any."""
     gpu_request: GpuRequest = key(GpuRequest.gpus_per_node, ALWAYS, APART, SAFE)
     """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
-    filters of some sites look at one of the two only, and Slurm before 19.05 knows gres alone."""
+    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres."""
     device: Device = key(Device.auto, ALWAYS, COUNTS, SCHEDULE)
-    """auto: cuda where gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps:
-    Apple's GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). The last two: one rank, fp32 or bf16."""
+    """auto: cuda if gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps: Apple's
+    GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). mps and xla: one rank, fp32 or bf16."""
     partition: str | None = key(None, ALWAYS, APART, SAFE)
     """Slurm partition; null: the site's default."""
     qos: str | None = key(None, ALWAYS, APART, SAFE)
@@ -61,13 +61,13 @@ class HardwareConfig:
     constraint: str | None = key(None, ALWAYS, APART, SAFE)
     """Slurm feature expression."""
     exclude: str | None = key(None, ALWAYS, APART, SAFE)
-    """Host list that must not be used."""
+    """Host list of nodes that must not be used."""
     time_limit_min: int = key(60, ALWAYS, APART, SAFE, limits="1 to 35,791,394")
     """Wall-clock limit of one attempt in minutes."""
     source: str = key("", ALWAYS, APART, SAFE)
-    """Where the figures come from."""
+    """Source of the figures."""
     checked: str = key("", ALWAYS, APART, SAFE)
-    """The day on which they were checked, YYYY-MM-DD."""
+    """Day on which the figures were checked, YYYY-MM-DD."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -76,7 +76,7 @@ class HardwareConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks of one run."""
+        """Number of ranks of one run."""
         return self.num_nodes * self.ranks_per_node
 
     @property

@@ -1,8 +1,8 @@
-"""What hangs on a key, said once, where the key is declared:
+"""Metadata of a configuration key, declared once with its field.
 
     gamma: float = key(0.1, only_with("schedule.name=step"), ONCE_SET, SCHEDULE, in_graph=False, limits="(0, 1]")
 
-What all keys of a section have in common its own declaration says (`section`). `config/keys.py` reads all of it.
+The field of a section declares what all its keys have in common (`section`). `config/keys.py` reads all of it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ _KEY = "key"
 
 
 class Identity(enum.Enum):
-    """Whether another value makes another run."""
+    """Effect of another value on the run's identity: whether it makes another run."""
 
     counts = "yes"
     once_set = "once set"
-    """Yes, but at its default a key that came later is left out: runs of before keep their ids. So that default stays:
-    they would count as runs of another one."""
+    """Another run, unless the value is the default: a key that came later is left out of the id at its default, so that
+    earlier runs keep their ids. Such a default must never change, or earlier runs would count as runs with the new
+    one."""
     apart = "no"
 
 
 class Effect(str, enum.Enum):
-    """What another value does to a training that goes on from a checkpoint."""
+    """Effect of another value on a training that resumes from a checkpoint."""
 
     safe = "safe"
     schedule = "changes-the-schedule"
@@ -35,17 +36,17 @@ class Effect(str, enum.Enum):
 
 
 ALWAYS: tuple[str, ...] | None = ()
-"""The key has an effect whatever else is chosen."""
+"""Needs of a key that has an effect whatever else is chosen."""
 RULED: tuple[str, ...] | None = None
-"""When it has one is more than `only_with` can say: a row of the table of what goes with what refuses it elsewhere
-(`config/table/declarations.py`), or a rule of its section's values."""
+"""Needs of a key for which `only_with` cannot say when it has an effect. A row of the table of what goes with what
+refuses it elsewhere (`config/table/declarations.py`), or a rule of its section's values."""
 COUNTS, ONCE_SET, APART = Identity.counts, Identity.once_set, Identity.apart
 SAFE, SCHEDULE, INCOMPATIBLE = Effect.safe, Effect.schedule, Effect.incompatible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What is declared of a key; None: as its section says."""
+    """Metadata of a key; None: as its section declares."""
 
     needs: tuple[str, ...] | None
     identity: Identity | None
@@ -55,11 +56,13 @@ class Key:
 
 
 def only_with(*needs: str) -> tuple[str, ...]:
-    """Of a key that changes nothing unless one of `needs` holds; another value than its default is refused then
-    (`config/rules/effect_rules.py`): the same training would count as another run.
+    """Declare that a key changes nothing unless one of `needs` holds.
+
+    Without any of them, another value than the default is refused (`config/rules/effect_rules.py`): the same training
+    would count as another run.
 
     Args:
-        needs: `section.key=value`, or `section.key` where any value but its default will do.
+        needs: `section.key=value`, or `section.key` for any value but its default.
     """
     return needs
 
@@ -68,11 +71,14 @@ def key(
     default: Any, needs: tuple[str, ...] | None, identity: Identity | None = None, resume: Effect | None = None, *,
     in_graph: bool | None = None, limits: str | None = None,
 ) -> Any:  # fmt: skip
-    """A field with its metadata. What is left out is as the section says.
+    """Declare a field with its metadata; what is left out is as the section declares.
 
     Args:
+        default: value of the field if nobody sets it; lists and mappings are copied.
         needs: `ALWAYS`, `RULED` or `only_with(...)`.
-        in_graph: another value may be another compiled graph (`train.compile`).
+        identity: effect of another value on the run's identity.
+        resume: effect of another value on a training that resumes from a checkpoint.
+        in_graph: True if another value may be another compiled graph (`train.compile`).
         limits: the legal values of a number, as `≥ 1` or `(0, 1]`; others are refused (`config/rules/limit_rules.py`).
     """
     said = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
@@ -84,16 +90,16 @@ def key(
 def section(
     kind: type, identity: Identity | None = None, resume: Effect | None = None, *, in_graph: bool | None = None
 ) -> Any:
-    """A field that holds a dataclass, and what all its keys have in common, those of other versions too."""
+    """Declare a field that holds a dataclass, with the metadata of all its keys, those of other versions too."""
     said = Key(needs=ALWAYS, identity=identity, resume=resume, in_graph=in_graph)
     return field(default_factory=kind, metadata={_KEY: said})
 
 
 def declared(kind: Any, name: str) -> Key | None:
-    """What is declared of a field: by the class, or, where that only gives another default, by one that it is of."""
-    for each in kind.__mro__:
-        found = getattr(each, "__dataclass_fields__", {}).get(name)
-        if found is not None and _KEY in found.metadata:
-            said: Key = found.metadata[_KEY]
+    """Return the metadata of a field; it may come from a base class whose default `kind` replaces."""
+    for base in kind.__mro__:
+        entry = getattr(base, "__dataclass_fields__", {}).get(name)
+        if entry is not None and _KEY in entry.metadata:
+            said: Key = entry.metadata[_KEY]
             return said
     return None

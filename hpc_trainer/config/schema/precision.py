@@ -19,14 +19,14 @@ class Dtype(str, enum.Enum):
 
 
 class Format(NamedTuple):
-    """What a precision means where its name alone does not say."""
+    """Formats of a precision that its name alone does not give."""
 
     products: str
-    """What matrix products are computed in, as GPUs' peaks are listed."""
+    """Format of matrix products, as in the lists of GPUs' peak rates."""
     autocast: str | None = None
-    """The format of autocast; None: there is none."""
+    """Format of autocast; None without autocast."""
     weight_bytes: int = 4
-    """Of each weight and each gradient. Moments are fp32 in each precision."""
+    """Bytes of each weight and of each gradient. Moments are fp32 in every precision."""
 
 
 FORMATS = {
@@ -43,10 +43,10 @@ FORMATS = {
 class PrecisionConfig:
     compute_dtype: Dtype = key(Dtype.fp32, ALWAYS, COUNTS, INCOMPATIBLE)
     """Format of matrix products and convolutions; weights and optimizer stay fp32. bf16 and fp16: autocast, fp16 with a
-    GradScaler. bf16_sr: bf16, and weights and gradients are bf16 too, without a copy in fp32; moments are fp32, and
-    updates computed in fp32 are rounded stochastically. tf32: fp32 whose factors have 10 bits of mantissa, on GPUs from
-    Ampere on. fp8: bf16, and the products of large linear layers in 8 bits (torchao; a scale for each tensor, found at
-    each step), on GPUs from Ada and Hopper on; for large transformers with `train.compile=true`."""
+    GradScaler. bf16_sr: bf16, with weights and gradients in bf16 too and no copy in fp32; moments are fp32, and updates
+    are computed in fp32 and rounded stochastically. tf32: fp32 whose factors have 10 bits of mantissa, on GPUs from
+    Ampere on. fp8: bf16, with the products of large linear layers in 8 bits (torchao; a scale for each tensor, computed
+    at each step), on GPUs from Ada and Hopper on; for large transformers with `train.compile=true`."""
     init_scale: float = key(65_536.0, only_with("precision.compute_dtype=fp16"), COUNTS, SCHEDULE, limits="> 0")
     """First loss scale of the GradScaler; fp16 only."""
     growth_interval: int = key(2_000, only_with("precision.compute_dtype=fp16"), COUNTS, SCHEDULE, limits="≥ 1")

@@ -20,27 +20,27 @@ class ScheduleName(str, enum.Enum):
 @dataclass(kw_only=True, slots=True)
 class ScheduleConfig:
     name: ScheduleName = key(ScheduleName.constant, ALWAYS, COUNTS)
-    """After the warm-up: constant stays at lr. linear and cosine (Loshchilov and Hutter 2016) fall, and come to
-    lr × min_lr_ratio when train.num_steps updates are done; wsd (warm-up, stable, decay; Hu et al. 2024) does so in its
-    last `decay_steps` only. step: × `gamma` every `every_steps`. one_cycle (Smith and Topin 2018; torch's OneCycleLR):
-    from lr / 25 up to lr by a half cosine, then down by another, to lr × min_lr_ratio or lr / 250,000, whichever is
-    more, at the last update; momentum goes the other way."""
+    """After the warm-up: constant stays at lr. linear and cosine (Loshchilov and Hutter 2016) fall, and reach lr ×
+    min_lr_ratio when train.num_steps updates are done; wsd (warm-up, stable, decay; Hu et al. 2024) falls in its last
+    `decay_steps` only. step: × `gamma` every `every_steps`. one_cycle (Smith and Topin 2018; torch's OneCycleLR): from
+    lr / 25 up to lr by a half cosine, then down by another. At the last update it reaches lr × min_lr_ratio or lr /
+    250,000, whichever is more; momentum goes the other way."""
     warmup_steps: int | None = key(None, ALWAYS, COUNTS, limits="≥ 0")
-    """Steps of linear warm-up from lr / warmup_steps, less than train.num_steps; of one_cycle those of its rise. null:
-    none, and of one_cycle 30 % of train.num_steps."""
+    """Steps of linear warm-up from lr / warmup_steps, less than train.num_steps; for one_cycle the steps of its rise.
+    null: none, and for one_cycle 30 % of train.num_steps."""
     cycle_momentum: bool | None = key(None, only_with("schedule.name=one_cycle"), ONCE_SET)
     """one_cycle: the momentum of SGD and Muon, and the first of betas, go from 0.95 to 0.85 while the rate rises, and
-    back; one that is 0 stays 0. null: true. false: they stay as optim says."""
+    back; a momentum of 0 stays 0. null: true. false: they stay as optim sets them."""
     min_lr_ratio: float = key(
         0.0,
         only_with("schedule.name=linear", "schedule.name=cosine", "schedule.name=wsd", "schedule.name=one_cycle"),
         COUNTS,
         limits="[0, 1]",
     )
-    """What the learning rate comes to at the end, as a share of the peak; not of constant and step."""
+    """Learning rate at the end, as a share of the peak; not for constant and step."""
     decay_steps: int | None = key(None, only_with("schedule.name=wsd"), ONCE_SET, limits="≥ 1")
-    """wsd: the last steps, in which the rate falls; null: a fifth of train.num_steps."""
+    """wsd: number of last steps in which the rate falls; null: a fifth of train.num_steps."""
     every_steps: int | None = key(None, only_with("schedule.name=step"), ONCE_SET, limits="≥ 1")
-    """step: steps between two falls; null: a third of train.num_steps."""
+    """step: steps between two reductions; null: a third of train.num_steps."""
     gamma: float = key(0.1, only_with("schedule.name=step"), ONCE_SET, limits="(0, 1]")
-    """step: the factor of each fall."""
+    """step: factor of each reduction."""

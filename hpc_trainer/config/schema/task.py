@@ -1,4 +1,4 @@
-"""`task/`: what a run is trained for; `_target_` names what builds it (`hpc_trainer/tasks/`).
+"""`task/`: objective of a training; `_target_` names what builds it (`hpc_trainer/tasks/`).
 
 `custom` takes any class by name and keyword arguments, if its prefix is trusted (`config/targets.py`).
 """
@@ -13,19 +13,19 @@ from hpc_trainer.config.schema.key import ALWAYS, COUNTS, key, only_with
 
 
 class TargetKind(enum.Enum):
-    """How targets are read."""
+    """Type of the targets."""
 
     classes = "classes"
-    """Whole numbers from 0 on; -100 counts nothing."""
+    """Whole numbers from 0 on; a target of -100 does not count."""
     numbers = "numbers"
     labels = "labels"
-    """0 or 1 each."""
+    """Values 0 or 1."""
     any = "any"
-    """As they are: a person's own task knows."""
+    """Targets unchanged; a custom task interprets them."""
 
 
 class RegressionLoss(str, enum.Enum):
-    """What is averaged over all numbers that are predicted; d is how far one is off."""
+    """Loss that is averaged over all predicted numbers; d is the error of one of them."""
 
     mse = "mse"
     l1 = "l1"
@@ -36,17 +36,17 @@ class RegressionLoss(str, enum.Enum):
 class TaskConfig:
     """Cross entropy over classes, of a sample or, in a text, of each token: `classification`, the default."""
 
-    # OmegaConf puts other tasks in its place only if they are of its kind: so it is no class of its own.
+    # OmegaConf puts another task in its place only if that is a subclass, so `classification` is the base class itself.
     targets: ClassVar[TargetKind] = TargetKind.classes
     evaluated: ClassVar[tuple[str, ...]] = ("eval_loss", "eval_accuracy")
-    """What an evaluation of the shared loop makes. Of a person's own task more may come."""
+    """Metrics of an evaluation in the shared loop. A custom task may have more."""
     name: str = key("classification", ALWAYS, COUNTS)
     _target_: str = key("hpc_trainer.tasks.cross_entropy.build", ALWAYS, COUNTS)
 
 
 @dataclass(kw_only=True, slots=True)
 class LanguageModelConfig(TaskConfig):
-    """The same loss; evaluations tell the perplexity too."""
+    """Cross entropy as in `classification`; evaluations also report the perplexity."""
 
     evaluated: ClassVar[tuple[str, ...]] = ("eval_loss", "eval_accuracy", "eval_perplexity")
     name: str = "language_model"
@@ -55,21 +55,21 @@ class LanguageModelConfig(TaskConfig):
 
 @dataclass(kw_only=True, slots=True)
 class RegressionConfig(TaskConfig):
-    """Numbers: the model gives as many as the target has."""
+    """Regression: the model returns as many numbers as the target has."""
 
     targets: ClassVar[TargetKind] = TargetKind.numbers
     evaluated: ClassVar[tuple[str, ...]] = ("eval_loss", "eval_mae", "eval_rmse")
     name: str = "regression"
     _target_: str = "hpc_trainer.tasks.regression.build"
     loss: RegressionLoss = key(RegressionLoss.mse, ALWAYS, COUNTS)
-    """mse: d². l1: |d|. huber: d² / 2 near 0, and beyond huber_delta growing as |d|."""
+    """mse: d². l1: |d|. huber: d² / 2 near 0, and linear in |d| beyond huber_delta."""
     huber_delta: float = key(1.0, only_with("task.loss=huber"), COUNTS, limits="> 0")
-    """How far off a prediction may be before its loss grows in a straight line, in units of the target."""
+    """Error of a prediction above which its loss grows linearly, in units of the target."""
 
 
 @dataclass(kw_only=True, slots=True)
 class MultiLabelConfig(TaskConfig):
-    """Any number of labels a sample: the model gives a logit for each, the target is 0 or 1."""
+    """Any number of labels for a sample: the model returns a logit for each label, the target is 0 or 1."""
 
     targets: ClassVar[TargetKind] = TargetKind.labels
     evaluated: ClassVar[tuple[str, ...]] = ("eval_loss", "eval_accuracy", "eval_f1")

@@ -1,4 +1,4 @@
-"""`tracker/`: where else metrics go. metrics.jsonl is always written."""
+"""`tracker/`: further destinations of metrics. metrics.jsonl is always written."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class TrackerName(str, enum.Enum):
 
     @property
     def is_synced(self) -> bool:
-        """`hpc-trainer sync` writes it, from metrics.jsonl; training knows nothing of it."""
+        """True if `hpc-trainer sync` writes to the tracker, from metrics.jsonl; training has no part in it."""
         return self in SYNCED
 
 
 SYNCED = (TrackerName.wandb, TrackerName.mlflow)
-"""Those that `operate/sync/` knows."""
+"""Trackers that `operate/sync/` supports."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,9 +30,9 @@ class TrackerConfig:
     """tensorboard writes event files into the run folder; wandb and mlflow are written by `hpc-trainer sync`
     (docs/trackers.md). Each needs the package of its name."""
     project: str | None = key(None, only_with("tracker.name=wandb", "tracker.name=mlflow"))
-    """The project of W&B, the experiment of MLflow; null: the name of the sweep."""
+    """Project in W&B, or experiment in MLflow; null: the name of the sweep."""
     entity: str | None = key(None, only_with("tracker.name=wandb"))
-    """The user or team of W&B; null: your own."""
+    """User or team in W&B; null: your own."""
     uri: str | None = key(None, only_with("tracker.name=mlflow"))
-    """A server of MLflow (https://..), a database (sqlite:///..), or a folder, relative to the folder of runs; null:
+    """Server of MLflow (https://..), database (sqlite:///..), or folder, relative to the folder of runs; null:
     $MLFLOW_TRACKING_URI, else the folder mlruns."""

@@ -1,4 +1,4 @@
-"""The root: everything one run is made of. Its sections are the groups of `conf/`, in the order one reads them."""
+"""Root of the configuration of one run. Its sections are the groups of `conf/`, in reading order."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from hpc_trainer.config.schema.tracker import TrackerConfig
 
 
 class CommandPer(str, enum.Enum):
-    """How often `train.command` is started."""
+    """Unit for which `train.command` is started once."""
 
     rank = "rank"
     node = "node"
 
 
 class CommandEnv(str, enum.Enum):
-    """The environment variables that tell a program its rank and where the other ranks are."""
+    """Environment variables that tell a program its rank and where the other ranks are."""
 
     auto = "auto"
     torchrun = "torchrun"
@@ -57,7 +57,7 @@ class CommandEnv(str, enum.Enum):
 
 
 class CommandSignal(str, enum.Enum):
-    """What the program hears when the run must stop."""
+    """Signal that the program gets when the run must stop."""
 
     TERM = "TERM"
     INT = "INT"
@@ -66,11 +66,11 @@ class CommandSignal(str, enum.Enum):
 
 
 AUTO = "auto"
-"""`train.micro_batch_size=auto`: the run finds the size itself."""
+"""Value of `train.micro_batch_size` with which the run finds the size itself."""
 
 
 class Recompute(str, enum.Enum):
-    """What of a block's activations the backward pass computes again."""
+    """Activations of a block that the backward pass computes again."""
 
     none = "none"
     selective = "selective"
@@ -79,14 +79,14 @@ class Recompute(str, enum.Enum):
 
 
 class CompileScope(str, enum.Enum):
-    """What is compiled as one."""
+    """Unit that is compiled as a whole."""
 
     model = "model"
     blocks = "blocks"
 
 
 class CompileMode(str, enum.Enum):
-    """What the compiler tries: torch.compile's `mode`, with underscores."""
+    """Effort of the compiler: torch.compile's `mode`, with underscores."""
 
     default = "default"
     reduce_overhead = "reduce_overhead"
@@ -97,29 +97,31 @@ class CompileMode(str, enum.Enum):
 class LoopConfig:
     """`train`: the loop. global_batch_size = micro_batch_size × grad_accum_steps × data-parallel ranks.
 
-    Data-parallel ranks are world_size / (parallel.tensor_parallel × parallel.pipeline_parallel): all, where both are 1.
+    Data-parallel ranks are world_size / (parallel.tensor_parallel × parallel.pipeline_parallel): all ranks if both are
+    1.
     """
 
     main: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE)
     """Dotted name of your own `main(config, run)`, trusted by --trust (docs/own_loop.md); null: the shared loop."""
     command: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
-    """A program of your own in place of a training of ours (docs/any_program.md), as `python train.py --lr {params.lr}
+    """Program of your own in place of a training of ours (docs/any_program.md), as `python train.py --lr {params.lr}
     --out {run.dir}`: words with placeholders, no shell. `submit --command` sets it."""
     command_per: CommandPer = key(CommandPer.rank, only_with("train.command"), ONCE_SET, INCOMPATIBLE, in_graph=False)
-    """rank: the program is started once a rank, that is once a GPU. node: once a node, with all its GPUs and cores, for
-    programs that start their own ranks, as torchrun, accelerate launch and mpirun do."""
+    """rank: the program is started once for each rank, that is for each GPU. node: once for each node, with all its
+    GPUs and cores, for programs that start their own ranks, as torchrun, accelerate launch and mpirun do."""
     command_env: CommandEnv = key(CommandEnv.auto, only_with("train.command"), APART, SAFE, in_graph=False)
-    """When the program finds RANK, WORLD_SIZE, MASTER_ADDR and the other names of torchrun. auto: if the run has
-    several ranks, as many programs take RANK=0 alone for a distributed training. torchrun: with one rank too.
-    tensorflow: as auto, and TF_CONFIG, in which each start of the program is a worker."""
+    """When the program gets RANK, WORLD_SIZE, MASTER_ADDR and the other variables of torchrun. auto: if the run has
+    several ranks, because many programs take RANK=0 alone for a distributed training. torchrun: with one rank too.
+    tensorflow: as auto, and also TF_CONFIG, in which each start of the program is a worker."""
     command_signal: CommandSignal = key(CommandSignal.TERM, only_with("train.command"), APART, SAFE, in_graph=False)
-    """What the program and its children hear when the run must stop: save then, and exit."""
+    """Signal for the program and its children when the run must stop: the program must then save and exit."""
     command_dir: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
-    """Folder that the program starts in; null: the one in which the run is submitted. run, or {run.dir}: the run's own
-    folder, for a program that writes where it stands. Scripts of the command are found where you submit then."""
+    """Folder in which the program starts; null: the folder in which the run is submitted. run, or {run.dir}: the run's
+    own folder, for a program that writes into its working folder. Scripts of the command are then found where you
+    submit."""
     command_from: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
-    """Folder that scripts of the command are relative to; null: the one that the program starts in, and with a
-    command_dir of the run's own the one in which the run is submitted."""
+    """Folder that scripts of the command are relative to; null: the folder in which the program starts, or, if
+    command_dir is the run's own folder, the folder in which the run is submitted."""
     num_steps: int = key(200, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
     """Optimizer steps of the whole run."""
     global_batch_size: int = key(64, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
@@ -127,64 +129,69 @@ class LoopConfig:
     batch_per_rank: bool = key(False, ALWAYS, ONCE_SET, SAFE)
     """global_batch_size is meant for one rank, and multiplied by the ranks when the run is planned (weak scaling)."""
     micro_batch_size: int | str | None = key(None, ALWAYS, COUNTS, SCHEDULE, in_graph=True, limits="≥ 1")
-    """Samples of one forward pass on one rank; null: what the other two leave; auto: the largest that fits, found when
-    the run first starts and kept from then on. grad_accum_steps follows, and the global batch stays."""
+    """Samples of one forward pass on one rank. null: follows from global_batch_size and grad_accum_steps. auto: the
+    largest size that fits, found when the run first starts and kept from then on; grad_accum_steps follows, and the
+    global batch stays."""
     memory_margin: float = key(0.1, only_with("train.micro_batch_size=auto"), ONCE_SET, SAFE, limits="[0, 1)")
-    """Share of a rank's memory that `micro_batch_size=auto` leaves free: for fragments and communication."""
+    """Share of a rank's memory that `micro_batch_size=auto` leaves free, for fragments and communication."""
     grad_accum_steps: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
-    """Forward passes for each optimizer step; null: what the other two leave, else 1."""
+    """Forward passes for each optimizer step; null: follows from global_batch_size and micro_batch_size, else 1."""
     max_grad_norm: float | None = key(1.0, ALWAYS, COUNTS, SCHEDULE, limits="> 0")
     """Gradients are scaled down to this L2 norm over all weights; null: no clipping."""
     eval_every_steps: int = key(0, ALWAYS, COUNTS, SAFE, limits="≥ 0")
     """Steps between evaluations; 0: only at the end."""
     deterministic: bool = key(True, ALWAYS, COUNTS, SCHEDULE, in_graph=True)
-    """The same bits after a resume (deterministic kernels, fixed reduction order); on GPUs it may cost speed. false:
-    cuDNN tries its kernels and takes the fastest."""
+    """true: the same bits after a resume (deterministic kernels, fixed reduction order); on GPUs it may cost speed.
+    false: cuDNN tries its kernels and takes the fastest."""
     logical_ranks: int | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True, limits="≥ 1")
-    """The same bits on any number of ranks that divides it: the batch is cut into so many parts, whoever computes them.
-    A power of two; then global_batch_size = micro_batch_size × grad_accum_steps × logical_ranks. null: off."""
+    """The same bits on any number of ranks that divides this number: the batch is cut into this many parts, whichever
+    rank computes them. A power of two; then global_batch_size = micro_batch_size × grad_accum_steps × logical_ranks.
+    null: off."""
     ema_decay: float | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="(0, 1)")
-    """Share of the averaged weights that a step keeps, as 0.999: evaluations use the average. null: none."""
+    """Share of the averaged weights that a step keeps, as 0.999; evaluations use the average. null: no average."""
     freeze: list[str] = key([], ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=True)
-    """Names of weights, with * and ?, that training leaves as they are: no gradient, no decay, no moments. A norm
-    whose running statistics are named too (as by 'stem.*') keeps and uses those."""
+    """Names of weights, with * and ?, that training does not change: no gradient, no decay, no moments. If a norm's
+    running statistics are named too (as by 'stem.*'), the norm keeps and uses them."""
     lora: LoraConfig = section(LoraConfig, ONCE_SET, INCOMPATIBLE)
     early_stop: EarlyStopConfig = section(EarlyStopConfig, ONCE_SET, SCHEDULE)
     label_smoothing: float = key(0.0, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1)")
-    """Share of the target's probability that all classes get alike; evaluations use the plain loss."""
+    """Share of the target's probability that is spread evenly over all classes; evaluations use the plain loss."""
     loss_chunk_size: int | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 1")
-    """Rows (tokens) whose logits are held at a time, as 2048: for vocabularies whose logits would fill the memory.
-    The output layer is computed once more for it. model=gpt, or one of your own that shows its head. null: all."""
+    """Rows (tokens) whose logits are held at a time, as 2048: for vocabularies whose logits would fill the memory. The
+    output layer is computed once more for it. model=gpt, or your own model that shows its head. null: all rows."""
     max_skipped_steps: int | None = key(10, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 0")
-    """A step whose gradient is not finite (NaN, inf) changes no weight; one more than so many in a row end the run.
-    0: the first one does. null: nobody looks. fp16's scaler skips steps by itself while it looks for its scale."""
+    """Most steps in a row whose gradient is not finite (NaN, inf): such a step changes no weight, and one more ends the
+    run. 0: the first one ends it. null: no check. fp16's scaler skips steps by itself while it searches its scale."""
     guard: GuardConfig = section(GuardConfig, ONCE_SET, INCOMPATIBLE)
     recompute: Recompute = key(Recompute.none, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True)
-    """Activation checkpointing of the model's blocks: full keeps a block's inputs alone (least memory, about a third
-    more time), selective keeps the results of its matrix products too. The same bits as none on a CPU. budget: the
-    compiler chooses what to compute again, so that `recompute_budget` is kept; with `compile`, without dropout."""
+    """Activation checkpointing of the model's blocks. full: only a block's inputs are kept (least memory, about a third
+    more time). selective: the results of its matrix products are kept too. Both give the same bits as none on a CPU.
+    budget: the compiler chooses what to compute again, within `recompute_budget`; with `compile`, without dropout."""
     recompute_budget: float = key(
         0.5, only_with("train.recompute=budget"), ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1]"
     )
-    """Share of what the compiler would keep for the backward pass that `recompute=budget` may keep."""
+    """Share of the compiler's usual activations for the backward pass that `recompute=budget` may keep."""
     channels_last: bool = key(False, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True)
-    """Images and convolutions as NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
+    """Images and convolutions are NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
     compile: bool = key(False, ALWAYS, ONCE_SET, SCHEDULE)
-    """The step of the shared loop through torch.compile: faster steps after a start that takes up to minutes longer.
-    Other last bits than without, and the same ones after a resume. On a CPU it needs a C++ compiler. Evaluations are
-    not compiled. What was compiled is kept in the sweep's folder, for its other runs and restarts."""
+    """The step of the shared loop runs through torch.compile: faster steps after a start that takes up to minutes
+    longer. The last bits differ from those without it, and are the same after a resume. On a CPU it needs a C++
+    compiler. Evaluations are not compiled. Compiled code is kept in the sweep's folder, for its other runs and
+    restarts."""
     compile_scope: CompileScope = key(
         CompileScope.model, only_with("train.compile=true"), ONCE_SET, SCHEDULE, in_graph=True
     )
-    """model: the whole model with its loss. blocks: each layer of a transformer or ResNet by itself, alike ones once:
-    a shorter start, and parallel=fsdp gathers their weights one by one as it does without."""
+    """model: the whole model with its loss. blocks: each layer of a transformer or ResNet by itself, equal layers once:
+    a shorter start, and parallel=fsdp gathers their weights one by one as it does without compile."""
     compile_mode: CompileMode = key(
         CompileMode.default, only_with("train.compile=true"), ONCE_SET, SCHEDULE, in_graph=True
     )
-    """reduce_overhead: CUDA graphs, for steps of many small kernels. max_autotune: tries kernels: a longer start."""
+    """reduce_overhead: CUDA graphs, for steps of many small kernels. max_autotune: tries kernels, for a longer
+    start."""
 
     def __post_init__(self) -> None:
-        # A key that may be a word is not made a number by OmegaConf: "8" of an environment variable would stay a text.
+        # OmegaConf does not turn a text into a number for a key that may be a text: "8" of an environment variable
+        # would stay a text.
         if isinstance(self.micro_batch_size, str) and self.micro_batch_size.isdecimal():
             self.micro_batch_size = int(self.micro_batch_size)
 
@@ -195,16 +202,16 @@ class LoopConfig:
 
     @property
     def given_micro_batch_size(self) -> int | None:
-        """The micro-batch, where it is a number."""
+        """Micro-batch size if it is a number, else None."""
         return self.micro_batch_size if isinstance(self.micro_batch_size, int) else None
 
 
 @dataclass(kw_only=True, slots=True)
 class LocalConfig:
-    """`local`: the executor of machines without Slurm."""
+    """`local`: the executor for machines without Slurm."""
 
     max_parallel: int = key(1, ALWAYS, limits="≥ 1")
-    """Runs at the same time."""
+    """Number of runs that work at the same time."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -217,14 +224,14 @@ class PathsConfig:
 
 @dataclass(kw_only=True, slots=True)
 class SweepBlock:
-    """One block of `sweep.blocks`: a grid of its own, beside what stands in `sweep` for all blocks."""
+    """One block of `sweep.blocks`: a grid of its own, with the entries of `sweep` that hold for all blocks."""
 
     axes: dict[str, Any] = key({}, ALWAYS)
-    """Key or group -> list of values. Replaces an axis of the same key that is for all blocks."""
+    """Key or group -> list of values. It replaces an axis of the same key that holds for all blocks."""
     zip: list[dict[str, Any]] = key([], ALWAYS)
     """Axes that step together: each item maps keys or groups to lists of equal length."""
     exclude: list[str] = key([], ALWAYS)
-    """Conditions: points of this block of which one is true are left out."""
+    """Conditions: points of this block for which one is true are left out."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -236,18 +243,18 @@ class SweepConfig:
     zip: list[dict[str, Any]] = key([], ALWAYS)
     """Axes that step together: each item maps keys or groups to lists of equal length."""
     exclude: list[str] = key([], ALWAYS)
-    """Conditions, as `model == 'mlp' and optim.lr > 1e-3`: points of which one is true are left out."""
+    """Conditions, as `model == 'mlp' and optim.lr > 1e-3`: points for which one is true are left out."""
     blocks: list[SweepBlock] = key([], ALWAYS)
-    """Grids that are joined, one after the other; [] is one grid."""
+    """Grids that are joined, one after the other; []: one grid."""
     forms: list[dict[str, Any]] = key([], ALWAYS)
-    """Of one trained run, for `hpc-trainer export RUN sweep=compress`: what is exported, each with `to`, and `quantize`
-    and `prune` as the options of that name take them. No grid."""
+    """Exports of one trained run, for `hpc-trainer export RUN sweep=compress`: each with `to`, and with `quantize` and
+    `prune` as the options of that name take them. Not a grid."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TrainConfig:
     experiment_name: str = key("train", ALWAYS, APART, SAFE, in_graph=False)
-    """Set by each file of experiment/."""
+    """Name that each file of experiment/ sets."""
     sweep_name: str | None = key(None, ALWAYS, APART, SAFE, in_graph=False)
     """Folder under runs_dir; null: experiment_name."""
     seed: int = key(0, ALWAYS, COUNTS, INCOMPATIBLE, in_graph=False, limits="0 to 4,294,967,295")
@@ -264,7 +271,7 @@ class TrainConfig:
     parallel: ParallelConfig = section(ParallelConfig, in_graph=False)
     train: LoopConfig = section(LoopConfig, in_graph=False)
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
-    """Values for your own code, by names of your own: `params.dim=64` needs no `+`. What JSON can hold."""
+    """Values for your own code, under your own names: `params.dim=64` needs no `+`. JSON must be able to hold them."""
     init_from: InitFromConfig = section(InitFromConfig, ONCE_SET, SAFE, in_graph=False)
     replay: ReplayConfig = section(ReplayConfig, ONCE_SET, INCOMPATIBLE, in_graph=False)
     prune: PruneConfig = section(PruneConfig, ONCE_SET, SCHEDULE, in_graph=False)
@@ -278,4 +285,4 @@ class TrainConfig:
     sweep: SweepConfig = section(SweepConfig, APART, SAFE, in_graph=False)
     budget: BudgetConfig = section(BudgetConfig, APART, SAFE, in_graph=False)
     trust: list[str] = key([], ALWAYS, APART, SAFE, in_graph=False)
-    """Module prefixes whose `_target_` and `train.main` may be used, besides ours and torch (`--trust`)."""
+    """Module prefixes that `_target_` and `train.main` may name, besides ours and torch (`--trust`)."""

@@ -1,13 +1,13 @@
-"""Choices as one types them, as `parallel.sync` or `model=gpt|custom`, and whether a configuration makes them.
+"""Choices as a user types them, as `parallel.sync` or `model=gpt|custom`, and whether a configuration makes them.
 
     key                 any value but its default
     key=a|b             one of these values, as on the command line
     key!=a|b            none of these values
     key<8, key>8        a number below, above
-    choice & choice     both; what stands second is asked where the first holds only
+    choice & choice     both; the second is checked only if the first holds
     choice or choice    one of them; & binds more tightly
 
-`model`, `data` and `optim` are told by their kind (`model=resnet` is any of them); `precision`, `schedule` and
+`model`, `data` and `optim` are identified by their kind (`model=resnet` is any of them); `precision`, `schedule` and
 `parallel` by the key that a file of the group sets. Properties count as keys: `hardware.device_type=cpu`.
 """
 
@@ -31,24 +31,24 @@ _KEY_OF_GROUP = {
     "parallel": "parallel.strategy",
     "cluster": "cluster.executor",
 }
-"""`schedule=wsd` chooses a file that sets schedule.name."""
+"""Key that the files of a group set: `schedule=wsd` chooses a file that sets schedule.name."""
 _GROUP_OF_KEY = {key: group for group, key in _KEY_OF_GROUP.items()}
 _KINDS = {kind: name for variants in VARIANTS.values() for name, kind in variants.items()}
 _OF_PROFILE = ("hardware.world_size", "hardware.device_type")
-"""Nobody types these: they follow from a profile."""
+"""Properties that follow from a profile, so no user types them."""
 _ORDERS = {"<": operator.lt, ">": operator.gt}
 _PART = re.compile(r"([\w.]+)(!=|=|<|>|)(.*)")
 Test = Callable[[TrainConfig], bool]
 
 
 def holds(config: TrainConfig, choice: str) -> bool:
-    """True if `config` makes `choice`."""
+    """Return True if `config` makes `choice`."""
     return test_of(choice)(config)
 
 
 @functools.cache
 def test_of(choice: str) -> Test:
-    """Whether a configuration makes `choice`. Read once: a grid asks for each of its points."""
+    """Return a test of whether a configuration makes `choice`, parsed once: a grid calls it for each of its points."""
     ways = [[_part(part) for part in way.split(" & ")] for way in choice.split(" or ")]
     if len(ways) == 1 and len(ways[0]) == 1:
         return ways[0][0]
@@ -56,11 +56,11 @@ def test_of(choice: str) -> Test:
 
 
 def split(part: str) -> tuple[str, str, str]:
-    """Key, sign and value of one part of a choice; of a key alone both are empty."""
-    found = _PART.fullmatch(part)
-    if found is None:
+    """Return key, sign and value of one part of a choice; sign and value are empty for a key alone."""
+    match = _PART.fullmatch(part)
+    if match is None:
         raise ValueError(f"{part!r} is no choice")
-    key, sign, value = found.groups()
+    key, sign, value = match.groups()
     return key, sign, value
 
 
@@ -78,7 +78,7 @@ def _part(part: str) -> Test:
 
 @functools.cache
 def reader(key: str) -> Callable[[TrainConfig], Any]:
-    """Takes the value of a key, or the kind of a group's choice, from a configuration."""
+    """Return a function that reads a key's value, or the kind of a group's choice, from a configuration."""
     key = _KEY_OF_GROUP.get(key, key)
     if key in VARIANTS:
         return lambda config: _KINDS.get(type(getattr(config, key)), "")
@@ -86,7 +86,7 @@ def reader(key: str) -> Callable[[TrainConfig], Any]:
 
 
 def default_of(config: TrainConfig, key: str) -> Any:
-    """What a key is where nobody sets it; of a section with variants, in the one that `config` has."""
+    """Return the default of a key; for a section with variants, the default in the variant that `config` has."""
     section, _, rest = _KEY_OF_GROUP.get(key, key).partition(".")
     kind: Any = type(getattr(config, section))
     return attrgetter(rest)(_fresh(kind))
@@ -94,7 +94,7 @@ def default_of(config: TrainConfig, key: str) -> Any:
 
 @functools.cache
 def defaults_of(choice: str) -> str:
-    """What one types for the defaults of its keys; nothing for a section with variants, which has none."""
+    """Return the overrides that set a choice's keys to their defaults; none for a section with variants."""
     keys = (key for key in keys_of(choice) if key not in VARIANTS)
     return " ".join(f"{typed(key)}={shown(default_of(TrainConfig(), key))}" for key in keys)
 
@@ -106,27 +106,27 @@ def _fresh(kind: Any) -> Any:
 
 @functools.cache
 def keys_of(choice: str) -> tuple[str, ...]:
-    """The keys that a choice speaks of, in its order."""
+    """Return the keys that a choice names, in its order."""
     parts = (part for way in choice.split(" or ") for part in way.split(" & "))
     return tuple(dict.fromkeys(split(part)[0] for part in parts))
 
 
 def state(config: TrainConfig, choice: str) -> str:
-    """What `config` says of the keys of a choice, as typed: `parallel=ddp train.compile=true`.
+    """Return the values that `config` has for a choice's keys, as typed: `parallel=ddp train.compile=true`.
 
-    Where the choice holds, of the ways in which it does.
+    If the choice holds, only the alternatives that hold are used.
     """
     return " ".join(_stated(config, key) for key in keys_of(held(config, choice)))
 
 
 def held(config: TrainConfig, choice: str) -> str:
-    """Of a choice the ways in which `config` makes it; all of them if it does not."""
+    """Return the alternatives of a choice that `config` makes; all of them if it makes none."""
     ways = choice.split(" or ")
     return " or ".join([way for way in ways if holds(config, way)] or ways)
 
 
 def _stated(config: TrainConfig, key: str) -> str:
-    """Of `model` with the name that one types, as `resnet18`; of what a profile says, with that profile's."""
+    """Return a key's value as typed: a model by its name, as `resnet18`; a profile's value with the profile's name."""
     if key in VARIANTS:
         return f"{key}={getattr(config, key).name}"
     value = shown(reader(key)(config))
@@ -136,12 +136,12 @@ def _stated(config: TrainConfig, key: str) -> str:
 
 
 def typed(key: str) -> str:
-    """A key as it stands on the command line."""
+    """Return a key as it stands on the command line."""
     return _GROUP_OF_KEY.get(key, key)
 
 
 def shown(value: Any) -> str:
-    """A value as it stands on the command line."""
+    """Return a value as it stands on the command line."""
     if isinstance(value, enum.Enum):
         return str(value.name)
     if isinstance(value, bool) or value is None:

@@ -1,4 +1,4 @@
-"""What the core's own choices need and do not go with, in the form in which features say it (`feature.py`)."""
+"""Needs and exclusions of the core's own choices, in the form that features use (`feature.py`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _hsdp(config: TrainConfig) -> Iterator[str]:
     parallel, count = config.parallel, num_data_ranks(config.parallel, config.hardware)
     copies = parallel.data_parallel_replicate
     if parallel.strategy is Strategy.fsdp and copies > 1 and (count % copies or count // copies < 2):
-        nearest = nearest_divisor(count, copies, lambda each: count // each >= 2)
+        nearest = nearest_divisor(count, copies, lambda size: count // size >= 2)
         yield (
             f"parallel.data_parallel_replicate={copies} must divide the {count} data-parallel ranks into groups of two "
             f"or more (hardware={config.hardware.name}). Use {nearest}."
@@ -41,12 +41,12 @@ def _hsdp(config: TrainConfig) -> Iterator[str]:
 
 
 def _nearest(config: TrainConfig) -> str:
-    """The format of `param_dtype` that goes with what is computed."""
+    """Return the format of `param_dtype` that goes with the computed format."""
     return {Dtype.bf16: "bf16", Dtype.fp16: "fp16"}.get(config.precision.compute_dtype, "fp32")
 
 
 def _beside_ddp(config: TrainConfig) -> str:
-    """DDP has a way of its own to send less."""
+    """Return the ways to send less: FSDP, and for DDP also its own communication hook."""
     hook = f", or parallel.comm_hook={config.parallel.reduce_dtype.value}"
     return _FSDP + (hook if config.parallel.strategy is Strategy.ddp else "")
 
@@ -54,7 +54,7 @@ def _beside_ddp(config: TrainConfig) -> str:
 def _of_fsdp(
     key: str, example: str, excludes: tuple[Row, ...] = (), use: str | Callable[[TrainConfig], str] = _FSDP
 ) -> Feature:
-    """A key of what FSDP2 gathers, reduces or keeps."""
+    """Declare a key that decides what FSDP2 gathers, reduces or keeps."""
     return Feature(
         name=key,
         on=f"parallel.{key}",

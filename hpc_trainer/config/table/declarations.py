@@ -1,7 +1,7 @@
-"""The table of what goes with what: every declaration, and what a configuration breaks of them.
+"""The table of what goes with what: every declaration, and the rows that a configuration breaks.
 
-Refusals at plan time, the matrix in the docs and the test that walks all pairs come from it. Configurations lie below
-features, so those are found by the names of their folders: this is the one place that does.
+Refusals at plan time, the matrix in the docs and the test that walks all pairs come from this table. Configurations lie
+below features in the layers, so features are found by the names of their folders, here only.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ PACKAGE = "hpc_trainer.features"
 
 @functools.cache
 def features() -> tuple[Feature, ...]:
-    """Every feature, by name. Imports no torch."""
+    """Return every feature, sorted by name, without importing torch."""
     package = importlib.import_module(PACKAGE)
-    names = sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
-    found = {name: importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names}
-    return tuple(dataclasses.replace(each, name=name) for name, each in found.items())
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    by_name = {name: importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names}
+    return tuple(dataclasses.replace(feature, name=name) for name, feature in by_name.items())
 
 
 @functools.cache
 def declarations() -> tuple[Feature, ...]:
-    """Of the core's own choices, then of the features that somebody chooses."""
-    return (*CORE, *(each for each in features() if each.on))
+    """Return the declarations of the core's own choices, then those of the features that a user chooses."""
+    return (*CORE, *(feature for feature in features() if feature.on))
 
 
 def num_threads(config: TrainConfig) -> int:
-    """Of each rank: they decide the order of sums."""
-    wanted = (each.num_threads for each in features() if each.is_on(config))
-    return next((each for each in wanted if each is not None), config.hardware.cpus_per_rank)
+    """Return the threads of each rank, which decide the order of sums."""
+    wanted = (feature.num_threads for feature in features() if feature.is_on(config))
+    return next((count for count in wanted if count is not None), config.hardware.cpus_per_rank)
 
 
 def feature_problems(config: TrainConfig) -> Iterator[str]:
-    """What features break by themselves and beside what else is chosen, a line each."""
+    """Yield each problem of features, alone and in combination with other choices."""
     for feature in declarations():
         yield from feature.problems(config)
         if feature.is_on(config):
@@ -51,7 +51,11 @@ def feature_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def fill_in(config: TrainConfig, memo: Memo) -> None:
-    """What features fill in of a configuration without problems. Raises ConfigError."""
+    """Fill in the values that features derive in a configuration without problems.
+
+    Raises:
+        ConfigError: a feature cannot fill in its values.
+    """
     for feature in features():
         if feature.is_on(config):
             feature.fill(config, memo)
@@ -65,14 +69,14 @@ def _pairs(config: TrainConfig, feature: Feature) -> Iterator[str]:
             named, other = state(config, row.when or feature.on), state(config, row.what)
             verb = f"does not go with {other}" if are_excluded else f"needs {_in_words(row.what)}, and this is {other}"
             use = row.use(config) if callable(row.use) else row.use or way_out(row, are_excluded)
-            # What is said of one value of a feature names another value of it.
+            # A row about one value of a feature suggests another value of it.
             off = "" if row.when and row.use else feature.without_in(config)
-            ways = ", or ".join(dict.fromkeys(each for each in (use, off) if each))
+            ways = ", or ".join(dict.fromkeys(way for way in (use, off) if way))
             yield f"{named} {verb}: {row.why}. Use {ways}."
 
 
 def way_out(row: Row, is_excluded: bool) -> str:
-    """What one types for the other side of a row, where one word is enough; else nothing."""
+    """Return the override for the other side of a row; "" if one override is not enough."""
     if not is_excluded:
         return row.what.partition(" or ")[0].partition("|")[0].replace(" & ", " ")
     if " " in row.what:
@@ -80,9 +84,9 @@ def way_out(row: Row, is_excluded: bool) -> str:
     key, sign, values = split(row.what)
     if sign == "!=":
         return f"{key}={values.partition('|')[0]}"
-    if sign in ("<", ">"):  # the nearest that is neither below nor above
+    if sign in ("<", ">"):  # the bound, which is neither below nor above itself
         return f"{key}={values}"
-    return next((each.without for each in declarations() if each.on == row.what), defaults_of(row.what))
+    return next((feature.without for feature in declarations() if feature.on == row.what), defaults_of(row.what))
 
 
 def _in_words(choice: str) -> str:

@@ -1,6 +1,6 @@
-"""What a feature declares of itself: when it is on, what it needs, what it does not go with and why. Data; no torch.
+"""Declaration of a feature: when it is on, what it needs, and what it does not go with and why. Data, without torch.
 
-Each folder of `hpc_trainer/features/` declares one `FEATURE`; `core_table.py` has those of the core's choices.
+Each folder of `hpc_trainer/features/` declares one `FEATURE`; `core_table.py` declares the core's choices.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Row:
     """One line of the table of what goes with what: a choice, and the reason in a clause without a full stop."""
 
     what: str
-    """As in `config/table/choice.py`."""
+    """Choice in the syntax of `config/table/choice.py`."""
     why: str
     when: str = ""
-    """A choice among the feature's own without which the row does not count: `parallel.comm_hook=powersgd`."""
+    """Choice of the feature's own without which the row does not count: `parallel.comm_hook=powersgd`."""
     use: str | Callable[[TrainConfig], str] = ""
-    """What to type instead, where that is not what turns one of the two off: `train.recompute=full`."""
+    """Override to suggest, if it is not the one that turns one of the two off: `train.recompute=full`."""
 
 
 def _is_by_weight(kind: type) -> bool:
@@ -52,40 +52,42 @@ class Feature:
     """One ability of a run, by the choice that turns it on."""
 
     name: str = ""
-    """That of its folder, which is not written down a second time."""
+    """Name of the feature's folder; filled in from there."""
     on: str = ""
-    """A choice (`config/table/choice.py`). Left out: it is part of each run, and goes with everything."""
+    """Choice that turns the feature on (`config/table/choice.py`). Left out: the feature is part of each run and goes
+    with everything."""
     is_in_each_run: bool = False
-    """Its ability is part of each run, also of those that do not choose it: it may be asked for while they run."""
+    """True if the ability is part of each run, also of runs that do not choose it: a user may ask for it while they
+    run."""
     example: str = ""
-    """What one types for it: the test of all pairs does."""
+    """Overrides that turn the feature on; the test of all pairs uses them."""
     off: str = ""
-    """What one types to be without it; left out where the default of its keys is that."""
+    """Overrides that turn the feature off; left out if these are the defaults of its keys."""
     needs: tuple[Row, ...] = ()
-    """Choices without which it is refused."""
+    """Choices that the feature needs; without them it is refused."""
     excludes: tuple[Row, ...] = ()
-    """Choices with which it is refused. Each pair stands once, at either of the two."""
+    """Choices with which the feature is refused. Each pair is declared once, at either of the two."""
     after: tuple[str, ...] = ()
-    """Features whose ability is asked before this one's, where the same hook of both changes the same thing."""
+    """Features whose ability comes before this one's, if the same hook of both changes the same thing."""
     before: tuple[str, ...] = ()
-    """The same the other way round: they come after this one, and need not know it."""
+    """Features whose ability comes after this one's; they need not know it."""
     problems: Callable[[TrainConfig], Iterator[str]] = _no_rules
-    """Rules of its own values, which no choice says; asked whether it is on or not."""
+    """Rules of the feature's own values that no choice expresses; called whether the feature is on or not."""
     fill: Callable[[TrainConfig, Memo], None] = _nothing
-    """Of a configuration without problems that has it on: fills in what follows from its own values, in copies of
-    sections, once for points that share one. May read files. Raises ConfigError."""
+    """Fills in what follows from the feature's own values, in a configuration that has no problems and the feature on.
+    It works on copies of sections, once for points that share a section. It may read files, and raises ConfigError."""
     logs: tuple[str, ...] = ()
     """Metrics of steps that its ability adds (`Ability.logged`): checkpoint.keep_best may name them."""
     num_threads: int | None = None
-    """Threads of each rank, where it counts on a number; None: as many as it has cores."""
+    """Threads of each rank, if the feature depends on their number; None for as many as the rank has cores."""
 
     @property
     def without(self) -> str:
-        """What one types to be without it."""
+        """Overrides that turn the feature off."""
         return self.off or defaults_of(self.on)
 
     def without_in(self, config: TrainConfig) -> str:
-        """The same where `config` has it on: of several ways to turn it on those that it takes."""
+        """Return the overrides that turn off the alternatives of the feature that `config` has on."""
         return self.off or defaults_of(held(config, self.on))
 
     def is_on(self, config: TrainConfig) -> bool:

@@ -1,5 +1,6 @@
-"""Choices of all models, or data sets, that are of one sort: rows name no kind by hand, so a new one is in the right
-rows by what it declares of itself.
+"""Choices of all models or data sets of one sort: rows name no kind by hand, so a new kind is in the right rows.
+
+It gets there by what it declares of itself.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ def models(
     key: str | None = None,
     also: Collection[str] = (),
 ) -> str:
-    """`model=resnet|vit`: all of which one knows that they have each of these traits, or none of those.
+    """Return `model=resnet|vit` for all models that are known to have all traits of `having` and none of `without`.
 
     Args:
-        key: they have a key of this name.
-        also: names besides.
+        having: traits that the models have.
+        without: traits that the models lack.
+        key: name of a key that the models have; None for any model.
+        also: names to add.
     """
     kinds: dict[str, Any] = VARIANTS["model"]
-    found = [
+    names = [
         name
         for name, kind in kinds.items()
         if kind.traits is not None
@@ -33,11 +36,11 @@ def models(
         and kind.traits.isdisjoint(without)
         and (key is None or hasattr(kind, key))
     ]
-    return f"model={'|'.join((*found, *also))}"
+    return f"model={'|'.join((*names, *also))}"
 
 
 def datasets(*, of_text: bool) -> str:
-    """`data=digits|arrays`: all of which one knows that they hold text, or that they hold none."""
+    """Return `data=digits|arrays` for all data sets that are known to hold text, or to hold none."""
     kinds: dict[str, Any] = VARIANTS["data"]
-    found = [name for name, kind in kinds.items() if kind.is_text is of_text]
-    return f"data={'|'.join(found)}"
+    names = [name for name, kind in kinds.items() if kind.is_text is of_text]
+    return f"data={'|'.join(names)}"

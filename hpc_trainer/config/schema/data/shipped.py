@@ -13,14 +13,16 @@ from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, ONCE_SET, SAFE,
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    """What every data set has. Not chosen itself."""
+    """Base class of every data set; not a choice itself."""
 
     takes_task: ClassVar[bool] = False
-    """Its targets are read as the task takes them: the builder is called as `build(config, split, task)`."""
+    """True if the task decides how targets are read: the builder is called as `build(config, split, task)`."""
     takes_fed: ClassVar[bool] = False
-    """Its builder takes `fed`: what a model was fed with (`datasets/preprocessing.py`), which keys alone cannot say."""
+    """True if the builder takes `fed`: how a model's inputs were prepared (`datasets/preprocessing.py`), beyond the
+    keys."""
     is_text: ClassVar[bool | None] = None
-    """Inputs are tokens; False: images, or rows of numbers. None: another key, or its own code, says."""
+    """True if inputs are tokens, False if they are images or rows of numbers; None if another key or the builder
+    decides."""
     name: str = key("???", ALWAYS, COUNTS)
     _target_: str = key("???", ALWAYS, COUNTS)
     num_workers: int = key(0, ALWAYS, APART, SAFE, limits="≥ 0")
@@ -38,12 +40,12 @@ class DigitsConfig(DataConfig):
     num_eval: int = key(360, ALWAYS, COUNTS, limits="1 to 1796")
     """Images held out for evaluation, by a fixed shuffle."""
     max_shift: int = key(0, ALWAYS, ONCE_SET, SCHEDULE, limits="0 to 7")
-    """Pixels by which a training image is moved at most, up or down and sideways, anew in each epoch."""
+    """Most pixels by which a training image is moved, up or down and sideways, drawn anew in each epoch."""
 
 
 @dataclass(kw_only=True, slots=True)
 class SyntheticImagesConfig(DataConfig):
-    """Images made from (index, data_seed) alone: a class pattern under noise; for speed and shape tests."""
+    """Images generated from (index, data_seed) alone: a class pattern under noise; for speed and shape tests."""
 
     is_text: ClassVar[bool | None] = False
     name: str = "synthetic_images"
@@ -59,10 +61,11 @@ class SyntheticImagesConfig(DataConfig):
     num_classes: int = key(10, ALWAYS, COUNTS, limits="≥ 2")
     """Classes."""
     data_seed: int = key(0, ALWAYS, COUNTS, limits="0 to 9,223,372,036,854,775,807")
-    """Seed of the class patterns and the noise; apart from the run's seed."""
+    """Seed of the class patterns and the noise, independent of the run's seed."""
     keep_in_memory: bool = key(False, ALWAYS, APART, SAFE)
     """Each rank (with num_workers, each loader process) keeps the images that it has made: 4 bytes a value, so 1,000
-    images of 224 pixels are 0.6 GB. For what cannot wait for them, as benchmarks; the same images."""
+    images of 224 pixels take 0.6 GB. For runs that must not wait for images, such as benchmarks. The images are the
+    same."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,11 +80,11 @@ class SyntheticTokensConfig(DataConfig):
     num_eval: int = key(100, ALWAYS, COUNTS, limits="≥ 1")
     """Evaluation windows."""
     seq_len: int = key(1024, ALWAYS, COUNTS, limits="≥ 2")
-    """Tokens a window predicts."""
+    """Tokens that a window predicts."""
     vocab_size: int = key(50_257, ALWAYS, COUNTS, limits="2 to 2,147,483,648")
-    """Tokens to tell apart; GPT-2's are 50,257."""
+    """Number of tokens in the vocabulary; GPT-2's has 50,257."""
     data_seed: int = key(0, ALWAYS, COUNTS, limits="0 to 9,223,372,036,854,775,807")
-    """Seed of the tokens; apart from the run's seed."""
+    """Seed of the tokens, independent of the run's seed."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,9 +95,9 @@ class TextBytesConfig(DataConfig):
     name: str = "text_bytes"
     _target_: str = "hpc_trainer.datasets.text_bytes.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
-    """The file; null: the language reference text that ships inside Python (pydoc_data)."""
+    """Text file; null: the language reference text that ships inside Python (pydoc_data)."""
     seq_len: int = key(128, ALWAYS, COUNTS, limits="≥ 2")
-    """Bytes a sample predicts."""
+    """Bytes that a sample predicts."""
     eval_fraction: float = key(0.1, ALWAYS, COUNTS, limits="(0, 1)")
     """Share of the file, at its end, held out for evaluation."""
 

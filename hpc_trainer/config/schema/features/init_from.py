@@ -1,4 +1,4 @@
-"""`init_from`: weights that exist, for the first step of a new run (docs/weights.md)."""
+"""`init_from`: existing weights for the first step of a new run (docs/weights.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpc_trainer.config.schema.key import ALWAYS, APART, key, only_with
 
 
 class WhichCheckpoint(str, enum.Enum):
-    """Which checkpoint of a run is meant."""
+    """Checkpoint of a run to load."""
 
     last = "last"
     best = "best"
@@ -21,16 +21,17 @@ _WITH_PATH = only_with("init_from.path")
 @dataclass(kw_only=True, slots=True)
 class InitFromConfig:
     path: str | None = key(None, ALWAYS, APART)
-    """What to take weights from: a run (its id, or the beginning or end of it, or its folder), one of its checkpoints,
+    """Source of the weights: a run (its id, or the beginning or end of the id, or its folder), one of its checkpoints,
     a .safetensors file, or a folder of such files as Hugging Face writes it. `init_from=PATH` is short for it. null:
-    weights begin as the model makes them. Of the identity it is the content that counts (`digest`), not the place."""
+    the model's own initial weights. The run's identity includes the content (`digest`), not the path."""
     checkpoint: WhichCheckpoint = key(WhichCheckpoint.last, _WITH_PATH, APART)
-    """Of a run: its last checkpoint, or the best by its own `checkpoint.keep_best`."""
+    """For a run: its last checkpoint, or the best one by its own `checkpoint.keep_best`."""
     include: list[str] = key([], _WITH_PATH)
-    """Names of the model's weights and buffers, with * and ?, that are taken; []: all. The others begin anew."""
+    """Names of the model's weights and buffers, with * and ?, to load; []: all. The others keep their initial
+    values."""
     exclude: list[str] = key([], _WITH_PATH)
-    """Of those the ones that begin anew all the same, as ['head.*']."""
+    """Names, with * and ?, that keep their initial values although `include` names them, as ['head.*']."""
     rename: dict[str, str] = key({}, _WITH_PATH)
-    """Names there -> names in the model, as {'bert.*': 'encoder.*'}: what a * stands for is carried over."""
+    """Names in the source -> names in the model, as {'bert.*': 'encoder.*'}: the text that a * matches is kept."""
     digest: str | None = key(None, _WITH_PATH)
-    """SHA-256 of the content; filled in by `plan`. Set by you: other content is refused."""
+    """SHA-256 of the content; filled in by `plan`. If you set it, other content is refused."""

@@ -1,4 +1,4 @@
-"""`replay`: a run goes on from another one with new data, and sees the old ones again (docs/weights.md)."""
+"""`replay`: continue another run with new data, and train on its old data again (docs/weights.md)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hpc_trainer.config.schema.key import ALWAYS, key, only_with
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig:
     share: float | None = key(None, ALWAYS, limits="[0, 1)")
-    """Share of an epoch's training samples that are old ones: those of the run that `init_from` names. Evaluations tell
-    of its held-out samples too, as `eval_old_loss`. 0: none is trained on, and they are only told of. null: off."""
+    """Share of an epoch's training samples that are old: samples of the run that `init_from` names. Evaluations also
+    report its held-out samples, as `eval_old_loss`. 0: old samples are evaluated, not trained on. null: off."""
     data: list[Any] = key([], only_with("replay.share"))
-    """The old data sets, each as a section `data`: [{name: image_folder, path: /data/old}]. []: the data of the run of
-    `init_from`, and those that it replayed itself; filled in by `plan`."""
+    """Old data sets, each as a section `data`: [{name: image_folder, path: /data/old}]. []: the data of the run of
+    `init_from`, and the data that it replayed itself; filled in by `plan`."""

@@ -15,21 +15,21 @@ from hpc_trainer.config.schema.model.traits import Trait
 
 
 class Positions(str, enum.Enum):
-    """How a transformer knows where a token stands."""
+    """Encoding of a token's position in a transformer."""
 
     learned = "learned"
     rope = "rope"
 
 
 class Norm(str, enum.Enum):
-    """What stands before each sub-layer."""
+    """Norm before each sub-layer."""
 
     layernorm = "layernorm"
     rmsnorm = "rmsnorm"
 
 
 class MlpKind(str, enum.Enum):
-    """What a block's perceptron does between its layers."""
+    """Operation between the layers of a block's perceptron."""
 
     gelu = "gelu"
     swiglu = "swiglu"
@@ -37,18 +37,18 @@ class MlpKind(str, enum.Enum):
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    """What every model has. Not chosen itself."""
+    """Base class of every model; not a choice itself."""
 
     family: ClassVar[str | None] = None
-    """What files of `conf/model/` call its schema, where it has several names, as resnet18 and resnet50."""
+    """Name of the schema in files of `conf/model/` if there are several names, such as resnet18 and resnet50."""
     traits: ClassVar[frozenset[Trait] | None] = None
-    """What it is, and has. None: its own code knows."""
+    """Traits of the model; None if only its own code knows them."""
     name: str = key("???", ALWAYS, COUNTS)
     _target_: str = key("???", ALWAYS, COUNTS)
 
     @property
     def num_blocks(self) -> int | None:
-        """What stages and FSDP cut between; None: there are none, or its own code knows."""
+        """Number of layers between which stages and FSDP cut; None if there are none or the model's code decides."""
         return None
 
 
@@ -62,7 +62,7 @@ class MlpConfig(ModelConfig):
     num_layers: int = key(2, ALWAYS, COUNTS, limits="≥ 0")
     """Hidden layers; 0 is a linear model."""
     dropout: float = key(0.1, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
-    """Probability."""
+    """Dropout probability."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class CnnConfig(ModelConfig):
     num_channels: int = key(32, ALWAYS, COUNTS, limits="≥ 1")
     """Channels of the first block; the second has twice as many."""
     dropout: float = key(0.1, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
-    """Probability, before the classifier."""
+    """Dropout probability before the classifier."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -108,7 +108,7 @@ class ResnetConfig(ModelConfig):
 
     @property
     def num_blocks(self) -> int | None:
-        """He et al. 2015, table 1."""
+        """Number of blocks by He et al. 2015, table 1."""
         return {18: 8, 34: 16, 50: 16}.get(self.depth)
 
 
@@ -133,14 +133,15 @@ class GptConfig(ModelConfig):
     embed_dim: int = key(128, ALWAYS, COUNTS, limits="≥ 1")
     """Width of the residual stream."""
     vocab_multiple: int = key(1, ALWAYS, ONCE_SET, limits="≥ 1")
-    """The embedding and the output layer have as many rows as the vocabulary, rounded up to a multiple of this:
-    tensor cores like 128 (GPT-2's 50,257 become 50,304). What is added is never a target, and soon unlikely."""
+    """The embedding and the output layer have as many rows as the vocabulary, rounded up to a multiple of this number:
+    tensor cores favour 128 (GPT-2's 50,257 become 50,304). The added rows are never targets, and soon unlikely."""
     dropout: float = key(0.0, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
-    """Probability."""
+    """Dropout probability."""
     positions: Positions = key(Positions.learned, ALWAYS, ONCE_SET)
-    """learned: an embedding for each place. rope: queries and keys are turned by their place (Su et al. 2021)."""
+    """learned: an embedding for each position. rope: queries and keys are rotated by their position (Su et al.
+    2021)."""
     norm: Norm = key(Norm.layernorm, ALWAYS, ONCE_SET)
-    """Before each sub-layer and at the end."""
+    """Norm before each sub-layer and at the end."""
     mlp: MlpKind = key(MlpKind.gelu, ALWAYS, ONCE_SET)
     """gelu: 4 x embed_dim wide. swiglu (Shazeer 2020): three matrices, 8/3 x embed_dim wide, rounded up to a multiple
     of 8: as many weights."""
@@ -150,17 +151,17 @@ class GptConfig(ModelConfig):
 
     @property
     def num_blocks(self) -> int | None:
-        """Its layers."""
+        """Number of transformer blocks."""
         return self.num_layers
 
     @property
     def mlp_dim(self) -> int:
-        """Width inside of the perceptron."""
+        """Width inside the perceptron."""
         return 4 * self.embed_dim if self.mlp == MlpKind.gelu else 8 * -(-self.embed_dim // 3)
 
     @property
     def num_block_weights(self) -> int:
-        """Weights and biases of a block."""
+        """Number of weights and biases of a block."""
         dim, kv_heads = self.embed_dim, self.num_kv_heads or self.num_heads
         rows = dim + 2 * kv_heads * dim // self.num_heads  # of queries, keys and values
         attention = rows * (dim + 1) + dim * (dim + 1)
@@ -169,11 +170,11 @@ class GptConfig(ModelConfig):
 
     @property
     def num_norm_weights(self) -> int:
-        """Of one norm."""
+        """Number of weights of one norm."""
         return self.embed_dim * (2 if self.norm == Norm.layernorm else 1)
 
     def heads_problem(self) -> str | None:
-        """What is wrong with heads of legal numbers; None: nothing."""
+        """Return the problem with numbers of heads that are legal by themselves; None if there is none."""
         kv_heads = self.num_kv_heads
         if kv_heads is not None and self.num_heads % kv_heads:
             divisors = [count for count in range(1, self.num_heads + 1) if self.num_heads % count == 0]
@@ -191,7 +192,7 @@ class GptConfig(ModelConfig):
         return None
 
     def num_rows(self, vocabulary: int) -> int:
-        """Of the embedding and the output layer, for so many tokens."""
+        """Return the rows of the embedding and of the output layer for a vocabulary of this size."""
         multiple = max(1, self.vocab_multiple)
         return -(-vocabulary // multiple) * multiple
 

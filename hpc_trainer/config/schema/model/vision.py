@@ -34,13 +34,13 @@ class MobilenetV3Config(ModelConfig):
     name: str = "mobilenet_v3_small"
     _target_: str = "hpc_trainer.models.mobilenet_v3.MobilenetV3"
     size: MobilenetSize = key(MobilenetSize.small, ALWAYS, COUNTS)
-    """Howard et al. 2019, tables 1 (large) and 2 (small)."""
+    """Network by Howard et al. 2019: table 1 (large) or table 2 (small)."""
     dropout: float = key(0.2, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
-    """Probability, before the last layer."""
+    """Dropout probability before the last layer."""
 
     @property
     def num_blocks(self) -> int | None:
-        """Howard et al. 2019, tables 1 and 2."""
+        """Number of blocks by Howard et al. 2019, tables 1 and 2."""
         return {MobilenetSize.small: 11, MobilenetSize.large: 15}[self.size]
 
 
@@ -60,7 +60,7 @@ class VitConfig(ModelConfig):
     name: str = "vit_tiny"
     _target_: str = "hpc_trainer.models.vit.Vit"
     patch_size: int = key(16, ALWAYS, COUNTS, limits="≥ 1")
-    """Pixels a side of a patch; must divide the image's sides."""
+    """Side of a patch in pixels; must divide the image's sides."""
     num_layers: int = key(12, ALWAYS, COUNTS, limits="≥ 1")
     """Transformer blocks."""
     num_heads: int = key(3, ALWAYS, COUNTS, limits="≥ 1")
@@ -68,15 +68,15 @@ class VitConfig(ModelConfig):
     embed_dim: int = key(192, ALWAYS, COUNTS, limits="≥ 1")
     """Width of the residual stream."""
     dropout: float = key(0.0, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
-    """Probability."""
+    """Dropout probability."""
 
     @property
     def num_blocks(self) -> int | None:
-        """Its layers."""
+        """Number of transformer blocks."""
         return self.num_layers
 
     def patch_problem(self, height: int, width: int) -> str | None:
-        """What is wrong with images of so many pixels; None: nothing."""
+        """Return the problem with images of this height and width in pixels; None if there is none."""
         if height % self.patch_size == width % self.patch_size == 0:
             return None
         common = [side for side in range(1, min(height, width) + 1) if height % side == width % side == 0]
