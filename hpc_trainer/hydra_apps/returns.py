@@ -70,7 +70,7 @@ def returned_value(paths: RunPaths) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers of numpy and torch as Python numbers, and configurations and tuples as dicts and lists."""
+    """Convert numbers of numpy and torch to Python numbers, and configurations and tuples to dicts and lists."""
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=True, enum_to_str=True)
     if isinstance(value, dict):
