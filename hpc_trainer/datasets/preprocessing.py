@@ -34,7 +34,7 @@ _KEYS = {
     ARRAY: frozenset({"input_scale"}),
 }
 _LARGEST = 2**20
-"""Most characters of JSON that are kept, as a column with a million categories would burden each checkpoint."""
+"""Most characters of JSON that are kept, because a column with a million categories would burden each checkpoint."""
 _MOST_NAMES = 8
 _BY_CONFIG: dict[type[DataConfig], tuple[str, ...]] = {
     HfDatasetConfig: ("input", "target", "image_size", "num_channels"),
@@ -47,7 +47,7 @@ _KEY_OF = {"crop": "image_size"}
 
 
 def kind_of(made: Mapping[str, Any] | None) -> str | None:
-    """Return the kind of a preprocessing; None if it does not have the keys of a kind, as that of a user's data set."""
+    """Return the kind of a preprocessing; None if it lacks the keys of each kind, as a user's data set may."""
     kind = None if made is None else made.get("kind")
     return kind if made is not None and isinstance(kind, str) and made.keys() >= _KEYS.get(kind, {""}) else None
 
@@ -92,7 +92,7 @@ def array(input_scale: float = 1.0) -> dict[str, Any]:
 
 
 def described(samples: Any) -> dict[str, Any]:
-    """Return the class names and the preprocessing that a data set states, as JSON values; None for what is not stated.
+    """Return the class names and the preprocessing that a data set states, as JSON values; None for a missing one.
 
     A data set that states only `pixel_mean` and `pixel_std` is described as pictures of the size `input_shape`.
     """
@@ -142,7 +142,7 @@ def of_config(data: DataConfig, mean: Any = None, std: Any = None) -> dict[str, 
 
 
 def unknown_of(data: DataConfig, made: Mapping[str, Any] | None) -> str | None:
-    """Return what neither the keys of `data` nor `made` state about the model's inputs; None if nothing is missing."""
+    """Name the facts on the model's inputs that neither `data` nor `made` states; None if nothing is missing."""
     if isinstance(data, ImagesConfig) and (made is None or made.get("mean") is None or made.get("std") is None):
         return "mean and std"
     if isinstance(data, TableConfig) and made is None:

@@ -1,4 +1,4 @@
-"""What pixels are normalised by, from the configuration or from statistics.json."""
+"""Normalisation of pixels, from the configuration or from statistics.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _USUAL = 0.5
 
 
 class Normalisation:
-    """(pixel / 255 - mean) / std, for each channel."""
+    """Normalisation (pixel / 255 - mean) / std of each channel."""
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
         self.mean, self.std = tuple(mean), tuple(std)
@@ -25,23 +25,25 @@ class Normalisation:
         self._scale = torch.tensor([1 / (255 * each) for each in std]).view(-1, 1, 1)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Of uint8 [batch, height, width, channels] float32 [batch, channels, height, width].
+        """Convert uint8 [batch, height, width, channels] to normalised float32 [batch, channels, height, width].
 
-        One operation at a time: a fused one rounds differently at the end of a vector, and then a pixel would depend
-        on its place in the batch.
+        The operations are separate, because a fused operation rounds differently at the end of a vector. A pixel would
+        then depend on its place in the batch.
         """
         return pixels.permute(0, 3, 1, 2).contiguous().float().sub_(self._shift).mul_(self._scale)
 
     def facts(self) -> dict[str, list[float]]:
-        """For the fingerprint of the data."""
+        """Return mean and std for the fingerprint of the data."""
         return {"mean": list(self.mean), "std": list(self.std)}
 
 
 def normalisation_of(config: ImagesConfig) -> Normalisation:
-    """By `data.mean` and `data.std`; where these are null by statistics.json in `data.path` or its folder `train`,
-    and without one by 0.5 each.
+    """Return the normalisation by `data.mean` and `data.std`.
 
-    Raises DataError: statistics.json has not such numbers, one for each channel.
+    If one is null, it comes from statistics.json in `data.path` or its folder `train`; without that file it is 0.5.
+
+    Raises:
+        DataError: statistics.json does not have mean and std as one number for each channel.
     """
     found = _statistics(config) if config.mean is None or config.std is None else {}
     usual = [_USUAL] * config.num_channels

@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's `save_to_disk` (`data=hf_dataset`): images, numbers or tokens, by sample number."""
+"""Data set from a folder of Hugging Face's `save_to_disk` (`data=hf_dataset`): images, numbers or tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIX = "Mend the data set and save it again."
 
 
 class HfDataset:
-    """Rows of one split. A pickled copy opens the folder itself when first asked."""
+    """Rows of one split. A pickled copy opens the folder itself at its first batch."""
 
     def __init__(
         self, folder: Path, parts: HfParts, config: HfDatasetConfig, kind: TargetKind, split: Split,
@@ -56,10 +56,14 @@ class HfDataset:
         return len(self._rows)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images float32 [batch, channels, height, width] in 0..1, numbers float32 [batch, ...], or tokens int64
-        [batch, seq_len]; and targets.
+        """Return inputs and targets.
 
-        Raises DataError, with the row: an image cannot be decoded or has another size, a value is none or not finite.
+        Inputs are images float32 [batch, channels, height, width], normalised or in 0..1, numbers float32 [batch, ...],
+        or tokens int64 [batch, seq_len].
+
+        Raises:
+            DataError: an image cannot be decoded or has another size, or a value is missing or not finite; the message
+                has the row.
         """
         rows = self._rows[index_array(indices, len(self))].tolist()
         if self._parts.target is None:
@@ -74,7 +78,7 @@ class HfDataset:
         return torch.from_numpy(self._inputs(rows)), wanted
 
     def fingerprint(self) -> str:
-        """SHA-256 (16 hex digits) of blocks spread over the arrow files, and of what is read of them how."""
+        """Return the SHA-256 (16 hex digits) of blocks spread over the arrow files, and of the keys that read them."""
         config, files = self._config, [Path(each["filename"]) for each in self._open().cache_files]
         facts = (config.input, config.target, config.image_size, config.num_channels, config.seq_len, config.vocab_size)
         return digest_of_files(files, (facts, self._kind.value, len(self._rows), int(self._rows[0])))
@@ -83,7 +87,7 @@ class HfDataset:
         return {**self.__dict__, "_source": None}
 
     def _open(self) -> Any:
-        """The columns that count, memory-mapped; images as bytes: decoding them is ours, which asks no network."""
+        """Return the needed columns, memory-mapped, with images as bytes: our own decoding uses no network."""
         if self._source is None:
             datasets = optional("datasets", f"data.path={self._folder}")
             try:
@@ -98,7 +102,7 @@ class HfDataset:
         return self._source
 
     def _described(self) -> dict[str, Any]:
-        """Return the preprocessing: that of the model, if `fed` states it, else that of the configuration."""
+        """Return the preprocessing of the model if `fed` states it, else that of the configuration."""
         config = self._config
         if config.seq_len is not None:
             return tokens(seq_len=config.seq_len, vocab_size=config.vocab_size)
@@ -116,7 +120,11 @@ class HfDataset:
         return own | known
 
     def _count_classes(self) -> int | None:
-        """Classes, or how many numbers a target has; looks at all targets that are classes."""
+        """Return the number of classes, after a check of all targets; for other tasks the numbers of a target.
+
+        Raises:
+            ConfigError: a target is no class, or all are one class.
+        """
         target, config = self._parts.target, self._config
         if target is None:
             return config.vocab_size
@@ -125,7 +133,7 @@ class HfDataset:
             return int(np.prod(first.shape[1:], dtype=np.int64))
         found = self._open().data.column(target.name).to_numpy()
         known = len(target.classes) if target.classes else int(np.nanmax(found)) + 1
-        # Texts and None make no whole numbers; one column of them is NaN where nothing is.
+        # A column with texts or None does not have integers; a missing value in it is NaN.
         is_wrong = ~((found >= 0) & (found < known) | (found == IGNORED))
         if is_wrong.any():
             row = int(is_wrong.argmax())
@@ -145,7 +153,11 @@ class HfDataset:
         return known
 
     def _column(self, rows: list[int], name: str) -> NDArray[Any]:
-        """Numbers [rows, ...]. Raises DataError: shapes differ, or one is none or not finite."""
+        """Return numbers [rows, ...].
+
+        Raises:
+            DataError: shapes differ, or a value is missing or not finite.
+        """
         values = self._open()[rows][name]
         try:
             found = np.array(values, dtype=np.float64 if any(each is None for each in values) else None)
@@ -174,7 +186,11 @@ class HfDataset:
         return found
 
     def _image(self, row: int, cell: Any) -> NDArray[np.float32]:
-        """[channels, height, width] in 0..1. Raises DataError: it cannot be decoded, or has another size."""
+        """Return an image [channels, height, width], normalised or in 0..1.
+
+        Raises:
+            DataError: the image cannot be decoded, or has another size.
+        """
         optional("PIL.Image", f"data.path={self._folder}")
         config = self._config
         where = f"{self._folder}: {self._parts.input.name} of row {row}"
@@ -201,7 +217,10 @@ class HfDataset:
         return np.ascontiguousarray((pixels.astype(np.float32) / np.float32(255)).transpose(2, 0, 1))
 
     def _tokens(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Cut after seq_len + 1; what is shorter is padded by token 0, and by targets that count nothing."""
+        """Return inputs and targets from rows that are cut after seq_len + 1 tokens.
+
+        Shorter rows are padded with token 0, and with targets that count nothing.
+        """
         name, (seq_len,) = self._parts.input.name, self.input_shape
         inputs = np.zeros((len(rows), seq_len), dtype=np.int64)
         targets = np.full((len(rows), seq_len), IGNORED, dtype=np.int64)
