@@ -74,8 +74,8 @@ class AugmentedDataset(MapDataset, Protocol):
         """Return the augmented inputs [batch, ...] of training samples, in the same shape.
 
         The loop passes the inputs that `__getitems__` returned, for training and never for evaluation. Row i draws only
-        from `generators[i]`, a function of (seed, epoch, sample). Every rank and loader process then changes a sample in
-        the same way, also after a resume. Draws from a global generator lose this property.
+        from `generators[i]`, a function of (seed, epoch, sample). Every rank and loader process then changes a sample
+        in the same way, also after a resume. Draws from a global generator lose this property.
         """
         ...
 

@@ -26,7 +26,8 @@ _PATTERN_STREAM = 0
 class SyntheticImages:
     """Generated images float32 [channels, size, size], mean 0, standard deviation 1.
 
-    Image i has class i mod num_classes. It depends on the data seed, the split, i and the sizes, never on other images of its batch.
+    Image i has class i mod num_classes. It depends on the data seed, the split, i and the sizes, never on other images
+    of its batch.
     """
 
     all_targets_count = True
