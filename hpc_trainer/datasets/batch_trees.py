@@ -55,5 +55,5 @@ def of_size(dataset: MapDataset, task: Task, first: Any, size: int) -> Any:
         first: the batch of that sample alone.
     """
     if task.takes_pairs:
-        return tuple(each.expand(size, *each.shape[1:]) for each in first)
+        return tuple(tensor.expand(size, *tensor.shape[1:]) for tensor in first)
     return dataset.__getitems__([0] * size)  # the dimension of the samples is unknown

@@ -117,14 +117,14 @@ class OwnDataset(AnyDataset):
             ConfigError: the number of classes is unknown, or less than 2.
         """
         self.input_shape = self.input_shape or tuple(first.shape[1:])
-        found = self.num_classes or (None if self._needs_classes else target.numel())
-        if not found:
+        num_classes = self.num_classes or (None if self._needs_classes else target.numel())
+        if not num_classes:
             raise ConfigError(
                 f"{self._what}, which does not say how many classes there are. Give it an attribute num_classes (the "
                 "vocabulary of a text)."
             )
-        _check_classes(found, self._needs_classes, self._what)
-        self.num_classes = found
+        _check_classes(num_classes, self._needs_classes, self._what)
+        self.num_classes = num_classes
 
     def _are_samples(self, batch: Any) -> bool:
         return isinstance(batch, list) and not (len(batch) == 2 and all(isinstance(each, Tensor) for each in batch))
@@ -154,21 +154,21 @@ class OwnDataset(AnyDataset):
             for names in _NAMES:
                 if all(name in value for name in names):
                     return value[names[0]], value[names[1]]
-            found = f"the keys {sorted(map(str, value))}"
+            items = f"the keys {sorted(map(str, value))}"
         elif isinstance(value, (tuple, list)) and len(value) == 2:
             return value[0], value[1]
         else:
-            found = f"{len(value)} things" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
+            items = f"{len(value)} things" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
         raise ConfigError(
-            f"{self._what}, whose samples hold {found}. A sample is a pair (input, target), or a mapping with the keys "
+            f"{self._what}, whose samples hold {items}. A sample is a pair (input, target), or a mapping with the keys "
             f"inputs and targets. Give these two, {_OWN_TASK}"
         )
 
 
 def _num_classes(source: Any) -> int | None:
     classes = getattr(source, "classes", None)
-    found = getattr(source, "num_classes", None) or (classes and len(classes))
-    return int(found) if found else None
+    count = getattr(source, "num_classes", None) or (classes and len(classes))
+    return int(count) if count else None
 
 
 def _check_classes(num_classes: int | None, are_classes: bool, what: str) -> None:

@@ -92,9 +92,9 @@ def _described(batch: Any) -> Any:
     if isinstance(batch, torch.Tensor):
         return ["tensor", list(batch.shape), str(batch.dtype).removeprefix("torch.")]
     if type(batch) in (tuple, list):
-        return [type(batch).__name__, [_described(each) for each in batch]]
+        return [type(batch).__name__, [_described(part) for part in batch]]
     if isinstance(batch, Mapping):
-        return ["dict", [[_described(name), _described(each)] for name, each in batch.items()]]
+        return ["dict", [[_described(name), _described(part)] for name, part in batch.items()]]
     if batch is None or type(batch) in (bool, int, float, str):
         return ["value", batch]
     raise TypeError(type(batch).__name__)
@@ -105,8 +105,8 @@ def _restored(described: Sequence[Any]) -> Any:
     if kind == "tensor":
         return torch.zeros((), dtype=getattr(torch, dtype[0])).expand(of_it)
     if kind == "dict":
-        return {_restored(name): _restored(each) for name, each in of_it}
+        return {_restored(name): _restored(part) for name, part in of_it}
     if kind == "value":
         return of_it
-    parts = [_restored(each) for each in of_it]
+    parts = [_restored(part) for part in of_it]
     return tuple(parts) if kind == "tuple" else parts

@@ -77,12 +77,12 @@ class SampleStream:
             is_new = self._samples is None
             if self._samples is None:
                 self._samples = iter(self.source)
-            found = list(itertools.islice(self._samples, count - len(taken)))
-            if is_new and not found:
+            samples = list(itertools.islice(self._samples, count - len(taken)))
+            if is_new and not samples:
                 raise DataError(
                     f"{self._what}, whose iter() gave no sample. When it has ended, the next iter() begins anew."
                 )
-            taken += found
+            taken += samples
             if len(taken) < count:
                 self._samples = None
         return taken

@@ -226,8 +226,8 @@ def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
     try:
         *_, last = looks(grid.sweep, set(run_ids))
     except KeyboardInterrupt:
-        told = f"hpc_trainer: no longer waiting; the runs go on. See: hpc-trainer status {grid.sweep.name}"
-        raise CompactHydraException(told) from None
+        message = f"hpc_trainer: no longer waiting; the runs go on. See: hpc-trainer status {grid.sweep.name}"
+        raise CompactHydraException(message) from None
     return last
 
 
@@ -248,8 +248,8 @@ def _return_of(paths: RunPaths, status: SweepStatus | None, composed: DictConfig
     run = status.run(paths.run_id) if status is not None else None
     if run is not None and run.state is not RunState.COMPLETED:
         said = str(run.error.get("output", "")).splitlines()[-1:]
-        told = ": ".join((f"{run.run_id} is {run.state.value}", run.reason or "see its logs", *said))
-        result.return_value = CompactHydraException(f"hpc_trainer: {told}. Read: hpc-trainer why {run.run_id}")
+        message = ": ".join((f"{run.run_id} is {run.state.value}", run.reason or "see its logs", *said))
+        result.return_value = CompactHydraException(f"hpc_trainer: {message}. Read: hpc-trainer why {run.run_id}")
         result.status = JobStatus.FAILED
     else:
         is_done = run is not None or is_there(paths.marker(DONE))

@@ -64,8 +64,8 @@ def main() -> None:
     folder = SweepPaths(run.parent).pickles
     path = folder / Path(os.environ[PICKLE]).name
     try:
-        for each in (folder, path):
-            check_trusted(each)
+        for place in (folder, path):
+            check_trusted(place)
     except HpcTrainerError as error:
         sys.exit(f"the pickled task is not read: {error}")
     state: dict[str, Any] = cloudpickle.loads(path.read_bytes())

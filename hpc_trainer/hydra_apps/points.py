@@ -76,8 +76,8 @@ class PointComposer:
                 for place in places:
                     made[place] = self._plain(points[place], of_choices, self._fast, shared)
         return [
-            shared.whole(_plain_config(self._of_hydra(words))) if each is None else each
-            for each, words in zip(made, points, strict=True)
+            shared.whole(_plain_config(self._of_hydra(words))) if config is None else config
+            for config, words in zip(made, points, strict=True)
         ]
 
     def _plain(

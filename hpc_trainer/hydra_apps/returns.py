@@ -39,10 +39,10 @@ def tell_return(value: Any) -> None:
     A value that JSON cannot represent is named in the log and becomes None, because no pickle that a run has written is
     loaded.
     """
-    told = os.environ.get(VARIABLE)
-    if value is None or told is None or os.environ.get("RANK", "0") != "0":
+    log_path = os.environ.get(VARIABLE)
+    if value is None or log_path is None or os.environ.get("RANK", "0") != "0":
         return
-    folder = Path(told).parent
+    folder = Path(log_path).parent
     plain = _plain(value)
     try:
         json.dumps(plain, allow_nan=True)

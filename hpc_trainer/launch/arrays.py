@@ -106,11 +106,11 @@ def _share(hardware: str, arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveA
     chunks = [array for array in arrays if array.hardware == hardware]
     active = [array for array in at_work if array.hardware == hardware]
     total = chunks[0].parallelism
-    left = total - sum(min(each.parallelism, each.num_active) for each in active)
+    left = total - sum(min(other.parallelism, other.num_active) for other in active)
     after: tuple[str, ...] = ()
     wanted = sum(len(chunk.specs) for chunk in chunks)
     if active and left < min(wanted, total / 2):  # others use most of it: wait until all have ended, then use all
-        left, after = total, tuple(each.job_id for each in active[-_MOST_AWAITED:])
+        left, after = total, tuple(other.job_id for other in active[-_MOST_AWAITED:])
     share, extra = divmod(max(left, 0), len(chunks))
     for index, chunk in enumerate(chunks):
         parallelism = min(len(chunk.specs), max(1, share + (index < extra)))

@@ -105,7 +105,9 @@ def _extended(spec: RunSpec, twin: Twin, memo: Memo) -> RunSpec:
 
 def _origin(spec: RunSpec) -> str | None:
     """Return the checkpoint that a run's overrides name as its beginning; None if they name none."""
-    return next((each[len(_ORIGIN) :] for each in reversed(spec.overrides) if each.startswith(_ORIGIN)), None)
+    return next(
+        (override[len(_ORIGIN) :] for override in reversed(spec.overrides) if override.startswith(_ORIGIN)), None
+    )
 
 
 class _Finder:

@@ -242,7 +242,7 @@ def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepSt
     codes: set[str | None] = set()
     while True:
         queue = {run.run_id: status.ledger.waiting[run.run_id].code for run in status.waiting}
-        code = next((each for each in queue.values() if each not in codes), ...)
+        code = next((candidate for candidate in queue.values() if candidate not in codes), ...)
         if code is ...:
             return outcomes, status
         codes.add(code)

@@ -128,10 +128,10 @@ def read_app(text: str) -> HydraApp:
             f"{option} stands after --app {app}, where all is the app's: overrides, --config-name, --config-path and "
             "--config-dir. Our own words and options come before --app."
         )
-    found = _ask(app, flags, words)
-    if isinstance(found, str):
-        raise ConfigError(f"--app {app} {_explained(app, flags, words, found)}")
-    return found
+    answer = _ask(app, flags, words)
+    if isinstance(answer, str):
+        raise ConfigError(f"--app {app} {_explained(app, flags, words, answer)}")
+    return answer
 
 
 def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str:
@@ -152,15 +152,15 @@ def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str
 
 def read_points(text: str, start: tuple[str, ...]) -> HydraApp:
     """Return the app that `told_points` has written as `text`, with the command that starts it."""
-    told = json.loads(text)
+    content = json.loads(text)
     points = tuple(
         AppPoint(
             words=tuple(point["words"]), axes=point["axes"], number=point["number"], output=point["output"],
-            config={key: value for place in point["config"] for key, value in told["sections"][place].items()},
+            config={key: value for place in point["config"] for key, value in content["sections"][place].items()},
         )
-        for point in told["points"]
+        for point in content["points"]
     )  # fmt: skip
-    return HydraApp(name=told["name"], start=start, more=tuple(told["more"]), points=points)
+    return HydraApp(name=content["name"], start=start, more=tuple(content["more"]), points=points)
 
 
 def told_points(name: str, more: Sequence[str], points: Iterable[AppPoint]) -> str:
@@ -193,13 +193,13 @@ def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) 
     # Keep only the error of a traceback (an app's own, or with HYDRA_FULL_ERROR); it may have several lines.
     error = _OF_HYDRA.sub("", _ERROR.split(said)[-1])
     lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith(_NO_HELP)]
-    told = "\n".join(lines[-_LAST_LINES:])
+    message = "\n".join(lines[-_LAST_LINES:])
     unknown = _UNKNOWN_KEY.search(said)
     plain_app = _ask(app, flags, []) if unknown else ""
     if unknown and isinstance(plain_app, HydraApp):
         config = plain_app.points[0].config
-        told += f"\n{did_you_mean(unknown[1], [*flatten(config), *config])}"
-    return f"does not compose: {told.rstrip()}\nTry it: {shlex.join([*start_of(app), *flags, *words])} --cfg job"
+        message += f"\n{did_you_mean(unknown[1], [*flatten(config), *config])}"
+    return f"does not compose: {message.rstrip()}\nTry it: {shlex.join([*start_of(app), *flags, *words])} --cfg job"
 
 
 def freeze_app(

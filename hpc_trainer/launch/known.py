@@ -42,9 +42,9 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
     in_queue = [run for run in status.open_runs.values() if run.state.is_active and run.own_job is not None]
     submitted = {
         run_id
-        for each in status.ledger.submissions
-        if each.executor == Executor.slurm.value and each.job_id is not None
-        for run_id in each.run_ids
+        for submission in status.ledger.submissions
+        if submission.executor == Executor.slurm.value and submission.job_id is not None
+        for run_id in submission.run_ids
     }
     return Known(
         states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
@@ -77,18 +77,20 @@ def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:
 def _codes(status: SweepStatus) -> dict[str, str]:
     """Return the digest of each run's code, from its newest submission or its entry in the sweep's own queue."""
     codes: dict[str, str] = {}
-    for each in status.ledger.submissions:
-        code = each.code
-        if code is None and each.run_ids:  # a submission has one snapshot, so its first run stands for all
-            spec = status.specs.get(each.run_ids[0])
+    for submission in status.ledger.submissions:
+        code = submission.code
+        if code is None and submission.run_ids:  # a submission has one snapshot, so its first run stands for all
+            spec = status.specs.get(submission.run_ids[0])
             if spec is not None and spec.config.get("snapshot", {}).get("mode") == SnapshotMode.off.value:
                 code = ""
         if code is not None:
-            codes.update(dict.fromkeys(each.run_ids, code))
+            codes.update(dict.fromkeys(submission.run_ids, code))
         else:
-            for run_id in each.run_ids if codes else ():
+            for run_id in submission.run_ids if codes else ():
                 codes.pop(run_id, None)
-    return codes | {run_id: each.code for run_id, each in status.ledger.waiting.items() if each.code is not None}
+    return codes | {
+        run_id: submission.code for run_id, submission in status.ledger.waiting.items() if submission.code is not None
+    }
 
 
 def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:

@@ -311,7 +311,9 @@ def _longer(needed_min: int, shape: Shape, limits: Limits) -> str:
     if bound is None or bound[0] >= needed_min:
         return f"Use hardware.time_limit_min={needed_min} or more."
     others = [
-        each.name for each in limits.partitions.values() if each.max_time_min is None or each.max_time_min >= needed_min
+        partition.name
+        for partition in limits.partitions.values()
+        if partition.max_time_min is None or partition.max_time_min >= needed_min
     ]
     listed = f" Partitions that allow it: {', '.join(others)}." if others and "partition" in bound[1] else ""
     return f"It needs hardware.time_limit_min={needed_min}, and the {bound[1]} is {bound[0]}.{listed}"

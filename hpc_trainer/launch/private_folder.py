@@ -53,7 +53,7 @@ def find_private_folder(
         return None  # this machine is one of the nodes; the user may mean only this node
     what = f"{_MEMORY[mount[1]]} {here}" if mount[1] in _MEMORY else f"a folder for temporary files of {here}"
     shown = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
-    better = next((each for each in map(_shared_folder_of, _BETTER) if each is not None), "a shared file system")
+    better = next((shared for shared in map(_shared_folder_of, _BETTER) if shared is not None), "a shared file system")
     return (
         f"paths.runs_dir={folder} is {what} ({mount[1]} at {mount[0]}, by /proc/self/mountinfo), and Slurm's nodes "
         f"{shown} are other machines (scontrol show nodes): they do not see it. Use a folder on a shared file system: "

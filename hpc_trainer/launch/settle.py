@@ -110,10 +110,10 @@ def _from_journals(paths: SweepPaths, intent: Submission) -> str | None:
     This works without accounting. An attempt must not have begun before the intent, as far as clocks of login nodes and
     compute nodes agree, because Slurm reuses ids.
     """
-    others = {each.job_id for each in read_ledger(paths).submissions}
+    others = {submission.job_id for submission in read_ledger(paths).submissions}
     for index, run_id in enumerate(intent.run_ids):
         run = paths.run(run_id)
-        others |= {each.job_id for each in read_ledger(run).submissions}
+        others |= {submission.job_id for submission in read_ledger(run).submissions}
         for attempt in Journal(run).read():
             is_its = "_" not in attempt.job_id if intent.kind == SUCCESSOR else attempt.job_id.endswith(f"_{index}")
             is_new = attempt.start_time >= intent.time - CLOCKS_S and array_of(attempt.job_id) not in others

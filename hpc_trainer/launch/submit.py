@@ -179,11 +179,11 @@ class _SlurmSubmission:
         for index, array in enumerate(plan.arrays):
             after = array.after
             if array.behind is not None and index >= array.behind:
-                earlier = [each for each in self._done if each.hardware == array.hardware]
+                earlier = [submitted for submitted in self._done if submitted.hardware == array.hardware]
                 after = (earlier[-array.behind].job_id,) if len(earlier) >= array.behind else after
             self._submit_what_fits(array, after)
         if self._top_up is not None:
-            new = [f"{each.job_id}_{index}" for each in self._done for index in range(len(each.run_ids))]
+            new = [f"{submitted.job_id}_{index}" for submitted in self._done for index in range(len(submitted.run_ids))]
             self._top_up.aim([*plan.known.elements, *new])
         return Outcome(
             arrays=tuple(self._done),

@@ -136,9 +136,11 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         commands = [*self.job.before, "export SUBMITIT_EXECUTOR=slurm", f"{srun} {command}"]
         wanted = [*sorted(_directive(key, value) for key, value in flags.items()), *filter(_is_read, commands)]
         lines = text.split("\n")
-        found = [*sorted(line for line in lines if line.startswith(DIRECTIVES)), *filter(_is_read, lines)]
-        if found != wanted:
-            differs = next((each for each in [*found, *wanted] if found.count(each) != wanted.count(each)), "the order")
+        written = [*sorted(line for line in lines if line.startswith(DIRECTIVES)), *filter(_is_read, lines)]
+        if written != wanted:
+            differs = next(
+                (entry for entry in [*written, *wanted] if written.count(entry) != wanted.count(entry)), "the order"
+            )
             raise SubmitError(
                 f"submitit {submitit.__version__} writes another batch script than was asked for ({differs[:200]}). "
                 "Nothing was submitted. constraints.txt names a release that hpc_trainer was tested with."

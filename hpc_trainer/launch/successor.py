@@ -93,8 +93,8 @@ def main() -> None:
         job_id = submit_successor(run, after, *excluded)
     except (HpcTrainerError, OSError) as error:
         sys.exit(f"error: {error}")
-    told = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"
-    sys.stdout.write(f"{run.run_id}: {told}.\n")
+    result = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"
+    sys.stdout.write(f"{run.run_id}: {result}.\n")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class _Files:
 
     def frozen_name(self, path: Path) -> str | None:
         """Return a path's name in the copy, whether or not it exists there; None outside the frozen roots."""
-        root = next((each for each in self._roots if path.is_relative_to(each)), None)
+        root = next((source for source in self._roots if path.is_relative_to(source)), None)
         if root is None or is_environment(str(path), str(root)):  # .venv of a project: runs import it from the disk
             return None
         return f"{self._roots[root]}/{path.relative_to(root)}"
@@ -122,10 +122,10 @@ class _Files:
         """Return the names of the modules in a package's folder, for a message."""
         name = self.frozen_name(folder)
         if name is None:
-            names = {each.name for each in folder.iterdir()}
+            names = {entry.name for entry in folder.iterdir()}
         else:
-            names = {each[len(name) + 1 :].partition("/")[0] for each in self._contents if each.startswith(f"{name}/")}
-        return {each.partition(".")[0] for each in names} - {"__init__", "__pycache__", ""}
+            names = {file[len(name) + 1 :].partition("/")[0] for file in self._contents if file.startswith(f"{name}/")}
+        return {module.partition(".")[0] for module in names} - {"__init__", "__pycache__", ""}
 
 
 def _look_up(target: str, files: _Files) -> None:
@@ -153,8 +153,8 @@ def _look_up(target: str, files: _Files) -> None:
         return
     names = _names_in(source, files)
     if names is not None and attribute not in names:
-        told = did_you_mean(attribute, [name for name in names if not name.startswith("_")])
-        raise _NowhereError(f"{source} defines no {attribute}. {told}".rstrip(), is_sure=is_sure)
+        hint = did_you_mean(attribute, [name for name in names if not name.startswith("_")])
+        raise _NowhereError(f"{source} defines no {attribute}. {hint}".rstrip(), is_sure=is_sure)
 
 
 def _module_in(folder: Path, name: str, files: _Files) -> Path | None:
@@ -194,10 +194,10 @@ def _names_in(source: Path, files: _Files) -> set[str] | None:
         for node in ast.iter_child_nodes(left.pop()):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 names.add(node.name)
-                names.update(name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names)
+                names.update(name for inner in ast.walk(node) if isinstance(inner, ast.Global) for name in inner.names)
                 continue  # names bound inside are local
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names.update((each.asname or each.name).partition(".")[0] for each in node.names)
+                names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.add(node.id)
             elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:

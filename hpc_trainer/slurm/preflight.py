@@ -65,20 +65,20 @@ def _nearest(wrong: str, known: Sequence[str]) -> str:
 
 
 def _no_partition(name: str | None, limits: Limits) -> str:
-    known = list(limits.partitions)
+    names = list(limits.partitions)
     if name is None:
         return (
-            f"hardware.partition is not set and the cluster has no default partition. Set one of: {', '.join(known)}."
+            f"hardware.partition is not set and the cluster has no default partition. Set one of: {', '.join(names)}."
         )
-    return f"hardware.partition={name}: the cluster has no such partition. {_nearest(name, known)}"
+    return f"hardware.partition={name}: the cluster has no such partition. {_nearest(name, names)}"
 
 
 def _account(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[str]:
-    known = [association.account for association in limits.associations]
-    own_names = {account_name.lower() for account_name in known}  # slurmdbd keeps account names in lower case
-    is_enforced = known and "associations" in limits.enforced
+    own_accounts = [association.account for association in limits.associations]
+    own_names = {account_name.lower() for account_name in own_accounts}  # slurmdbd keeps account names in lower case
+    is_enforced = own_accounts and "associations" in limits.enforced
     if shape.account is not None and is_enforced and shape.account.lower() not in own_names:
-        yield f"cluster.account={shape.account}: you have no such account. {_nearest(shape.account, known)}"
+        yield f"cluster.account={shape.account}: you have no such account. {_nearest(shape.account, own_accounts)}"
         return
     account = limits.account_of(shape.account)
     if partition is None or account is None:
@@ -86,7 +86,7 @@ def _account(shape: Shape, partition: Partition | None, limits: Limits) -> Itera
     allowed = partition.allow_accounts
     above = limits.accounts_above(account.lower())  # an account that is allowed allows those below it
     if (allowed is not None and not set(allowed) & {account, *above}) or account in partition.deny_accounts:
-        own = [account_name for account_name in known if allowed is None or account_name in allowed]
+        own = [account_name for account_name in own_accounts if allowed is None or account_name in allowed]
         fix = f"Use cluster.account={own[0]}." if own else "Use another partition."
         yield f"cluster.account={account} may not use partition {partition.name}. {fix}"
 
@@ -95,10 +95,10 @@ def _qos(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[
     if shape.qos is None:
         return
     account = limits.account_of(shape.account)
-    own = [name for each in limits.associations if each.account == account for name in each.qos]
+    own = [name for association in limits.associations if association.account == account for name in association.qos]
     known = own or list(limits.qos_caps)
     named = shape.qos.split(",")  # Slurm 24.11 and later take several
-    wrong = [each for each in named if each not in known]
+    wrong = [qos for qos in named if qos not in known]
     if "qos" in limits.enforced and known and wrong:
         yield f"hardware.qos={shape.qos}: {wrong[0]} is not among your QOS. {_nearest(wrong[0], known)}"
     elif partition is not None:
@@ -199,7 +199,9 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
         kind = shape.gpu_type
         with_kind = [node for node in left if _gpus(node, kind)]
         if not with_kind:
-            listed = ", ".join(each for each in kinds if each != "gpu") or ("GPUs without a type" if kinds else "none")
+            listed = ", ".join(gpu_kind for gpu_kind in kinds if gpu_kind != "gpu") or (
+                "GPUs without a type" if kinds else "none"
+            )
             asked = f"hardware.gpu_type={kind}" if kind else f"hardware.gpus_per_node={shape.gpus_per_node}"
             hint = _nearest(kind, kinds) if kind and kinds else f"GPUs there: {listed}."
             yield f"{asked}: no node {where} has such GPUs. {hint}"
@@ -240,11 +242,11 @@ def _by_features(constraint: str, nodes: list[NodeGroup], where: str) -> tuple[s
     """Return a problem, and the nodes that fulfil a constraint `a&b|c`; counts and brackets are left to Slurm."""
     if re.search(r"[\[\]()*]", constraint):
         return None, nodes
-    known = sorted({feature for node in nodes for feature in node.features})
+    features = sorted({feature for node in nodes for feature in node.features})
     for word in re.split(r"[&|]", constraint):
-        if word not in known:
+        if word not in features:
             return (
-                f"hardware.constraint={constraint}: no node {where} has the feature {word}. {_nearest(word, known)}",
+                f"hardware.constraint={constraint}: no node {where} has the feature {word}. {_nearest(word, features)}",
                 [],
             )
     left = [

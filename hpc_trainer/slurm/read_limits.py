@@ -64,8 +64,8 @@ def parse_limits(
     config = dict(re.findall(r"^(\w+)\s+= (.*)$", controller, re.MULTILINE))
     scheduler = re.search(r"max_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
     records = [dict(_FIELD.findall(line)) for line in controller.splitlines() if "=" in line]
-    associations = [each for each in records if "UserName" in each and "GrpSubmitJobs" in each]
-    root = next((each for each in associations if each["Account"] == "root" and not each["UserName"]), {})
+    associations = [record for record in records if "UserName" in record and "GrpSubmitJobs" in record]
+    root = next((record for record in associations if record["Account"] == "root" and not record["UserName"]), {})
     max_jobs = _number(config.get("MaxJobCount"))
     enforced = _enforced(controller)
     has_caps = "limits" in enforced
@@ -82,7 +82,7 @@ def parse_limits(
         if max_jobs
         else None,
         enforced=enforced,
-        partitions={each["PartitionName"]: _partition(each) for each in records if "PartitionName" in each},
+        partitions={record["PartitionName"]: _partition(record) for record in records if "PartitionName" in record},
         nodes=tuple(_node_groups(nodes)),
         associations=tuple(_associations(own, associations, user)),
         account_caps=dict(_account_caps(associations, parents, user)) if has_caps else {},
@@ -192,16 +192,16 @@ _ASSOC_WIDTH, _QOS_WIDTH = 5, 6
 
 
 def _associations(rows: list[list[str]], controller: list[dict[str, str]], user: str) -> Iterator[Association]:
-    default = {each["Account"] for each in controller if _is_user(each, user) and each.get("DefAssoc") == "Yes"}
+    default = {record["Account"] for record in controller if _is_user(record, user) and record.get("DefAssoc") == "Yes"}
     for account, partition, qos, default_qos, _max_submit in rows:
         yield Association(
             account=account, partition=partition, qos=_names(qos) or (), default_qos=default_qos,
             is_default=account in default,
         )  # fmt: skip
     if not rows:
-        for each in controller:
-            if _is_user(each, user):
-                yield Association(account=each["Account"], is_default=each["Account"] in default)
+        for record in controller:
+            if _is_user(record, user):
+                yield Association(account=record["Account"], is_default=record["Account"] in default)
 
 
 def _is_user(record: Mapping[str, str], user: str) -> bool:
@@ -240,7 +240,7 @@ def _qos_caps(
     records: list[dict[str, str]], limits: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
     """Yield each QOS with its caps: limits from sacctmgr, their use from the controller."""
-    in_use = {each["QOS"].split("(")[0]: each for each in records if "QOS" in each and "GrpSubmitJobs" in each}
+    in_use = {entry["QOS"].split("(")[0]: entry for entry in records if "QOS" in entry and "GrpSubmitJobs" in entry}
     for name in in_use.keys() | limits.keys():
         record = in_use.get(name, {})
         row = limits.get(name, [""] * _QOS_WIDTH)

@@ -40,12 +40,12 @@ class FolderSource:
         names: list[str] = []
         counts = []
         for name in self.classes:
-            found = _pictures_below(self._folder, name)
+            pictures = _pictures_below(self._folder, name)
             if config.eval_fraction is not None:
                 wanted = split == "eval"
-                found = [each for each in found if is_held_out(each, config.eval_fraction) is wanted]
-            names += found
-            counts.append(len(found))
+                pictures = [picture for picture in pictures if is_held_out(picture, config.eval_fraction) is wanted]
+            names += pictures
+            counts.append(len(pictures))
         self._check(config, split, counts)
         # One text and numbers: each loader process would copy every string of a list that it looks at.
         self._ends = np.cumsum([len(os.fsencode(name)) for name in names])

@@ -21,8 +21,8 @@ class Normalisation:
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
         self.mean, self.std = tuple(mean), tuple(std)
-        self._shift = torch.tensor([255 * each for each in mean]).view(-1, 1, 1)
-        self._scale = torch.tensor([1 / (255 * each) for each in std]).view(-1, 1, 1)
+        self._shift = torch.tensor([255 * value for value in mean]).view(-1, 1, 1)
+        self._scale = torch.tensor([1 / (255 * value) for value in std]).view(-1, 1, 1)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Convert uint8 [batch, height, width, channels] to normalised float32 [batch, channels, height, width].
@@ -45,22 +45,22 @@ def normalisation_of(config: ImagesConfig) -> Normalisation:
     Raises:
         DataError: statistics.json does not have mean and std as one number for each channel.
     """
-    found = _statistics(config) if config.mean is None or config.std is None else {}
+    statistics = _statistics(config) if config.mean is None or config.std is None else {}
     usual = [_USUAL] * config.num_channels
-    mean = config.mean if config.mean is not None else found.get("mean", usual)
-    std = config.std if config.std is not None else found.get("std", usual)
-    return Normalisation([float(each) for each in mean], [float(each) for each in std])
+    mean = config.mean if config.mean is not None else statistics.get("mean", usual)
+    std = config.std if config.std is not None else statistics.get("std", usual)
+    return Normalisation([float(value) for value in mean], [float(value) for value in std])
 
 
 def _statistics(config: ImagesConfig) -> dict[str, Any]:
     folder = config.folder
-    path = next((each / STATISTICS for each in (folder, folder / "train") if (each / STATISTICS).is_file()), None)
+    path = next((place / STATISTICS for place in (folder, folder / "train") if (place / STATISTICS).is_file()), None)
     if path is None:
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        wrong = [key for key in ("mean", "std") if not _are_numbers(found[key], config.num_channels)]
-        if wrong or min(found["std"]) <= 0:
+        statistics = json.loads(path.read_text(encoding="utf-8"))
+        wrong = [key for key in ("mean", "std") if not _are_numbers(statistics[key], config.num_channels)]
+        if wrong or min(statistics["std"]) <= 0:
             raise ValueError(f"{(wrong or ['std'])[0]} must be {config.num_channels} number(s), std greater than 0")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(
@@ -68,12 +68,12 @@ def _statistics(config: ImagesConfig) -> dict[str, Any]:
             f"data.num_channels={config.num_channels}: {type(error).__name__} {error}. Fix: write it anew with "
             "hpc-trainer data prepare, or set data.mean and data.std."
         ) from error
-    return dict(found)
+    return dict(statistics)
 
 
 def _are_numbers(values: Any, count: int) -> bool:
     return (
         isinstance(values, list)
         and len(values) == count
-        and all(isinstance(each, (int, float)) and math.isfinite(each) for each in values)
+        and all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
     )

@@ -60,9 +60,9 @@ def decode(
     except MemoryError:
         raise
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
-        told = "it is empty" if not data else _plain(error)
+        cause = "it is empty" if not data else _plain(error)
         kinds = "" if formats is None else f" as {', '.join(formats)}"
-        raise BrokenPictureError(f"{name} cannot be decoded{kinds}: {told}") from error
+        raise BrokenPictureError(f"{name} cannot be decoded{kinds}: {cause}") from error
 
 
 def _upright(image: Image) -> Image:
@@ -104,7 +104,7 @@ def resized(image: Image, height: int, width: int) -> NDArray[np.uint8]:
 def _resized(image_size: tuple[int, int], short_side: int) -> tuple[int, int]:
     """Return (width, height) for this shorter side, rounded like torchvision's Resize."""
     shorter = min(image_size)
-    width, height = (short_side if each == shorter else int(short_side * each / shorter) for each in image_size)
+    width, height = (short_side if side == shorter else int(short_side * side / shorter) for side in image_size)
     return width, height
 
 

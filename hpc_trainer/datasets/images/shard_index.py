@@ -141,22 +141,22 @@ def write_index(folder: Path, found: Sequence[IndexedShard], num_classes: int | 
     Raises:
         DataError: a shard has problems, or there is no sample.
     """
-    problems = [problem for each in found for problem in each.problems]
+    problems = [problem for indexed in found for problem in indexed.problems]
     if problems:
         raise DataError(
             f"{folder} has {len(problems)} problem(s), and an index would hide them: {told(problems)}. Fix: write "
             "these shards anew, or take them out of the folder."
         )
-    rows = np.concatenate([each.rows for each in found]) if found else np.empty(0, dtype=ROW)
+    rows = np.concatenate([indexed.rows for indexed in found]) if found else np.empty(0, dtype=ROW)
     if not len(rows):
         raise DataError(f"{folder}: its {len(found)} tar(s) hold no sample. Fix: check the path, or write them anew.")
-    rows["shard"] = np.repeat(np.arange(len(found)), [len(each.rows) for each in found])
+    rows["shard"] = np.repeat(np.arange(len(found)), [len(indexed.rows) for indexed in found])
     about = {
         "version": VERSION,
         "num_samples": len(rows),
         "num_classes": num_classes or int(rows["label"].max()) + 1,
         "rows_sha256": _sha256_of_rows(rows),
-        "shards": [asdict(each.shard) for each in found],
+        "shards": [asdict(indexed.shard) for indexed in found],
     }
     (folder / ABOUT).unlink(missing_ok=True)  # the old index.json would declare the new rows valid
     with whole_file(folder / ROWS) as file:
@@ -184,18 +184,22 @@ def read_index(folder: Path) -> ShardIndex:
             f"it anew with: hpc-trainer data index {folder}"
         )
     try:
-        shards = tuple(Shard(**each) for each in about["shards"])
+        shards = tuple(Shard(**shard) for shard in about["shards"])
         rows = np.load(folder / ROWS, mmap_mode="r", allow_pickle=False)
         num_samples, num_classes, digest = about["num_samples"], about["num_classes"], about["rows_sha256"]
-        if rows.dtype != ROW or rows.shape != (num_samples,) or sum(each.num_samples for each in shards) != num_samples:
+        if (
+            rows.dtype != ROW
+            or rows.shape != (num_samples,)
+            or sum(shard.num_samples for shard in shards) != num_samples
+        ):
             raise ValueError(f"it has {rows.shape} rows of {rows.dtype} where {num_samples} of {ROW} are told")
-        if not num_samples or num_classes < 1 or any(Path(each.name).name != each.name for each in shards):
+        if not num_samples or num_classes < 1 or any(Path(shard.name).name != shard.name for shard in shards):
             raise ValueError("a number or a name in it cannot be")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"the index of {folder} is damaged: {error}. Fix: write it anew with: hpc-trainer data index {folder}"
         ) from error
-    content = json.dumps([digest, num_classes, [(each.name, each.size, each.sha256) for each in shards]])
+    content = json.dumps([digest, num_classes, [(shard.name, shard.size, shard.sha256) for shard in shards]])
     return ShardIndex(
         folder=folder,
         rows=np.asarray(rows),  # slicing np.memmap itself makes a memmap object each time

@@ -25,13 +25,13 @@ def split_folder(config: ImagesConfig, split: str) -> Path:
     if config.eval_fraction is not None:
         return path
     names = ("train",) if split == "train" else EVAL_FOLDERS
-    found = next((path / name for name in names if (path / name).is_dir()), None)
-    if found is None:
+    folder = next((path / name for name in names if (path / name).is_dir()), None)
+    if folder is None:
         raise DataError(
             f"data.path={config.path} must hold the folders train and eval (data.eval_fraction=null); {names[0]} is "
             "not there, as this node sees it. Fix: make it, or hold out a share of all: data.eval_fraction=0.1."
         )
-    return found
+    return folder
 
 
 def is_held_out(name: str, eval_fraction: float) -> bool:

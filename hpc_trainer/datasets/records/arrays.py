@@ -122,13 +122,13 @@ def _num_classes(config: ArraysConfig, targets: NDArray[Any], kind: TargetKind, 
         return int(np.prod(targets.shape[1:], dtype=np.int64))
     if kind is TargetKind.any and targets.dtype.kind == "f":
         return config.num_classes
-    found = max(int(block.max()) for block in _blocks(targets)) + 1
-    if config.num_classes is None and found < 2 and kind is TargetKind.classes:
+    count = max(int(block.max()) for block in _blocks(targets)) + 1
+    if config.num_classes is None and count < 2 and kind is TargetKind.classes:
         raise ConfigError(
             f"{path}: all of {config.targets} is one class, and there must be two or more to tell apart. Save others "
             "too, or set data.num_classes."
         )
-    return config.num_classes or found
+    return config.num_classes or count
 
 
 def _check_targets(
@@ -151,7 +151,7 @@ def _check_targets(
         elif kind is TargetKind.labels:
             is_wrong = (flat != 0) & (flat != 1)
         if is_wrong.any():
-            row, column = (int(each[0]) for each in np.nonzero(is_wrong))
+            row, column = (int(indices[0]) for indices in np.nonzero(is_wrong))
             value = flat[row, column].item()
             rule = (
                 "labels are 0 or 1 each" if kind is TargetKind.labels else f"classes are 0 to {(num_classes or 0) - 1}"
@@ -206,17 +206,17 @@ def _read(path: Path, config: ArraysConfig) -> tuple[NDArray[Any], NDArray[Any]]
     try:
         if path.is_dir():
             # Plain arrays over the maps, because slicing np.memmap itself makes a memmap object each time.
-            found = [np.asarray(np.load(each, mmap_mode="r", allow_pickle=False)) for each in _files(path, config)]
+            arrays = [np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in _files(path, config)]
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
-                found = [file[name] for name in names]
+                arrays = [file[name] for name in names]
         else:
-            found = _columns(path, names)
+            arrays = _columns(path, names)
     except HpcTrainerError:
         raise
     except (OSError, ValueError, EOFError, KeyError) as error:
         raise DataError(f"{path} cannot be read: {error}. Write it again, or name another.") from error
-    return found[0], found[1]
+    return arrays[0], arrays[1]
 
 
 def _columns(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
@@ -234,8 +234,8 @@ def _column(column: Any, path: Path, name: str) -> NDArray[Any]:
         row = column.is_null().to_numpy(zero_copy_only=False).argmax()
         raise ConfigError(f"{path}: {name} has no value in row {row}. Fill it in.")
     if not hasattr(column, "flatten"):
-        found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return found
+        values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return values
     flat = _column(column.flatten(), path, name)
     length, rest = divmod(len(flat), max(1, len(column)))
     lengths = np.full(len(column), length)

@@ -119,9 +119,9 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
     made["classes"] = classes
     names = list(columns.numeric)
     categories = {each["column"]: each["categories"] for each in made["categorical"]}
-    for name, known in categories.items():
+    for name, values in categories.items():
         is_one_hot = config.encoding is Encoding.one_hot
-        names += [f"{name}={each}" for each in [*known, "?"]] if is_one_hot else [name]
+        names += [f"{name}={each}" for each in [*values, "?"]] if is_one_hot else [name]
     class_names = None if classes is None else _names(classes)
     facts = (columns, config.encoding.value, config.missing.value, class_names, split, len(targets))
     return Table(
@@ -129,9 +129,9 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
             [_standardised(mine[each["column"]], each["mean"], each["std"]) for each in made["numeric"]],
             len(targets), np.float32,
         ),
-        _stacked([_codes(mine[name], known) for name, known in categories.items()], len(targets), np.int32),
+        _stacked([_codes(mine[name], values) for name, values in categories.items()], len(targets), np.int32),
         targets,
-        num_codes=[len(known) + 1 for known in categories.values()],
+        num_codes=[len(values) + 1 for values in categories.values()],
         is_one_hot=config.encoding is Encoding.one_hot,
         input_names=names,
         classes=class_names,
@@ -181,8 +181,8 @@ def _read(path: Path, columns: Columns) -> _Rows:
                 ),
             )
         else:
-            found = optional("pyarrow.parquet", str(path)).read_table(path, columns=list(wanted))
-            table = arrow.table({name: found.column(name).cast(kind) for name, kind in wanted.items()})
+            parquet = optional("pyarrow.parquet", str(path)).read_table(path, columns=list(wanted))
+            table = arrow.table({name: parquet.column(name).cast(kind) for name, kind in wanted.items()})
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}. Write it again, or name another file.") from error
     except ValueError as error:  # pyarrow's ArrowInvalid
@@ -198,7 +198,7 @@ def _check_values(rows: _Rows, columns: Columns, config: TableConfig) -> None:
     """
     for name, values in rows.columns.items():
         is_number = values.dtype.kind == "f"
-        is_missing = np.isnan(values) if is_number else np.array([each is None for each in values], dtype=bool)
+        is_missing = np.isnan(values) if is_number else np.array([value is None for value in values], dtype=bool)
         if is_missing.any() and (name == columns.target or config.missing is Missing.refuse):
             row = int(is_missing.argmax())
             fix = "" if name == columns.target else ", or use data.missing=mean"
@@ -221,10 +221,10 @@ def _targets(
     """
     if kind is not TargetKind.classes:
         return None, torch.from_numpy(mine.astype(np.float32))
-    known = list(was) if was else sorted(set(train.tolist()))
-    numbers = {value: number for number, value in enumerate(known)}
+    classes = list(was) if was else sorted(set(train.tolist()))
+    numbers = {value: number for number, value in enumerate(classes)}
     unknown = next((row for row, value in enumerate(mine.tolist()) if value not in numbers), None)
-    names = _names(known)
+    names = _names(classes)
     if unknown is not None:
         whose = "the model does not know" if was else "no training row has"
         raise ConfigError(
@@ -232,28 +232,28 @@ def _targets(
             f"Classes are {', '.join(names[:10])}{', ..' if len(names) > 10 else ''}. "
             f"{'Take such rows out.' if was else 'Add training rows of it, or leave it out.'}"
         )
-    if len(known) < 2:
+    if len(classes) < 2:
         raise ConfigError(
             f"{path}: all training rows have {columns.target}={names[0]}; a classification needs two classes or more."
         )
-    if not columns.target_is_text and any(value != int(value) for value in known):
+    if not columns.target_is_text and any(value != int(value) for value in classes):
         raise ConfigError(
-            f"{path}: column {columns.target} has {next(v for v in known if v != int(v)):g}, and classes are whole "
+            f"{path}: column {columns.target} has {next(v for v in classes if v != int(v)):g}, and classes are whole "
             "numbers or texts. Use task=regression."
         )
-    return known, torch.tensor([numbers[value] for value in mine.tolist()], dtype=torch.int64)
+    return classes, torch.tensor([numbers[value] for value in mine.tolist()], dtype=torch.int64)
 
 
 def _names(classes: Sequence[Any]) -> list[str]:
-    return [each if isinstance(each, str) else f"{each:g}" for each in classes]
+    return [value if isinstance(value, str) else f"{value:g}" for value in classes]
 
 
 def _statistics(train: NDArray[np.float64]) -> dict[str, float]:
     """Return mean and standard deviation of the training rows with a value; std is 1 for a column of one value."""
-    known = train[~np.isnan(train)]
+    present = train[~np.isnan(train)]
     # fsum rounds once, so the bits are the same on every machine, in whatever order numpy adds.
-    mean = math.fsum(known) / len(known) if len(known) else 0.0
-    std = math.sqrt(math.fsum((known - mean) ** 2) / len(known)) if len(known) else 0.0
+    mean = math.fsum(present) / len(present) if len(present) else 0.0
+    std = math.sqrt(math.fsum((present - mean) ** 2) / len(present)) if len(present) else 0.0
     return {"mean": mean, "std": std or 1.0}
 
 
@@ -263,13 +263,13 @@ def _standardised(mine: NDArray[np.float64], mean: float, std: float) -> NDArray
 
 
 def _categories(train: NDArray[Any], name: str, path: Path, config: TableConfig) -> list[str]:
-    known = sorted({value for value in train.tolist() if value is not None})
-    if len(known) > LARGEST_ONE_HOT and config.encoding is Encoding.one_hot:
+    values = sorted({value for value in train.tolist() if value is not None})
+    if len(values) > LARGEST_ONE_HOT and config.encoding is Encoding.one_hot:
         raise ConfigError(
-            f"{path}: column {name} has {len(known)} categories, and at most {LARGEST_ONE_HOT} become an input each. "
+            f"{path}: column {name} has {len(values)} categories, and at most {LARGEST_ONE_HOT} become an input each. "
             "Leave it out of data.categorical, or use data.encoding=ordinal."
         )
-    return known
+    return values
 
 
 def _codes(mine: NDArray[Any], known: Sequence[str]) -> NDArray[np.int32]:

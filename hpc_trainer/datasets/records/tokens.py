@@ -43,7 +43,7 @@ class Tokens:
         self._end = sources[0].meta.end_of_document if mask_starts else None
         self._sources = sources
         self._stops = np.cumsum(shares)
-        self._num_windows = np.array([each.num_windows(seq_len) for each in sources])
+        self._num_windows = np.array([source.num_windows(seq_len) for source in sources])
         self._tokens: list[NDArray[np.unsignedinteger[Any]]] = []
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Tokens:
         """
         rows = index_array(indices, len(self))
         if not self._tokens:
-            self._tokens = [read_tokens(each.folder).tokens for each in self._sources]
+            self._tokens = [read_tokens(source.folder).tokens for source in self._sources]
         numbers = np.searchsorted(self._stops, rows, side="right")
         firsts = (rows - np.concatenate(([0], self._stops))[numbers]) % self._num_windows[numbers]
         (seq_len,) = self.input_shape
@@ -79,12 +79,12 @@ class Tokens:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (16 hex digits) of the folders' metadata, the parts that are used, and the shares."""
-        facts = [[*each.meta.to_json().items(), each.start, each.stop] for each in self._sources]
+        facts = [[*source.meta.to_json().items(), source.start, source.stop] for source in self._sources]
         return hashlib.sha256(json.dumps([facts, self._stops.tolist()]).encode()).hexdigest()[:16]
 
     def problems(self) -> Iterator[Problem]:
         """Yield the folders whose bytes differ from their checksums, for `data check`."""
-        for folder in dict.fromkeys(each.folder for each in self._sources):
+        for folder in dict.fromkeys(source.folder for source in self._sources):
             try:
                 check_tokens(folder)
             except DataError as error:  # noqa: PERF203 -- each folder has its own error
@@ -110,8 +110,8 @@ def build(config: TokensConfig, split: Split, fed: Mapping[str, Any] | None = No
     if was is not None:
         meta = sources[0].meta
         check_tokenizer(was, meta.tokenizer_sha256, meta.tokenizer, str(sources[0].folder))
-    for each in sources:
-        read_tokens(each.folder)
-    sizes = [each.num_windows(config.seq_len) for each in sources]
-    shares = epoch_shares(sizes, [each.weight for each in sources]) if split == "train" else sizes
+    for source in sources:
+        read_tokens(source.folder)
+    sizes = [source.num_windows(config.seq_len) for source in sources]
+    shares = epoch_shares(sizes, [source.weight for source in sources]) if split == "train" else sizes
     return Tokens(sources, shares, seq_len=config.seq_len, mask_starts=config.mask_document_starts)

@@ -80,7 +80,7 @@ def _compile(patterns: tuple[str, ...]) -> tuple[re.Pattern[str] | None, re.Patt
 
 def git_top(folder: Path) -> Path | None:
     """Return the top of the git checkout that contains `folder`; None outside a checkout. Runs no command."""
-    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+    return next((candidate for candidate in (folder, *folder.parents) if (candidate / ".git").exists()), None)
 
 
 def git_files(top: Path, rules: Rules) -> list[str] | None:
@@ -97,7 +97,7 @@ def git_files(top: Path, rules: Rules) -> list[str] | None:
         return None
     wanted: set[str] = set()
     nested: list[str] = []
-    for tag, name in ((each[0], each[2:]) for each in listed if each):
+    for tag, name in ((entry[0], entry[2:]) for entry in listed if entry):
         is_tracked = tag != "?"
         if name.endswith("/") or (is_tracked and (top / name).is_dir() and not (top / name).is_symlink()):
             nested.append(name.rstrip("/"))
@@ -106,16 +106,16 @@ def git_files(top: Path, rules: Rules) -> list[str] | None:
     if rules.include:
         # --directory: ignored folders (data, environments) are one entry and are not walked through.
         ignored = _git(top, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", *sweeps)
-        names = [each for each in ignored or [] if each and not each.endswith("/")]
-        wanted.update(each for each in names if _matches(each, rules.include) and not rules.leaves_out(each))
+        names = [name for name in ignored or [] if name and not name.endswith("/")]
+        wanted.update(name for name in names if _matches(name, rules.include) and not rules.leaves_out(name))
     for folder in nested:
         if not rules.leaves_out(folder, is_folder=True) and (top / folder / ".git").exists():
             of_folder = Rules(rules.include, (), rules.runs_dir, rules.max_files)
             inside = git_files(top / folder, of_folder) or []
-            rules.secrets.extend(f"{folder}/{each}" for each in of_folder.secrets)
-            below = (f"{folder}/{each}" for each in inside)
-            wanted.update(each for each in below if not _matches(each, rules.exclude))
-    return sorted(each for each in wanted if not _is_below(top / each, rules.runs_dir))
+            rules.secrets.extend(f"{folder}/{secret}" for secret in of_folder.secrets)
+            below = (f"{folder}/{name}" for name in inside)
+            wanted.update(name for name in below if not _matches(name, rules.exclude))
+    return sorted(name for name in wanted if not _is_below(top / name, rules.runs_dir))
 
 
 def _sweeps_below(top: Path, runs_dir: str | None) -> list[str]:
@@ -136,7 +136,7 @@ def _git(top: Path, *argv: str) -> list[str] | None:
             "snapshot=copy, or snapshot=off."
         ) from error
     if done.returncode == 0:
-        return [os.fsdecode(each) for each in done.stdout.split(b"\0")]
+        return [os.fsdecode(name) for name in done.stdout.split(b"\0")]
     said = done.stderr.decode(errors="replace").strip()
     if "not a git repository" in said:
         return None

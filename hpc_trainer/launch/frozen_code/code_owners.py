@@ -82,7 +82,7 @@ def _module(name: str, place: str) -> str | None:
         name = name[len(place) + 1 :]
     top, _, rest = name.partition("/")
     file = rest or top
-    suffix = next((each for each in _SUFFIXES if file.endswith(each)), None)
+    suffix = next((ending for ending in _SUFFIXES if file.endswith(ending)), None)
     stem = file.removesuffix(suffix or "")
     module = top if rest else stem
     is_one = suffix is not None and module.isidentifier() and (not rest or stem == "__init__")
@@ -105,8 +105,10 @@ def _is_known(module: str, source: str) -> bool:
 
 def places_of(source: str, packages: Mapping[str, str]) -> list[str]:
     """Return the folders below a root, relative to it, that are or were on the import path."""
-    entries = (os.path.realpath(each) for each in (str(Path.cwd()), *filter(None, sys.path)))
-    found = (
-        os.path.relpath(each, source) for each in entries if is_below(each, source) and not is_environment(each, source)
+    entries = (os.path.realpath(entry) for entry in (str(Path.cwd()), *filter(None, sys.path)))
+    inside = (
+        os.path.relpath(entry, source)
+        for entry in entries
+        if is_below(entry, source) and not is_environment(entry, source)
     )
-    return list(dict.fromkeys((*packages.values(), *found)))
+    return list(dict.fromkeys((*packages.values(), *inside)))

@@ -171,8 +171,8 @@ def use_frozen_code(archive: Path) -> None:
     Raises:
         RefusedCodeError: the archive differs from the submitted one, or others may have changed it.
     """
-    for each in (archive.parent.parent, archive.parent, archive):
-        check_trusted(each)
+    for place in (archive.parent.parent, archive.parent, archive):
+        check_trusted(place)
     manifest, files = read_archive(archive)
     folder, is_local = place_code(archive, files)
     check_trusted(folder)
@@ -180,12 +180,12 @@ def use_frozen_code(archive: Path) -> None:
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # The current folder first: its frozen copy takes its place, before installed packages.
-    path = ["", *(each for each in _given_path if os.path.realpath(each) != str(archive))]
+    path = ["", *(entry for entry in _given_path if os.path.realpath(entry) != str(archive))]
     sys.path[:] = safe_path(frozen_path(path, folder, manifest["roots"]))
     ours = [entry for entry in sys.path if entry.startswith(f"{folder}{os.sep}")]
-    given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    outside = [each for each in frozen_path(given, folder, manifest["roots"]) if each not in ours]
-    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in [*ours, *outside] if os.pathsep not in each)
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    outside = [entry for entry in frozen_path(given, folder, manifest["roots"]) if entry not in ours]
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in [*ours, *outside] if os.pathsep not in entry)
     # Folders of the copies, for a program that is started by the path of its file (worker/program_start.py).
     copies = {root["source"]: str(folder / root["name"]) for root in manifest["roots"]}
     os.environ["HPC_TRAINER_FROZEN_CODE"] = json.dumps(copies)

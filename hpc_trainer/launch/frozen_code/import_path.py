@@ -24,23 +24,23 @@ def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, 
     if another folder of the path would win, the copy's folder is put first.
     """
     by_depth = sorted(roots, key=lambda root: len(root["source"]), reverse=True)
-    found: list[str] = []
+    entries: list[str] = []
     for entry in path:
         real = os.path.realpath(entry or os.curdir)
         for root in by_depth:
             if is_below(real, root["source"]) and not is_environment(real, root["source"]):
                 copy = folder / root["name"] / os.path.relpath(real, root["source"])
-                found += [os.path.normpath(copy)] if copy.is_dir() else []
+                entries += [os.path.normpath(copy)] if copy.is_dir() else []
                 break
         else:
-            found.append(entry)
-    found = list(dict.fromkeys(found))
+            entries.append(entry)
+    entries = list(dict.fromkeys(entries))
     for root in roots:
         for package, place in root["packages"].items():
             copy_place = os.path.normpath(folder / root["name"] / place)
-            if not _is_found_in(package, copy_place, found):
-                found = [copy_place, *(entry for entry in found if entry != copy_place)]
-    return found
+            if not _is_found_in(package, copy_place, entries):
+                entries = [copy_place, *(entry for entry in entries if entry != copy_place)]
+    return entries
 
 
 def is_below(path: str, folder: str) -> bool:
@@ -51,9 +51,9 @@ def is_below(path: str, folder: str) -> bool:
 def is_environment(path: str, root: str) -> bool:
     """Return True for a folder of installed packages below `root`: this Python's, or one named like such folders."""
     below = Path(os.path.relpath(path, root)).parts
-    prefixes = {os.path.realpath(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+    prefixes = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
     return bool({"site-packages", "dist-packages"} & set(below)) or any(
-        is_below(path, each) and is_below(each, root) and each != root for each in prefixes
+        is_below(path, prefix) and is_below(prefix, root) and prefix != root for prefix in prefixes
     )
 
 
@@ -62,7 +62,7 @@ def _is_found_in(package: str, place: str, path: list[str]) -> bool:
     if spec is None:
         return False
     locations = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return any(str(each).startswith(place + os.sep) for each in locations)
+    return any(str(location).startswith(place + os.sep) for location in locations)
 
 
 def safe_path(path: Sequence[str]) -> list[str]:
@@ -98,7 +98,7 @@ def _danger(entry: str) -> int:
         return 2
     prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix)
     is_installed = {"site-packages", "dist-packages"} & set(Path(entry).parts) or any(
-        is_below(os.path.realpath(entry), os.path.realpath(each)) for each in prefixes
+        is_below(os.path.realpath(entry), os.path.realpath(prefix)) for prefix in prefixes
     )
     return int(not is_installed and stat.S_ISDIR(info.st_mode) and _others_may_write(info))
 

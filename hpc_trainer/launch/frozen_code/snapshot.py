@@ -104,7 +104,7 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path, *, is_look: bool = False
         return None
     configs = _distinct(specs)
     config = configs[0]["snapshot"]
-    if any(each["snapshot"] != config for each in configs):
+    if any(other["snapshot"] != config for other in configs):
         raise ConfigError("snapshot is one for a whole grid: submit each part by a command of its own.")
     if config["mode"] == SnapshotMode.off.value and not is_look:
         return None
@@ -128,14 +128,14 @@ def is_same_code(one: Sequence[RunSpec], other: Sequence[RunSpec]) -> bool:
 def _distinct(specs: Sequence[RunSpec]) -> list[Mapping[str, Any]]:
     """Return one configuration for each set of shared sections that name code; most runs of a grid share them."""
     names = ("model", "data", "optim", "train", "snapshot")
-    found = {tuple(id(spec.config[name]) for name in names): spec.config for spec in specs}
-    return list(found.values())
+    by_sections = {tuple(id(spec.config[name]) for name in names): spec.config for spec in specs}
+    return list(by_sections.values())
 
 
 def _code_names(configs: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[Path]]:
     """Return the top-level packages, and the scripts that commands run."""
-    packages = {target.split(".", 1)[0] for each in configs for target in targets_of(each).values()}
-    packages |= {name for each in configs for name in each["snapshot"]["packages"]}
+    packages = {target.split(".", 1)[0] for config in configs for target in targets_of(config).values()}
+    packages |= {name for config in configs for name in config["snapshot"]["packages"]}
     scripts: set[Path] = set()
     for command, folder in commands_of(configs):
         words = split_command(command)
@@ -146,8 +146,8 @@ def _code_names(configs: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[Pat
 
 def commands_of(configs: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
     """Return each command with the folder that its scripts are relative to."""
-    trains = [each["train"] for each in configs if each["train"].get("command")]
-    return {(each["command"], each.get("command_from") or each.get("command_dir") or ".") for each in trains}
+    trains = [config["train"] for config in configs if config["train"].get("command")]
+    return {(train["command"], train.get("command_from") or train.get("command_dir") or ".") for train in trains}
 
 
 def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, *, prefer_git: bool) -> list[Root]:
@@ -184,7 +184,7 @@ def locations_of(package: str) -> list[Path]:
     if spec is None:
         return []  # the nodes may have it
     if spec.submodule_search_locations:
-        return [Path(each).absolute() for each in spec.submodule_search_locations]
+        return [Path(location).absolute() for location in spec.submodule_search_locations]
     return [Path(spec.origin).absolute()] if spec.has_location and spec.origin else []
 
 
@@ -200,8 +200,8 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     if real.name != location.name:
         real = location.parent.resolve() / location.name
     entry = real.parent
-    known = next((root for root in roots.values() if _provides(root, package, real)), None)
-    if known is not None:
+    provider = next((root for root in roots.values() if _provides(root, package, real)), None)
+    if provider is not None:
         return
     top = git_top(entry) if prefer_git else None
     if top is not None and str(top) not in roots:
@@ -227,9 +227,9 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
 
 def _taken(rules: Rules) -> list[str]:
     """Return the names of secrets that were met since the last call, and forget them."""
-    found = sorted(set(rules.secrets))
+    secrets = sorted(set(rules.secrets))
     rules.secrets.clear()
-    return found
+    return secrets
 
 
 def _provides(root: Root, package: str, location: Path) -> bool:
@@ -237,7 +237,7 @@ def _provides(root: Root, package: str, location: Path) -> bool:
     if not location.is_relative_to(root.source):
         return False
     name = str(location.relative_to(root.source))
-    is_there = name in root.files or any(each.startswith(f"{name}/") for each in root.files)
+    is_there = name in root.files or any(file.startswith(f"{name}/") for file in root.files)
     if is_there:
         root.packages[package] = str(Path(name).parent)
     return is_there
@@ -303,13 +303,13 @@ def _contents(
         infos: gets the lstat result of each frozen file.
     """
     folders = {name[:end] for name in root.files for end in range(len(name)) if name[end] == "/"}
-    known = {*root.files, *folders}
+    frozen = {*root.files, *folders}
     for name in root.files:
         path = Path(root.source, name)
         if path.is_symlink():
             # A relative target leads into the copy, not back to the files that are being edited.
             goal = os.path.realpath(path)
-            if os.path.relpath(goal, root.source) in known and not Path(goal).is_symlink():  # no loop
+            if os.path.relpath(goal, root.source) in frozen and not Path(goal).is_symlink():  # no loop
                 target = os.path.relpath(goal, os.path.realpath(path.parent))
                 infos[name] = path.lstat()
                 yield name, (LINK, os.fsencode(target))

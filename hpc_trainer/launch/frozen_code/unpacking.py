@@ -58,10 +58,10 @@ def place_code(archive: Path, files: Files) -> tuple[Path, bool]:
     """
     reasons = []
     for place in node_places():
-        found = _copy_in(place, archive.stem, files)
-        if isinstance(found, Path):
-            return found, True
-        reasons.append(f"{place}: {found}")
+        copy = _copy_in(place, archive.stem, files)
+        if isinstance(copy, Path):
+            return copy, True
+        reasons.append(f"{place}: {copy}")
     if os.environ.get("SLURM_LOCALID", "0") == "0":
         sys.stderr.write(
             f"no folder of this node can hold the frozen code ({'; '.join(reasons)}). "
@@ -76,7 +76,7 @@ def node_places() -> list[str]:
     `tempfile.gettempdir` is not used: it creates a file to try each folder, and falls back to the current folder.
     """
     named = (os.environ.get("SLURM_TMPDIR", ""), os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp")  # noqa: S108
-    return list(dict.fromkeys(os.path.normpath(each) for each in named if os.path.isabs(each)))  # noqa: PTH117
+    return list(dict.fromkeys(os.path.normpath(place) for place in named if os.path.isabs(place)))  # noqa: PTH117
 
 
 def _private_folder(place: str, files: Files) -> Path:
@@ -86,8 +86,8 @@ def _private_folder(place: str, files: Files) -> Path:
         OSError: others could replace the folder or write it, the place is no local disk, or there is no room.
     """
     real = Path(place).resolve(strict=True)
-    for each in (real, *real.parents):
-        _check_parent(each)
+    for parent in (real, *real.parents):
+        _check_parent(parent)
     kind = file_system_of(str(real))
     if kind is not None and kind not in _LOCAL_KINDS:
         raise OSError(f"its file system is {kind}, and not known to be this node's own")
@@ -252,8 +252,8 @@ def unpack(folder: Path, files: Files) -> None:
     NFS lost the answer; therefore no file is created with O_EXCL.
     """
     below = {name[:end] for name in files for end in range(len(name)) if name[end] == "/"}
-    for each in (folder, *(folder / name for name in sorted(below))):
-        each.mkdir(mode=0o755, exist_ok=True)  # a default ACL may give the group more than the umask allows
+    for subfolder in (folder, *(folder / name for name in sorted(below))):
+        subfolder.mkdir(mode=0o755, exist_ok=True)  # a default ACL may give the group more than the umask allows
     for name, (mode, content) in files.items():
         path = f"{folder}/{name}"
         if mode == LINK:

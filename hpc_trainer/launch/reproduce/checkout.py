@@ -38,8 +38,8 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
         )
     places = {name: place for name, place in (recorded.get("places") or {}).items() if name != _OURS}
     mine = {name: _checkout_of(place, recorded.get("checkouts") or []) for name, place in places.items()}
-    installed = [name for name, found in mine.items() if found is None and _is_installed(places[name])]
-    lost = sorted(name for name, found in mine.items() if found is None and name not in installed)
+    installed = [name for name, checkout in mine.items() if checkout is None and _is_installed(places[name])]
+    lost = sorted(name for name, checkout in mine.items() if checkout is None and name not in installed)
     if lost:
         raise RunStateError(
             f"{', '.join(lost)} was imported from {places[lost[0]]}, which is no git checkout, and nothing was frozen "
@@ -47,7 +47,9 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
         )
     with tempfile.TemporaryDirectory(prefix="hpc-trainer-checkout-") as folder:
         entries = []
-        for number, checkout in enumerate({each["top"]: each for each in mine.values() if each}.values()):
+        for number, checkout in enumerate(
+            {checkout["top"]: checkout for checkout in mine.values() if checkout}.values()
+        ):
             top = Path(folder, str(number), Path(checkout["top"]).name)
             write_checkout(checkout, top)
             inside = (Path(place) for name, place in places.items() if mine[name] is checkout)

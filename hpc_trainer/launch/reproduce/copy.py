@@ -43,8 +43,10 @@ def copy_of(spec: RunSpec, sweep: SweepPaths, words: Sequence[str], *, may_diffe
         ConfigError: an override is wrong, or turns the run into another one.
     """
     executors = [word.partition("=")[2] for word in words if word.startswith(_EXECUTOR)] or [Executor.local.value]
-    if executors[-1] not in [each.value for each in Executor]:
-        raise ConfigError(f"{_EXECUTOR}{executors[-1]} must be one of {', '.join(each.value for each in Executor)}.")
+    if executors[-1] not in [executor.value for executor in Executor]:
+        raise ConfigError(
+            f"{_EXECUTOR}{executors[-1]} must be one of {', '.join(executor.value for executor in Executor)}."
+        )
     changes = [word for word in words if not word.startswith(_EXECUTOR)]
     if changes:
         spec = change_specs([spec], changes, may_differ=may_differ)[0]
@@ -104,7 +106,7 @@ def start_copy(
     with submit_lock(sweep) as lock:
         limits = read_limits(with_nodes=True) if grid.executor is Executor.slurm else None
         plan = dataclasses.replace(build_plan(grid, limits=limits), code=digest)
-        return [each.job_id for each in submit_plan(plan, command_line=command_line, code=code, lock=lock).arrays]
+        return [array.job_id for array in submit_plan(plan, command_line=command_line, code=code, lock=lock).arrays]
 
 
 def place_of(was: SweepPaths, run_id: str) -> SweepPaths:
