@@ -1,6 +1,6 @@
 """Small reference data sets; each file has a `build(config, split)` that `data._target_` names.
 
-`split` is `train` or `eval`. What is built follows `hpc_trainer.datasets.protocol.MapDataset`.
+`split` is `train` or `eval`. The result follows `hpc_trainer.datasets.protocol.MapDataset`.
 """
 
 from hpc_trainer.datasets.protocol import MapDataset, Split

@@ -1,4 +1,4 @@
-"""Random augmentation: what is drawn for a sample is a function of (seed, epoch, sample), and of nothing else."""
+"""Random augmentation: the random numbers of a sample are a function only of (seed, epoch, sample)."""
 
 from __future__ import annotations
 
@@ -10,42 +10,46 @@ from torch import Tensor
 
 from hpc_trainer.datasets.protocol import AugmentedDataset, EpochDataset, MapDataset
 
-# Keeps these streams apart from others that are made from the same seed.
+# Separates these streams from others with the same seed.
 _STREAM = 0x6175676D656E74  # "augment"
 
 
 def bits_of(seed: int, epoch: int, sample: int, use: int = 0) -> np.random.Philox:
-    """The random bits of one sample in one epoch; takes 10 µs.
+    """Return the random bits of one sample in one epoch; takes 10 µs.
 
-    Philox computes any stream directly, from its key (seed, sample) and its counter (use, epoch, stream): two cannot
-    meet. `use`: 0 to 2**64 - 1, another stream for each; 0 is that of a data set's own `augment`.
+    Philox computes any stream directly, from its key (seed, sample) and its counter (use, epoch, stream), so that two
+    streams never overlap.
+
+    Args:
+        use: 0 to 2**64 - 1, with another stream for each; 0 is the stream of a data set's own `augment`.
     """
     key = np.array([seed, sample], dtype=np.uint64)
     return np.random.Philox(key=key, counter=[0, use, epoch, _STREAM])
 
 
 def generator_of(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """The generator that `augment` of a data set is given; takes 15 µs."""
+    """Return the generator of one sample in one epoch for a data set's `augment`; takes 15 µs."""
     return np.random.Generator(bits_of(seed, epoch, sample))
 
 
 def by_epoch(dataset: MapDataset) -> EpochDataset | None:
-    """`dataset` as one whose training batches are other ones in each epoch; None if they are not."""
+    """Return `dataset` as a data set whose training batches change in each epoch; None if they do not change."""
     if isinstance(dataset, EpochDataset):
         return dataset
     return Augmented(dataset) if isinstance(dataset, AugmentedDataset) else None
 
 
 class Augmented:
-    """The training batches of a data set with a method `augment`."""
+    """Training batches of a data set with a method `augment`."""
 
     def __init__(self, dataset: AugmentedDataset) -> None:
         self._dataset = dataset
 
     def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> Any:
-        """A batch. Of (inputs, targets) `augment` is given the inputs, else all of it.
+        """Return the augmented batch; `augment` gets the inputs of a pair (inputs, targets), else the whole batch.
 
-        Raises ValueError: `augment` changed the shape of the inputs.
+        Raises:
+            ValueError: `augment` changed the shape of the inputs.
         """
         batch = self._dataset.__getitems__([sample for _, sample in samples])
         generators = [generator_of(seed, epoch, sample) for epoch, sample in samples]
@@ -62,11 +66,11 @@ class Augmented:
 
 
 class Seeded:
-    """What torch's DataLoader asks: `__getitems__` takes (epoch, sample)."""
+    """Data set for torch's DataLoader whose `__getitems__` takes pairs (epoch, sample)."""
 
     def __init__(self, dataset: EpochDataset, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
 
     def __getitems__(self, samples: Sequence[tuple[int, int]]) -> Any:
-        """A batch."""
+        """Return the training batch of these pairs (epoch, sample)."""
         return self._dataset.training_batch(samples, self._seed)

@@ -13,8 +13,8 @@ from hpc_trainer.tasks.protocol import Task
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same, each tensor changed; what holds none stays as it is."""
-    if type(batch) is tuple:  # a pair: the way of each micro-batch, which to ask isinstance of costs 3 µs
+    """Return a batch of the same form with each tensor changed; other parts stay unchanged."""
+    if type(batch) is tuple:  # a pair, as most micro-batches are: isinstance would cost 3 µs for each
         return tuple([change(each) if type(each) is torch.Tensor else map_tensors(each, change) for each in batch])
     if isinstance(batch, torch.Tensor):
         return change(batch)
@@ -32,24 +32,28 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """Each tensor of a batch."""
-    found: list[torch.Tensor] = []
+    """Return an iterator over the tensors of a batch."""
+    tensors: list[torch.Tensor] = []
 
     def see(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     map_tensors(batch, see)
-    return iter(found)
+    return iter(tensors)
 
 
 def without_content(batch: Any) -> Any:
-    """Tensors of the same shapes and formats, made where tensors are made now; nothing is copied."""
+    """Return a batch of uninitialised tensors of the same shapes and dtypes, on torch's present default device."""
     return map_tensors(batch, lambda each: torch.empty(each.shape, dtype=each.dtype))
 
 
 def of_size(dataset: MapDataset, task: Task, first: Any, size: int) -> Any:
-    """A batch of `size` samples, all of them the first of `dataset`; `first` is the batch of that one alone."""
+    """Return a batch of `size` samples that all are the first sample of `dataset`.
+
+    Args:
+        first: the batch of that sample alone.
+    """
     if task.takes_pairs:
-        return tuple(each.expand(size, *each.shape[1:]) for each in first)
-    return dataset.__getitems__([0] * size)  # nobody knows which dimension the samples are
+        return tuple(tensor.expand(size, *tensor.shape[1:]) for tensor in first)
+    return dataset.__getitems__([0] * size)  # the dimension of the samples is unknown

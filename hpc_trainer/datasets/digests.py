@@ -12,9 +12,10 @@ _NUM_BLOCKS, _BLOCK = 64, 65_536
 
 
 def spread_digest(path: Path, start: int, stop: int) -> str:
-    """SHA-256 (16 hex digits) of the size of a file's part and of 64 blocks spread over it: at most 4 MB are read.
+    """Return the SHA-256 (16 hex digits) of the size of a file's part and of 64 blocks spread over it.
 
-    A part of up to 4 MB is read whole; of a larger one a change between the blocks is not seen.
+    At most 4 MB are read. A part of up to 4 MB is read completely; in a larger part a change between the blocks is not
+    detected.
     """
     size = stop - start
     digest = hashlib.sha256(str(size).encode())
@@ -28,6 +29,6 @@ def spread_digest(path: Path, start: int, stop: int) -> str:
 
 
 def digest_of_files(paths: Iterable[Path], facts: object) -> str:
-    """SHA-256 (16 hex digits) of the spread digests of whole files, in their order, and of `facts`, by their repr."""
+    """Return the SHA-256 (16 hex digits) of the spread digests of whole files, in order, and of the repr of `facts`."""
     digests = [spread_digest(path, 0, path.stat().st_size) for path in paths]
     return hashlib.sha256(repr((digests, facts)).encode()).hexdigest()[:16]

@@ -35,7 +35,14 @@ class Digits:
     classes = tuple(map(str, range(10)))
 
     def __init__(self, images: Tensor, targets: Tensor, mean: float, std: float) -> None:
-        """`mean` and `std`: of the pixels, 0 to 16, that were subtracted and divided by."""
+        """Store normalised images and their targets.
+
+        Args:
+            images: float32 [samples, 1, 8, 8].
+            targets: int64 [samples].
+            mean: mean of the pixels (0 to 16), which was subtracted.
+            std: standard deviation of the pixels, by which they were divided.
+        """
         self.images = images
         self.targets = targets
         self.pixel_mean, self.pixel_std = (mean / _WHITE,), (std / _WHITE,)
@@ -44,19 +51,19 @@ class Digits:
         return len(self.targets)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images [batch, 1, 8, 8] and targets [batch]."""
+        """Return images [batch, 1, 8, 8] and targets [batch]."""
         rows = torch.from_numpy(index_array(indices, len(self)))
         return self.images[rows], self.targets[rows]
 
     def fingerprint(self) -> str:
-        """CRC-32 over all images and targets, 8 hex digits; 0.2 ms."""
+        """Return the CRC-32 over all images and targets, 8 hex digits; takes 0.2 ms."""
         return f"{zlib.crc32(self.targets.numpy().tobytes(), zlib.crc32(self.images.numpy().tobytes())):08x}"
 
 
 class ShiftedDigits(Digits):
-    """Digits of which the training loop moves each by up to `max_shift` pixels, up or down and sideways.
+    """Digits that the training loop moves by up to `max_shift` pixels, up or down and sideways.
 
-    What moves out is lost; what moves in has the value of the image's corner pixel, which is background.
+    Pixels that move out are lost; pixels that move in have the value of the image's corner pixel, which is background.
     """
 
     def __init__(self, images: Tensor, targets: Tensor, mean: float, std: float, max_shift: int) -> None:
@@ -64,7 +71,7 @@ class ShiftedDigits(Digits):
         self.max_shift = max_shift
 
     def augment(self, inputs: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
-        """Moved images [batch, 1, 8, 8]."""
+        """Return moved images [batch, 1, 8, 8]."""
         moved = torch.empty_like(inputs)
         height, width = inputs.shape[-2:]
         for image, source, generator in zip(moved, inputs, generators, strict=True):
@@ -76,14 +83,14 @@ class ShiftedDigits(Digits):
 
 
 def _overlap(shift: int, size: int) -> tuple[slice, slice]:
-    """Where pixels go along one side, and where they come from."""
+    """Return the target and the source pixels of a shift along one side."""
     return slice(max(0, shift), size + min(0, shift)), slice(max(0, -shift), size + min(0, -shift))
 
 
 def split_indices(num_eval: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of scikit-learn's table for (train, eval); the same on every machine, and eval sets are nested.
+    """Return the rows of scikit-learn's table for (train, eval); the same on every machine, with nested eval sets.
 
-    By sorting PCG64's raw bits: numpy promises those for ever, but not the output of `Generator.permutation`.
+    The order sorts PCG64's raw bits, which numpy never changes, unlike the output of `Generator.permutation`.
     """
     keys = np.random.PCG64(_SPLIT_SEED).random_raw(NUM_IMAGES)
     order = np.argsort(keys, kind="stable").astype(np.int64)
@@ -114,14 +121,14 @@ def build(config: DigitsConfig, split: Split, fed: Mapping[str, Any] | None = No
 
 
 def _statistics(pixels: NDArray[np.int64]) -> tuple[float, float]:
-    """Mean and standard deviation from whole numbers: exact, so alike whatever way numpy orders its sums."""
+    """Return mean and standard deviation from sums of integers, which are exact in whatever order numpy adds."""
     mean = int(pixels.sum()) / pixels.size
     return mean, math.sqrt(int((pixels * pixels).sum()) / pixels.size - mean * mean)
 
 
 @functools.cache
 def _load() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pixels 0 to 16 [1797, 8, 8] and labels [1797]; read once, so do not change them."""
+    """Return pixels 0 to 16 [1797, 8, 8] and labels [1797]; do not change these shared arrays."""
     spec = importlib.util.find_spec("sklearn")
     path = Path((spec and spec.origin) or "").parent / "datasets/data/digits.csv.gz"
     if path.is_file():

@@ -1,4 +1,4 @@
-"""Processes that make batches beside the rank: torch's loader, deaf to Slurm's signals, and gone when they are told."""
+"""Processes that make batches beside the rank: torch's loader, which ignores Slurm's signals and ends on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from hpc_trainer.errors import HpcTrainerError
 
-# Slurm signals every process of a step. A worker that died of it would take the last save with it.
+# Slurm signals every process of a step. A worker that died of the signal would prevent the last save.
 _IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _KILL_WAIT_S = 5.0
 
@@ -23,9 +23,9 @@ _KILL_WAIT_S = 5.0
 def start_processes(
     dataset: Any, indices: Iterable[list[Any]], num_workers: int
 ) -> tuple[Iterator[Any], list[BaseProcess]]:
-    """(batches of `dataset` in the order of `indices`, the processes that make them). A `Caught` may come for a batch.
+    """Return an iterator over batches of `dataset` in the order of `indices`, and the processes that make them.
 
-    The processes go by `stop_processes` alone.
+    A `Caught` may come instead of a batch. Only `stop_processes` ends the processes.
     """
     source: Any = _Catching(dataset)  # torch's Dataset is nominal; it uses __getitems__ only
     loader: DataLoader[Any] = DataLoader(
@@ -34,14 +34,14 @@ def start_processes(
         num_workers=num_workers,
         collate_fn=_identity,
         worker_init_fn=_init_worker,
-        # Without one of its own, the loader draws a seed from the global generator, and shifts every dropout mask.
+        # Without its own generator the loader draws a seed from the global one, and shifts every dropout mask.
         generator=torch.Generator().manual_seed(0),
-        # A forked worker inherits the blocked signals below: there is no instruction at which one could kill it.
+        # A forked worker inherits the blocked signals below, so that no signal can kill it at any instruction.
         multiprocessing_context="fork",
     )
     before = set(multiprocessing.active_children())
     with _blocked_signals(), warnings.catch_warnings():
-        # Python 3.12 warns of any fork beside threads; torch forks its workers by default all the same.
+        # Python 3.12 warns about any fork beside threads; torch still forks its workers by default.
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
         batches = iter(loader)
     return batches, [child for child in multiprocessing.active_children() if child not in before]
@@ -49,7 +49,7 @@ def start_processes(
 
 @contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Holds signals back until the end; none is lost. For this thread and what it forks."""
+    """Block signals until the end without losing any, for this thread and the processes that it forks."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
     try:
         yield
@@ -58,19 +58,20 @@ def _blocked_signals() -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """In place of what a plain generator has not."""
+    """Do nothing, in place of a method that a plain generator lacks."""
 
 
 class Caught:
-    """An error of ours on its way out of a loader process."""
+    """Error of ours on its way out of a loader process."""
 
     def __init__(self, error: HpcTrainerError) -> None:
         self.error = error
 
 
 class _Catching:
-    """A data set whose errors that are raised on purpose come out of loader processes as they are: torch would put its
-    own words before theirs, and the first line is what `status` shows.
+    """Data set whose own errors (HpcTrainerError) leave loader processes unchanged.
+
+    torch would put its own text before the message, and `status` shows the first line.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -96,10 +97,10 @@ def _init_worker(worker: int) -> None:
 
 
 def stop_processes(batches: list[Iterator[Any]], workers: list[BaseProcess]) -> None:
-    """Ends them, and empties `batches`; waits at most 10 s for each that hangs."""
+    """End the workers and empty `batches`; wait at most 10 s for each worker that hangs."""
     while batches:
-        # Private, and the one way: torch stops its workers when the iterator is deleted, but the traceback of an
-        # error keeps it alive, and a worker that is killed before raises a second error over the first.
+        # This private method is the only way. torch stops its workers when the iterator is deleted, but the traceback
+        # of an error keeps the iterator alive, and a worker that is killed before raises a second error over the first.
         getattr(batches.pop(), "_shutdown_workers", _nothing)()
     for worker in workers:
         if worker.is_alive():

@@ -1,12 +1,12 @@
-"""Data sets of a person's own: what torch's DataLoader takes, as what the training loop asks of a data set.
+"""The user's own data sets: adapters from the forms that torch's DataLoader takes to the training loop's protocol.
 
     has                                          batches are
-    __getitems__(indices) -> inputs, targets     its own: `protocol.MapDataset`, handed on as it is
+    __getitems__(indices) -> inputs, targets     its own: `protocol.MapDataset`, returned unchanged
     __getitems__(indices) -> list of samples     collated by torch (torch's own convention, as of `Subset`)
     __getitem__(index) -> sample                 collated by torch
 
-A sample or a batch is a pair (input, target), or a mapping with these names; for a task that takes batches of any
-form (`task=custom`) it is whatever that task takes.
+A sample or a batch is a pair (input, target), or a mapping with these names. For a task that takes batches of any form
+(`task=custom`) it may have any form that the task takes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _OWN_TASK = "or write a task that takes them as they are (task=custom, docs/task
 
 
 def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDataset:
-    """`source`, which the builder `target` made for `split`, as the loop takes it. Looks at its first sample, unless
-    it says itself what it holds, or `task` takes batches of any form.
+    """Return the data set `source`, which the builder `target` made for `split`, in the form that the loop takes.
+
+    The first sample is read, unless `source` states its shape and classes, or `task` takes batches of any form.
 
     Raises:
-        ConfigError: it cannot be: the rule, what was found, and what to do.
+        ConfigError: `source` cannot be used; the message has the rule, the actual value and the fix.
     """
     what = f"data._target_={target} built a {type(source).__name__} for split={split!r}"
     by_index = callable(getattr(source, "__getitems__", None)) or callable(getattr(source, "__getitem__", None))
@@ -51,17 +52,17 @@ def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDat
     if not task.takes_pairs:
         return AnyDataset(source, task.collate)
     says_all = all(hasattr(source, name) for name in ("__getitems__", "input_shape", "num_classes"))
-    if says_all and not isinstance(source, Subset):  # a Subset answers with a list of samples
+    if says_all and not isinstance(source, Subset):  # a Subset returns a list of samples
         ours: MapDataset = source
         _check_classes(ours.num_classes, task.needs_classes, what)
-        return ours  # the first step reads its first sample: that may take long, and may hang
+        return ours  # only the first step reads the first sample, because that may take long or hang
     own = OwnDataset(source, what, needs_classes=task.needs_classes)
     own.describe(*own.__getitems__(range(1)))
     return own
 
 
 class AnyDataset:
-    """A `MapDataset` of what a person built, whose batches are of any form. `collate`: None, as torch does."""
+    """`MapDataset` over a user's data set, with batches of any form; without `collate` torch collates them."""
 
     def __init__(self, source: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self.stream = source if isinstance(source, SampleStream) else None
@@ -75,14 +76,14 @@ class AnyDataset:
         return len(self._source)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """A batch; of a source that makes batches its own."""
+        """Return a batch; a source that makes batches returns its own."""
         if not callable(getattr(self._source, "__getitems__", None)):
             return self.of_samples([self._source[index] for index in indices])
         batch = self._source.__getitems__(indices)
         return self.of_samples(batch) if self._are_samples(batch) else self._checked(batch)
 
     def of_samples(self, samples: list[Any]) -> Any:
-        """A batch of them."""
+        """Collate samples into a batch."""
         return self._checked(self._collate(samples))
 
     def _are_samples(self, batch: Any) -> bool:
@@ -93,9 +94,9 @@ class AnyDataset:
 
 
 class OwnDataset(AnyDataset):
-    """A `MapDataset` of what a person built, whose batches are inputs and targets.
+    """`MapDataset` over a user's data set, with batches of inputs and targets.
 
-    Asked for a batch it raises ConfigError: a sample is neither a pair nor a mapping of one.
+    `__getitems__` raises ConfigError if a sample is neither a pair nor a mapping with the names of a pair.
     """
 
     def __init__(self, source: Any, what: str, *, needs_classes: bool) -> None:
@@ -103,19 +104,27 @@ class OwnDataset(AnyDataset):
         self._what, self._needs_classes = what, needs_classes
 
     def describe(self, first: Tensor, target: Tensor) -> None:
-        """Takes shape and classes from the source, else from its first input, [1, ...], and torchvision's `classes`.
+        """Set `input_shape` and `num_classes` from the source, else from its first sample.
 
-        Where targets are no classes, `num_classes` is how many numbers its first target, [1, ...], has.
+        The classes may come from torchvision's attribute `classes`. If targets are not classes, `num_classes` is the
+        number of elements of the first target.
+
+        Args:
+            first: the first input, [1, ...].
+            target: the first target, [1, ...].
+
+        Raises:
+            ConfigError: the number of classes is unknown, or less than 2.
         """
         self.input_shape = self.input_shape or tuple(first.shape[1:])
-        found = self.num_classes or (None if self._needs_classes else target.numel())
-        if not found:
+        num_classes = self.num_classes or (None if self._needs_classes else target.numel())
+        if not num_classes:
             raise ConfigError(
                 f"{self._what}, which does not say how many classes there are. Give it an attribute num_classes (the "
                 "vocabulary of a text)."
             )
-        _check_classes(found, self._needs_classes, self._what)
-        self.num_classes = found
+        _check_classes(num_classes, self._needs_classes, self._what)
+        self.num_classes = num_classes
 
     def _are_samples(self, batch: Any) -> bool:
         return isinstance(batch, list) and not (len(batch) == 2 and all(isinstance(each, Tensor) for each in batch))
@@ -136,26 +145,30 @@ class OwnDataset(AnyDataset):
         return default_collate([self._pair(sample) for sample in samples])
 
     def _pair(self, value: Any) -> tuple[Any, Any]:
-        """Of a sample or a batch: (input, target)."""
+        """Return (input, target) of a sample or a batch.
+
+        Raises:
+            ConfigError: `value` is neither a pair nor a mapping with the names of a pair.
+        """
         if isinstance(value, Mapping):
             for names in _NAMES:
                 if all(name in value for name in names):
                     return value[names[0]], value[names[1]]
-            found = f"the keys {sorted(map(str, value))}"
+            items = f"the keys {sorted(map(str, value))}"
         elif isinstance(value, (tuple, list)) and len(value) == 2:
             return value[0], value[1]
         else:
-            found = f"{len(value)} things" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
+            items = f"{len(value)} things" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
         raise ConfigError(
-            f"{self._what}, whose samples hold {found}. A sample is a pair (input, target), or a mapping with the keys "
+            f"{self._what}, whose samples hold {items}. A sample is a pair (input, target), or a mapping with the keys "
             f"inputs and targets. Give these two, {_OWN_TASK}"
         )
 
 
 def _num_classes(source: Any) -> int | None:
     classes = getattr(source, "classes", None)
-    found = getattr(source, "num_classes", None) or (classes and len(classes))
-    return int(found) if found else None
+    count = getattr(source, "num_classes", None) or (classes and len(classes))
+    return int(count) if count else None
 
 
 def _check_classes(num_classes: int | None, are_classes: bool, what: str) -> None:

@@ -34,7 +34,7 @@ _KEYS = {
     ARRAY: frozenset({"input_scale"}),
 }
 _LARGEST = 2**20
-"""Most characters of JSON that are kept, as a column with a million categories would burden each checkpoint."""
+"""Most characters of JSON that are kept, because a column with a million categories would burden each checkpoint."""
 _MOST_NAMES = 8
 _BY_CONFIG: dict[type[DataConfig], tuple[str, ...]] = {
     HfDatasetConfig: ("input", "target", "image_size", "num_channels"),
@@ -47,7 +47,7 @@ _KEY_OF = {"crop": "image_size"}
 
 
 def kind_of(made: Mapping[str, Any] | None) -> str | None:
-    """Return the kind of a preprocessing; None if it does not have the keys of a kind, as that of a user's data set."""
+    """Return the kind of a preprocessing; None if it lacks the keys of each kind, as a user's data set may."""
     kind = None if made is None else made.get("kind")
     return kind if made is not None and isinstance(kind, str) and made.keys() >= _KEYS.get(kind, {""}) else None
 
@@ -92,7 +92,7 @@ def array(input_scale: float = 1.0) -> dict[str, Any]:
 
 
 def described(samples: Any) -> dict[str, Any]:
-    """Return the class names and the preprocessing that a data set states, as JSON values; None for what is not stated.
+    """Return the class names and the preprocessing that a data set states, as JSON values; None for a missing one.
 
     A data set that states only `pixel_mean` and `pixel_std` is described as pictures of the size `input_shape`.
     """
@@ -103,7 +103,7 @@ def described(samples: Any) -> dict[str, Any]:
         crop = shape[1:] if len(shape) == 3 else None
         made = picture(num_channels=len(mean), resize=None, crop=crop, mean=mean, std=std)
     return {
-        "classes": _as_kept([str(each) for each in classes] if isinstance(classes, Sequence) else None),
+        "classes": _as_kept([str(name) for name in classes] if isinstance(classes, Sequence) else None),
         "preprocessing": _as_kept(dict(made) if isinstance(made, Mapping) else None),
     }
 
@@ -142,7 +142,7 @@ def of_config(data: DataConfig, mean: Any = None, std: Any = None) -> dict[str, 
 
 
 def unknown_of(data: DataConfig, made: Mapping[str, Any] | None) -> str | None:
-    """Return what neither the keys of `data` nor `made` state about the model's inputs; None if nothing is missing."""
+    """Name the facts on the model's inputs that neither `data` nor `made` states; None if nothing is missing."""
     if isinstance(data, ImagesConfig) and (made is None or made.get("mean") is None or made.get("std") is None):
         return "mean and std"
     if isinstance(data, TableConfig) and made is None:
@@ -160,47 +160,47 @@ def inherited_keys(data: DataConfig, run: DataConfig, was: Mapping[str, Any], gi
         was: the run's preprocessing; empty if it is not known.
     """
     names = next((names for kind, names in _BY_CONFIG.items() if isinstance(data, kind) and isinstance(run, kind)), ())
-    found = {name: plain_value(getattr(run, name)) for name in names}
+    keys = {name: plain_value(getattr(run, name)) for name in names}
     return {
         name: value
-        for name, value in {**found, **_keys_of(data, was, given)}.items()
+        for name, value in {**keys, **_keys_of(data, was, given)}.items()
         if value is not None and name not in given
     }
 
 
 def _keys_of(data: DataConfig, was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    kind, found = kind_of(was), dict[str, Any]()
+    kind, keys = kind_of(was), dict[str, Any]()
     if kind == PICTURE and isinstance(data, (ImagesConfig, HfDatasetConfig)):
-        found = _keys_of_pictures(data, was, given)
+        keys = _keys_of_pictures(data, was, given)
     elif kind == TABLE and isinstance(data, TableConfig):
-        found = {name: was.get(name) for name in ("target", "encoding", "missing")}
-        found |= {
-            name: [each["column"] for each in was[name]] for name in ("numeric", "categorical") if name in was
+        keys = {name: was.get(name) for name in ("target", "encoding", "missing")}
+        keys |= {
+            name: [column["column"] for column in was[name]] for name in ("numeric", "categorical") if name in was
         }  # fmt: skip
     elif kind == ARRAY and isinstance(data, ArraysConfig):
-        found = {"input_scale": was.get("input_scale")}
+        keys = {"input_scale": was.get("input_scale")}
     elif kind == TOKENS and hasattr(data, "seq_len"):
-        found = {"seq_len": was.get("seq_len")}
+        keys = {"seq_len": was.get("seq_len")}
         if isinstance(data, HfDatasetConfig):
-            found["vocab_size"] = was.get("vocab_size")
-    return found
+            keys["vocab_size"] = was.get("vocab_size")
+    return keys
 
 
 def _keys_of_pictures(
     data: ImagesConfig | HfDatasetConfig, was: Mapping[str, Any], given: Collection[str]
 ) -> dict[str, Any]:
     resize, crop, num_channels = was.get("resize"), was.get("crop"), was.get("num_channels")
-    found: dict[str, Any] = {"num_channels": num_channels}
+    keys: dict[str, Any] = {"num_channels": num_channels}
     size = crop if crop is not None else resize
     if isinstance(size, list) and size[0] == size[1]:
-        found["image_size"] = size[0]
+        keys["image_size"] = size[0]
     if isinstance(data, HfDatasetConfig):
-        return found
+        return keys
     if isinstance(resize, int) and "image_size" not in given:
-        found["resize"] = resize
+        keys["resize"] = resize
     if "num_channels" not in given or data.num_channels == num_channels:
-        found |= {"mean": was.get("mean"), "std": was.get("std")}
-    return found
+        keys |= {"mean": was.get("mean"), "std": was.get("std")}
+    return keys
 
 
 def without(was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
@@ -242,9 +242,9 @@ def _columns_that_differ(key: str, was: Any, now: Any) -> Iterator[str]:
     if was is None:
         yield f"data.{key}: the columns are encoded by the new rows; nobody recorded how the model's were."
         return
-    known = {each["column"]: each for each in was}
-    here = {each["column"]: each for each in now or ()}
-    others = [name for name, each in here.items() if known.get(name) != each]
+    known = {column["column"]: column for column in was}
+    here = {column["column"]: column for column in now or ()}
+    others = [name for name, column in here.items() if known.get(name) != column]
     if others or [*known] != [*here]:
         more = f"; encoded by the new rows: {_listed(others)}" if others else ""
         yield f"data.{key}=[{_listed([*here])}], and the model was trained with [{_listed([*known])}]{more}."
@@ -252,15 +252,15 @@ def _columns_that_differ(key: str, was: Any, now: Any) -> Iterator[str]:
 
 def check_tokenizer(was: Mapping[str, Any], sha256: str | None, tokenizer: str, folder: str) -> None:
     """Raise DataError if the tokens in `folder` were made by another tokenizer than the model's."""
-    known = was.get("tokenizer")
-    if known is None or (was.get("tokenizer_sha256"), known == BYTES) == (sha256, tokenizer == BYTES):
+    expected = was.get("tokenizer")
+    if expected is None or (was.get("tokenizer_sha256"), expected == BYTES) == (sha256, tokenizer == BYTES):
         return
-    digests = [each[:12] if each else "none" for each in (was.get("tokenizer_sha256"), sha256)]
+    digests = [digest[:12] if digest else "none" for digest in (was.get("tokenizer_sha256"), sha256)]
     raise DataError(
         f"{folder} has tokens of the tokenizer {tokenizer} (SHA-256 {digests[1]}), and the model was trained with "
-        f"{known} (SHA-256 {digests[0]}): the same number means another text. Prepare the text with the model's: "
+        f"{expected} (SHA-256 {digests[0]}): the same number means another text. Prepare the text with the model's: "
         "hpc-trainer data prepare tokens TEXTS --to FOLDER --tokenizer "
-        f"{'bytes' if known == BYTES else f'PATH/{known}'}"
+        f"{'bytes' if expected == BYTES else f'PATH/{expected}'}"
     )
 
 
@@ -297,8 +297,10 @@ def text_of(made: Mapping[str, Any]) -> str:
     if kind == PICTURE:
         return ", ".join(_words_of_picture(made))
     if kind == TABLE:
-        numbers = [f"{each['column']} ((x - {each['mean']:.6g}) / {each['std']:.6g})" for each in made["numeric"]]
-        texts = [f"{each['column']} ({_listed(each['categories'])})" for each in made["categorical"]]
+        numbers = [
+            f"{column['column']} ((x - {column['mean']:.6g}) / {column['std']:.6g})" for column in made["numeric"]
+        ]
+        texts = [f"{column['column']} ({_listed(column['categories'])})" for column in made["categorical"]]
         return (
             f"columns in this order: numbers {_listed(numbers) or 'none'}; categories as {made['encoding']} "
             f"{_listed(texts) or 'none'}; missing values: {made['missing']}"
@@ -335,7 +337,7 @@ def _of_key(key: str) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(_short(each) for each in value)}]"
+        return f"[{', '.join(_short(element) for element in value)}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -345,7 +347,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _numbers(values: Sequence[float] | None) -> list[float] | None:
-    return None if values is None else [float(each) for each in values]
+    return None if values is None else [float(value) for value in values]
 
 
 def _plain(value: int | Sequence[int]) -> int | list[int]:

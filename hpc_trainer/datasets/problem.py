@@ -1,4 +1,4 @@
-"""What is wrong with a file of a data set, as `data check` and a start tell it."""
+"""Problems of a data set's files, as `data check` and a start report them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TOLD = 5
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One file that cannot be used as it is. `offset`: the byte in it at which that shows, where there is one."""
+    """Problem of one file that makes it unusable. `offset` is the byte at which the problem appears, if known."""
 
     file: str
     cause: str
@@ -21,11 +21,11 @@ class Problem:
 
 
 def name_of(file: str, offset: int | None) -> str:
-    """A place in a file, as messages name it."""
+    """Return the name of a place in a file, for messages."""
     return file if offset is None else f"{file} at byte {offset}"
 
 
 def told(problems: Sequence[Problem]) -> str:
-    """The first few, for a message, and how many there are."""
+    """Return a text with the first five problems and the number of further ones, for a message."""
     more = f"; and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
     return "; ".join(map(str, problems[:_TOLD])) + more

@@ -1,4 +1,4 @@
-"""Rows held out for evaluation: which ones is a function of their number and the fraction alone."""
+"""Rows held out for evaluation, chosen as a function only of the number of rows and the fraction."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BLOCK = 1 << 20
 
 
 def part_of(num_rows: int, fraction: float, split: Split) -> NDArray[np.unsignedinteger[Any]]:
-    """Rows of a split in their order: evaluation has those with the smallest words of PCG64's raw bits.
+    """Return the rows of a split in their order; evaluation has the rows with the smallest words of PCG64's raw bits.
 
-    numpy promises these bits for ever, but not the output of `Generator.permutation`. They are made twice, in blocks:
-    of 10 million rows all words would take 80 MB.
+    numpy never changes these bits, unlike the output of `Generator.permutation`. They are computed twice, in blocks,
+    because the words of 10 million rows would take 80 MB.
     """
     count = num_held_out(num_rows, fraction)
     largest = _smallest(num_rows, count)
@@ -27,21 +27,21 @@ def part_of(num_rows: int, fraction: float, split: Split) -> NDArray[np.unsigned
     rows: NDArray[Any] = np.empty(wanted, dtype=np.uint32 if num_rows <= 2**32 else np.uint64)
     done = 0
     for start, words in _words(num_rows):
-        found = np.flatnonzero((words <= largest) == (split == "eval"))
-        rows[done : done + len(found)] = found + start
-        done += len(found)
+        chosen = np.flatnonzero((words <= largest) == (split == "eval"))
+        rows[done : done + len(chosen)] = chosen + start
+        done += len(chosen)
     return rows
 
 
 def _smallest(num_rows: int, count: int) -> np.uint64:
-    """The largest of the `count` smallest words."""
-    # Of words below this bound there are `count` or a few more, but with a probability of 1 in 10^9.
+    """Return the largest of the `count` smallest words."""
+    # With a probability of 1 - 10^-9 there are `count` or a few more words below this bound.
     bound = (count + 6 * count**0.5 + 6) / num_rows
     kept = [words[words < np.uint64(bound * 2**64)] if bound < 1 else words for _, words in _words(num_rows)]
-    found = np.concatenate(kept)
-    if len(found) < count:
-        found = np.concatenate([words for _, words in _words(num_rows)])
-    word: np.uint64 = np.partition(found, count - 1)[count - 1]
+    candidates = np.concatenate(kept)
+    if len(candidates) < count:
+        candidates = np.concatenate([words for _, words in _words(num_rows)])
+    word: np.uint64 = np.partition(candidates, count - 1)[count - 1]
     return word
 
 

@@ -1,7 +1,7 @@
-"""What another process needs of a data set to estimate a step: its shape, and a batch without content.
+"""Stand-in for a data set in a process that estimates a step: its shape, and a batch without content.
 
-A data set may be as large as the host's memory, so the process that estimates does not build it once more, unless its
-batches are objects that JSON cannot describe.
+A data set may be as large as the host's memory. Therefore the process that estimates does not build it again, unless
+its batches are objects that JSON cannot describe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpc_trainer.tasks.protocol import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """A `MapDataset` that has the batches of one sample and of `size` samples alone."""
+    """`MapDataset` that has only the batches of one sample and of `size` samples."""
 
     input_shape: tuple[int, ...] | None
     num_classes: int | None
@@ -31,7 +31,7 @@ class StandIn:
 
     @classmethod
     def of(cls, dataset: MapDataset, task: Task, size: int) -> StandIn:
-        """Read the first sample of `dataset`. Raises: whatever the user's data set raises."""
+        """Make a stand-in from the first sample of `dataset`. Errors are those of the user's data set."""
         one = dataset.__getitems__(range(1))
         return cls(
             input_shape=dataset.input_shape,
@@ -47,7 +47,11 @@ class StandIn:
         return self.length
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """The batch of so many samples, whichever they are. Raises ValueError: there is none of this size."""
+        """Return the batch with this number of samples, whatever the indices are.
+
+        Raises:
+            ValueError: there is no batch of this size.
+        """
         if len(indices) == self.size:
             return self.many
         if len(indices) == 1:
@@ -55,8 +59,10 @@ class StandIn:
         raise ValueError(f"an estimate for batches of {self.size} samples asked for {len(indices)}")
 
     def to_plain(self) -> dict[str, Any] | None:
-        """Return what JSON can hold, for `from_plain`; None if a batch has parts other than tensors, numbers and
-        strings in tuples, lists and mappings.
+        """Return the stand-in as JSON values, for `from_plain`.
+
+        Returns:
+            None if a batch has parts other than tensors, numbers and strings in tuples, lists and mappings.
         """
         plain = {name: getattr(self, name) for name in self.__slots__}
         try:
@@ -66,25 +72,29 @@ class StandIn:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> StandIn:
-        """Undo `to_plain`."""
+        """Restore a stand-in from the result of `to_plain`."""
         shape = None if plain["input_shape"] is None else tuple(plain["input_shape"])
         batches = {"one": _restored(plain["one"]), "many": _restored(plain["many"])}
         return cls(**{**plain, **batches, "input_shape": shape})
 
 
 def _emptied(tensor: torch.Tensor) -> torch.Tensor:
-    """Same shape and format, one element of memory."""
+    """Return a tensor of the same shape and dtype that takes the memory of one element."""
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def _described(batch: Any) -> Any:
-    """Raises TypeError: a part of another type."""
+    """Return a batch as JSON values, for `_restored`.
+
+    Raises:
+        TypeError: a part has a type that JSON cannot represent.
+    """
     if isinstance(batch, torch.Tensor):
         return ["tensor", list(batch.shape), str(batch.dtype).removeprefix("torch.")]
     if type(batch) in (tuple, list):
-        return [type(batch).__name__, [_described(each) for each in batch]]
+        return [type(batch).__name__, [_described(part) for part in batch]]
     if isinstance(batch, Mapping):
-        return ["dict", [[_described(name), _described(each)] for name, each in batch.items()]]
+        return ["dict", [[_described(name), _described(part)] for name, part in batch.items()]]
     if batch is None or type(batch) in (bool, int, float, str):
         return ["value", batch]
     raise TypeError(type(batch).__name__)
@@ -95,8 +105,8 @@ def _restored(described: Sequence[Any]) -> Any:
     if kind == "tensor":
         return torch.zeros((), dtype=getattr(torch, dtype[0])).expand(of_it)
     if kind == "dict":
-        return {_restored(name): _restored(each) for name, each in of_it}
+        return {_restored(name): _restored(part) for name, part in of_it}
     if kind == "value":
         return of_it
-    parts = [_restored(each) for each in of_it]
+    parts = [_restored(part) for part in of_it]
     return tuple(parts) if kind == "tuple" else parts

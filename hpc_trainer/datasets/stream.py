@@ -1,7 +1,7 @@
-"""Data that come one after the other (IterableDataset), where they tell their position: a resumed run goes on there.
+"""Streams of samples (IterableDataset) that report their position, so that a resumed run goes on there.
 
-Each rank reads all samples and keeps its own: a global batch is the next `global_batch_size` of them on any number of
-ranks, and the position is one and the same on all.
+Each rank reads all samples and keeps its own. A global batch is the next `global_batch_size` samples for any number of
+ranks, and the position is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from hpc_trainer.errors import ConfigError, DataError
 
 
 class SampleStream:
-    """The training samples of a person's stream. Its `state_dict` goes into checkpoints.
+    """Training samples of a user's stream. Its `state_dict` goes into checkpoints.
 
     Args:
-        source: `iter(source)` goes on where `state_dict()` says; when that ends, `iter` is asked again: the next epoch.
-        what: how messages name it.
+        source: the stream; `iter(source)` goes on at the position of `state_dict()`. At its end the next `iter(source)`
+            begins the next epoch.
+        what: name of the stream, for messages.
     """
 
     def __init__(self, source: Any, what: str) -> None:
@@ -36,16 +37,17 @@ class SampleStream:
         self._samples = None
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The first sample so many times, for whoever looks at shapes."""
+        """Return the first sample once for each index, for callers that need only shapes."""
         return self._first * len(indices)
 
     def parts(
         self, global_batch_size: int, starts: Sequence[int], size: int, *, num_left_out: int
     ) -> Iterator[list[Any]]:
-        """Of each global batch from here on those samples that begin at `starts`, `size` each; without end.
+        """Yield `size` samples from each of `starts`, of each following global batch, without end.
 
         Args:
-            num_left_out: global batches that the run has left out so far (a rollback); what is not passed yet is now.
+            num_left_out: global batches that the run has left out so far (a rollback); those not skipped yet are
+                skipped first.
         """
         while self._num_left_out < num_left_out:
             self._take(global_batch_size)
@@ -56,32 +58,36 @@ class SampleStream:
                 yield samples[start : start + size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next global batch begins."""
+        """Return the position of the next global batch."""
         return {"source": self.source.state_dict(), "num_left_out": self._num_left_out}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
+        """Go on at the position in `state`."""
         self.source.load_state_dict(state["source"])
         self._num_left_out, self._samples = state["num_left_out"], None
 
     def _take(self, count: int) -> list[Any]:
-        """The next ones. Raises DataError: an epoch has none."""
+        """Return the next `count` samples.
+
+        Raises:
+            DataError: an epoch has no sample.
+        """
         taken: list[Any] = []
         while len(taken) < count:
             is_new = self._samples is None
             if self._samples is None:
                 self._samples = iter(self.source)
-            found = list(itertools.islice(self._samples, count - len(taken)))
-            if is_new and not found:
+            samples = list(itertools.islice(self._samples, count - len(taken)))
+            if is_new and not samples:
                 raise DataError(
                     f"{self._what}, whose iter() gave no sample. When it has ended, the next iter() begins anew."
                 )
-            taken += found
+            taken += samples
             if len(taken) < count:
                 self._samples = None
         return taken
 
 
 def is_stream(source: Any) -> bool:
-    """True of what gives samples one after the other, and tells and takes a position."""
+    """Return True if `source` can be iterated, and can report and restore its position."""
     return all(callable(getattr(source, name, None)) for name in ("__iter__", "state_dict", "load_state_dict"))

@@ -1,6 +1,6 @@
-"""Images made on the fly: a coarse pattern for each class under noise. Learnable, of any size, from no file.
+"""Images generated on the fly: a coarse pattern for each class, with noise. Learnable, of any size, without a file.
 
-Image i is the same in whatever batch, process or order it is asked for (`random_bits`).
+Image i is the same in every batch, process and order (`random_bits`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.random_bits import STREAMS, random_bytes
 
 _CELLS = 8  # cells a side in a class pattern
-_HALF_POWER = 0.5**0.5  # pattern and noise have half the variance each: images have mean 0, deviation 1
-_BYTE_MEAN, _BYTE_STD = 127.5, ((256**2 - 1) / 12) ** 0.5  # of a uniform byte
+_HALF_POWER = 0.5**0.5  # pattern and noise have half the variance each, so images have mean 0 and deviation 1
+_BYTE_MEAN, _BYTE_STD = 127.5, ((256**2 - 1) / 12) ** 0.5  # mean and deviation of a uniform byte
 _LARGEST = 2 * _HALF_POWER * _BYTE_MEAN / _BYTE_STD  # pattern and noise both at their brightest
 _PATTERN_STREAM = 0
 
 
 class SyntheticImages:
-    """Image i has class i mod num_classes; float32 [channels, size, size], mean 0, standard deviation 1.
+    """Generated images float32 [channels, size, size], mean 0, standard deviation 1.
 
-    It depends on the data seed, the split, i, and the sizes; never on the other images asked for with it.
+    Image i has class i mod num_classes. It depends on the data seed, the split, i and the sizes, never on other images
+    of its batch.
     """
 
     all_targets_count = True
@@ -44,7 +45,7 @@ class SyntheticImages:
         )
         self._patterns = _to_float(codes).view(config.num_classes, config.num_channels, _CELLS, _CELLS)
         self._cell_of_column = torch.arange(config.image_size) * _CELLS // config.image_size
-        # Room that is not filled takes no memory: asking for one image, as `plan --memory` does, makes one.
+        # Unfilled room takes no memory: a request for one image, as by `plan --memory`, makes only that image.
         self._kept = torch.empty(self._length, *self.input_shape) if config.keep_in_memory else None
         self._is_kept = np.zeros(self._length, dtype=bool)
 
@@ -52,7 +53,7 @@ class SyntheticImages:
         return self._length
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images [batch, channels, size, size] and targets [batch]."""
+        """Return images [batch, channels, size, size] and targets [batch]."""
         rows = index_array(indices, len(self))
         targets = torch.from_numpy(rows % self.num_classes)
         if self._kept is None:
@@ -61,7 +62,7 @@ class SyntheticImages:
         if len(new):
             self._kept[torch.from_numpy(new)] = self._make(new, torch.from_numpy(new % self.num_classes))
             self._is_kept[new] = True
-        # On a GPU's host it is what will be copied there, and needs no copy of its own to be pinned.
+        # With a GPU the images will be copied to it; pinned memory here saves a further copy.
         is_pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         images = torch.empty(len(rows), *self.input_shape, pin_memory=is_pinned)
         return torch.index_select(self._kept, 0, torch.from_numpy(rows), out=images), targets
@@ -73,7 +74,7 @@ class SyntheticImages:
         for slot, index in enumerate(rows.tolist()):
             codes[slot] = random_bytes(self._seed, self._stream, index, num_bytes)
         images = _to_float(codes).view(len(rows), channels, height, width)
-        # Wide first, then a row of cells at a time: the pattern at full size costs as much as the noise.
+        # Widen first, then add one row of cells at a time: the pattern at full size would cost as much as the noise.
         wide = self._patterns[targets][:, :, :, self._cell_of_column]
         for cell in range(_CELLS):
             first, last = _first_pixel(cell, height), _first_pixel(cell + 1, height)
@@ -86,15 +87,15 @@ def _first_pixel(cell: int, size: int) -> int:
 
 
 def _to_float(codes: NDArray[np.uint8]) -> Tensor:
-    """Uniform bytes to mean 0, variance 1/2.
+    """Convert uniform bytes to float32 with mean 0 and variance 1/2.
 
-    One operation at a time: a fused multiply-add rounds differently at the end of a vector, and then a pixel
-    would depend on its place in the batch.
+    The operations are separate, because a fused multiply-add rounds differently at the end of a vector. A pixel would
+    then depend on its place in the batch.
     """
     scale = _HALF_POWER / _BYTE_STD
     return torch.from_numpy(codes).to(torch.float32).sub_(_BYTE_MEAN).mul_(scale)
 
 
 def build(config: SyntheticImagesConfig, split: Split) -> SyntheticImages:
-    """The train or the eval images: the same patterns, other noise."""
+    """Build the train or the eval images: the same patterns with different noise."""
     return SyntheticImages(config, split)

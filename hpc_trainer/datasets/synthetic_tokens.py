@@ -1,7 +1,7 @@
-"""Random tokens of any vocabulary, made on the fly: for speed and shape tests of language models. No file.
+"""Random tokens of any vocabulary, generated on the fly for speed and shape tests of language models. No file.
 
-Common tokens are more likely than rare ones: a token is floor(V a b) of two uniform a, b in [0, 1), so token t has the
-probability density -ln(t / V). What a model can learn is just that: its loss falls from ln V to about ln V - 0.42.
+Some tokens are more common than others: a token is floor(V a b) of two uniform a, b in [0, 1), so token t has the
+probability density -ln(t / V). A model can learn only these frequencies: its loss falls from ln V to about ln V - 0.42.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpc_trainer.datasets.random_bits import STREAMS, random_words
 
 
 class SyntheticTokens:
-    """Window i is seq_len + 1 tokens; it depends on the data seed, the split, i and the sizes alone."""
+    """Windows of seq_len + 1 tokens; window i depends only on the data seed, the split, i and the sizes."""
 
     all_targets_count = True
 
@@ -33,13 +33,13 @@ class SyntheticTokens:
         return self._length
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [batch, seq_len] and targets of the same shape: each token's target is the one after it."""
+        """Return tokens int64 [batch, seq_len] and targets of the same shape: each token's target is the next token."""
         rows = index_array(indices, len(self))
         (seq_len,) = self.input_shape
         words = np.empty((len(rows), seq_len + 1), dtype=np.uint64)
         for slot, index in enumerate(rows.tolist()):
             words[slot] = random_words(self._seed, self._stream, index, seq_len + 1)
-        # Whole numbers throughout: the same tokens whatever a machine's floating point does.
+        # Only integers, so that tokens do not depend on a machine's floating point.
         half = np.uint64(32)
         product = (words >> half) * (words & np.uint64(2**32 - 1)) >> half
         tokens = torch.from_numpy((product * np.uint64(self.num_classes) >> half).astype(np.int64))
@@ -47,5 +47,5 @@ class SyntheticTokens:
 
 
 def build(config: SyntheticTokensConfig, split: Split) -> SyntheticTokens:
-    """The train or the eval windows."""
+    """Build the train or the eval windows."""
     return SyntheticTokens(config, split)

@@ -1,4 +1,4 @@
-"""Windows of bytes of one file, memory-mapped: next-byte prediction on any text; no tokenizer, no copy."""
+"""Windows of bytes from one memory-mapped file: next-byte prediction on any text; no tokenizer, no copy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _BUILT_IN_TEXT = "pydoc_data.topics"
 
 
 class TextBytes:
-    """Window i holds the seq_len + 1 bytes from `start + i * seq_len` on, all before `stop`.
+    """Windows of seq_len + 1 bytes; window i begins at byte `start + i * seq_len` and ends before `stop`.
 
     Inputs are the first seq_len bytes, targets the last seq_len: each byte's target is the byte that follows.
-    A pickled copy holds no bytes; it maps the file itself when first asked, as loader processes need.
+    A pickled copy has no bytes; it maps the file itself at its first batch, as loader processes need.
     """
 
     num_classes = 256
@@ -45,7 +45,11 @@ class TextBytes:
         return (self._stop - self._start - 1) // self._seq_len
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [batch, seq_len] and targets of the same shape; DataError where the file has gone."""
+        """Return tokens int64 [batch, seq_len] and targets of the same shape.
+
+        Raises:
+            DataError: the file is missing or has shrunk.
+        """
         rows = index_array(indices, len(self))
         if self._bytes is None:
             self._bytes = _map(self._path, self._stop)
@@ -53,23 +57,25 @@ class TextBytes:
         for slot, index in enumerate(rows.tolist()):
             first = self._start + index * self._seq_len
             windows[slot] = self._bytes[first : first + self._seq_len + 1]
-        found = torch.from_numpy(windows).long()
-        return found[:, :-1].contiguous(), found[:, 1:].contiguous()
+        sequences = torch.from_numpy(windows).long()
+        return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
 
     def fingerprint(self) -> str:
-        """Of the part; see `spread_digest`."""
+        """Return the digest of this part of the file; see `spread_digest`."""
         return spread_digest(self._path, self._start, self._stop)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A memmap pickles as a copy of all its bytes.
+        # A pickled memmap is a copy of all its bytes.
         return {**self.__dict__, "_bytes": None}
 
 
 def build(config: TextBytesConfig, split: Split) -> TextBytes:
-    """The windows of the train part (the file's beginning) or the eval part (its last `eval_fraction`).
+    """Build the windows of the train part (the file's beginning) or the eval part (its last `eval_fraction`).
 
-    The parts share no byte. Raises DataError where the file is missing, unreadable, or too small for one window in
-    each part.
+    The parts share no byte.
+
+    Raises:
+        DataError: the file is missing, unreadable, or too small for one window in each part.
     """
     path = built_in_text() if config.path is None else Path(config.path).expanduser().absolute()
     size = _size(path)
@@ -88,9 +94,12 @@ def build(config: TextBytesConfig, split: Split) -> TextBytes:
 
 
 def built_in_text() -> Path:
-    """Python's language reference as `pydoc` shows it: about 0.7 MB of English, found without running it.
+    """Return the file of Python's language reference for `pydoc`: about 0.7 MB of English, found without importing it.
 
-    The text differs between Python versions; give `data.path` where a figure must be comparable across them.
+    The text differs between Python versions; set `data.path` for figures that must be comparable across versions.
+
+    Raises:
+        DataError: this Python lacks the file.
     """
     try:
         spec = importlib.util.find_spec(_BUILT_IN_TEXT)
@@ -105,7 +114,11 @@ def built_in_text() -> Path:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file that can be read; DataError where it cannot."""
+    """Return the size of a readable file in bytes.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     try:
         with path.open("rb"):
             return path.stat().st_size
@@ -123,5 +136,5 @@ def _map(path: Path, stop: int) -> NDArray[np.uint8]:
             f"data.path={path} has shrunk to {size} bytes since the run began; its windows reach to {stop}. "
             "Fix: restore the file, or start a new run."
         )
-    # A plain array over the map: slicing np.memmap itself makes a memmap object each time.
+    # A plain array over the map, because slicing np.memmap itself makes a memmap object each time.
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))

@@ -1,1 +1,1 @@
-"""Inside a Hydra app: our launcher, and what a run tells of the value that its task returned."""
+"""Our launcher inside a Hydra app, and the record of the value that a run's task returned."""

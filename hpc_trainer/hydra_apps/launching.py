@@ -50,12 +50,12 @@ from hpc_trainer.state.status import SweepStatus
 
 log = logging.getLogger(__name__)
 
-# Key of `hydra.launcher` -> ours.
+# Our override's key by the key of `hydra.launcher`.
 _KEYS = {
     "hardware": "hardware", "cluster": "cluster", "sweep_name": "sweep_name", "partition": "hardware.partition",
     "account": "cluster.account", "time_limit_min": "hardware.time_limit_min",
 }  # fmt: skip
-# What only a multirun has, and what the command of a run says itself.
+# Hydra overrides that only a multirun has, and those that a run's command sets itself.
 _NOT_OF_A_RUN = re.compile(r"[+~]*hydra[/.](launcher|sweeper|sweep|mode|run\.dir)\b")
 _DEFAULT_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 
@@ -78,12 +78,12 @@ def launch(
         Path(os.environ[POINTS]).write_text(told_points(config.hydra.job.name, more, points))
         sys.exit(0)
     configs = composer.whole(job_overrides)
-    for number, each in enumerate(configs, start=first):
-        with open_dict(each):
-            each.hydra.job.id = each.hydra.job.num = number
+    for number, composed in enumerate(configs, start=first):
+        with open_dict(composed):
+            composed.hydra.job.id = composed.hydra.job.num = number
     points = _points(config, job_overrides, first, plain_configs(configs), map(_output, configs))
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)  # sweepers write what they found there
+    Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)  # sweepers write their results there
     try:
         wait = _waits(config, keys.get("wait"))
         batch = _Batch(points, configs, more, task, context)
@@ -93,8 +93,8 @@ def launch(
     except HpcTrainerError as error:
         raise CompactHydraException(f"hpc_trainer: {error}") from error
     return [
-        _return_of(grid.sweep.run(run_id), status, each, point)
-        for run_id, each, point in zip(run_ids, configs, points, strict=True)
+        _return_of(grid.sweep.run(run_id), status, composed, point)
+        for run_id, composed, point in zip(run_ids, configs, points, strict=True)
     ]
 
 
@@ -113,7 +113,7 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
     pickle: str | None = None
     content = b""
     if start is None:
-        configs = {point.number: each for point, each in zip(batch.points, batch.configs, strict=True)}
+        configs = {point.number: composed for point, composed in zip(batch.points, batch.configs, strict=True)}
         start, more = start_of_pickled(batch.task), ()
         pickle, content = pickle_of(batch.task, batch.context, configs)
         ours += _packages_of(batch.task, ours)
@@ -132,7 +132,7 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
     log.info(f"{num_runs} runs in {grid.sweep.folder}: {done.num_submitted} submitted, {done.num_already} before")
     for note in (*done.plan.notes, *done.outcome.notes, f"See: hpc-trainer status {grid.sweep.name}"):
         log.info(note)
-    # What is the app's takes the place of the first run's: points that come to one run have one id.
+    # Specs with the app's own values, made from the first run's spec: points that lead to the same run have one id.
     names = {spec.digest: spec.run_id for spec in grid.specs}
     return grid, [names[spec.digest] for spec in specs_of(app, grid.specs[0])]
 
@@ -154,7 +154,7 @@ def _points(
         job_overrides: the overrides of each point.
         first: the number of the first point.
         plain: the configuration of each point.
-        outputs: the output folder of each point; None for that of its run.
+        outputs: the output folder of each point; None for the folder of its run.
     """
     given = set(_words(base.hydra.overrides.task))
     numbers = itertools.count(first)
@@ -172,7 +172,7 @@ def _axes(words: Sequence[str], given: Set[str]) -> dict[str, str]:
 
 
 def _output(composed: DictConfig) -> str | None:
-    """Return the output folder that the app or its words name; None for the folder of our run."""
+    """Return the output folder that the app or its overrides name; None for the folder of our run."""
     raw: Any = OmegaConf.to_container(composed.hydra.sweep, resolve=False)
     if raw["dir"] == _DEFAULT_DIR or POINTS in os.environ:
         return None
@@ -226,33 +226,33 @@ def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
     try:
         *_, last = looks(grid.sweep, set(run_ids))
     except KeyboardInterrupt:
-        told = f"hpc_trainer: no longer waiting; the runs go on. See: hpc-trainer status {grid.sweep.name}"
-        raise CompactHydraException(told) from None
+        message = f"hpc_trainer: no longer waiting; the runs go on. See: hpc-trainer status {grid.sweep.name}"
+        raise CompactHydraException(message) from None
     return last
 
 
 def _return_of(paths: RunPaths, status: SweepStatus | None, composed: DictConfig, point: AppPoint) -> JobReturn:
     """Return the value that Hydra's own launcher would return; `status` is None if the launcher does not wait."""
-    found = JobReturn(overrides=_words(composed.hydra.overrides.task), task_name=composed.hydra.job.name)
+    result = JobReturn(overrides=_words(composed.hydra.overrides.task), task_name=composed.hydra.job.name)
     output = point.output or str(paths.output)
-    found.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
-    found.cfg = copy.deepcopy(composed)
-    runtime = found.hydra_cfg.hydra.runtime
-    with read_write(found.cfg), open_dict(found.cfg), read_write(runtime), open_dict(runtime):
-        del found.cfg["hydra"]
+    result.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
+    result.cfg = copy.deepcopy(composed)
+    runtime = result.hydra_cfg.hydra.runtime
+    with read_write(result.cfg), open_dict(result.cfg), read_write(runtime), open_dict(runtime):
+        del result.cfg["hydra"]
         runtime.output_dir = output
     changes_folder = composed.hydra.job.chdir
     if changes_folder is None:
         changes_folder = not version.base_at_least("1.2")
-    found.working_dir = output if changes_folder else str(Path.cwd())
+    result.working_dir = output if changes_folder else str(Path.cwd())
     run = status.run(paths.run_id) if status is not None else None
     if run is not None and run.state is not RunState.COMPLETED:
         said = str(run.error.get("output", "")).splitlines()[-1:]
-        told = ": ".join((f"{run.run_id} is {run.state.value}", run.reason or "see its logs", *said))
-        found.return_value = CompactHydraException(f"hpc_trainer: {told}. Read: hpc-trainer why {run.run_id}")
-        found.status = JobStatus.FAILED
+        message = ": ".join((f"{run.run_id} is {run.state.value}", run.reason or "see its logs", *said))
+        result.return_value = CompactHydraException(f"hpc_trainer: {message}. Read: hpc-trainer why {run.run_id}")
+        result.status = JobStatus.FAILED
     else:
         is_done = run is not None or is_there(paths.marker(DONE))
-        found.return_value = returned_value(paths) if is_done else None
-        found.status = JobStatus.COMPLETED
-    return found
+        result.return_value = returned_value(paths) if is_done else None
+        result.status = JobStatus.COMPLETED
+    return result

@@ -60,18 +60,18 @@ def main() -> None:
     output = Path(os.environ["HPC_TRAINER_RUN_DIR"])
     run = (
         output if output.name == os.environ["HPC_TRAINER_RUN_ID"] else output.parent
-    )  # the former of runs of earlier versions
+    )  # runs of earlier versions have no output folder of their own
     folder = SweepPaths(run.parent).pickles
     path = folder / Path(os.environ[PICKLE]).name
     try:
-        for each in (folder, path):
-            check_trusted(each)
+        for place in (folder, path):
+            check_trusted(place)
     except HpcTrainerError as error:
         sys.exit(f"the pickled task is not read: {error}")
     state: dict[str, Any] = cloudpickle.loads(path.read_bytes())
     Singleton.set_state(state["singletons"])
     config = state["configs"][int(os.environ[NUMBER])]
-    if OUTPUT not in os.environ:  # the app names no folder: the run's
+    if OUTPUT not in os.environ:  # the app names no output folder, so the run's is used
         with read_write(config), open_dict(config):
             config.hydra.sweep.dir, config.hydra.sweep.subdir = str(output.parent), output.name
     done = run_job(

@@ -3,8 +3,8 @@
 A point is composed in one of three ways, and each gives the same configuration as Hydra:
 
     parts      Hydra composes a section once for all choices of groups that make it from the same files, and applies
-    each
-               override of a value to it once. A point is assembled from these sections if its overrides do not overlap.
+               each override of a value to it once. A point is assembled from these sections if its overrides do not
+               overlap.
     loader     Hydra composes the point, with the content of files held in memory (`SweepLoader`).
     hydra      Hydra composes the point. This way is taken if another way failed, so that an error is Hydra's own, or
                if a result might differ from that of Hydra.
@@ -51,7 +51,7 @@ class PointComposer:
         """Number of points composed in each way: parts, loader, hydra."""
 
     def whole(self, points: Sequence[Sequence[str]]) -> list[DictConfig]:
-        """Return the configuration of each point, Hydra's own section included. Raises what Hydra raises."""
+        """Return the configuration of each point, including Hydra's own section. Errors are Hydra's own."""
         made: list[DictConfig | None] = [None] * len(points)
         if self._fast is not None:
             for places in _by_choices(points, self._fast).values():
@@ -62,7 +62,7 @@ class PointComposer:
     def plain(self, points: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         """Return the configuration of each point as JSON values, with interpolations unresolved.
 
-        Hydra's own section is left out. Points share equal sections, so change only copies. Raises what Hydra raises.
+        Hydra's own section is left out. Points share equal sections, so change only copies. Errors are Hydra's own.
         """
         made: list[dict[str, Any] | None] = [None] * len(points)
         shared = _Shared()
@@ -71,13 +71,13 @@ class PointComposer:
             for choices, places in _by_choices(points, self._fast).items():
                 try:
                     of_choices = sections.of(choices)
-                except Exception:  # as above
+                except Exception:  # any error: Hydra raises it again later
                     of_choices = None
                 for place in places:
                     made[place] = self._plain(points[place], of_choices, self._fast, shared)
         return [
-            shared.whole(_plain_config(self._of_hydra(words))) if each is None else each
-            for each, words in zip(made, points, strict=True)
+            shared.whole(_plain_config(self._of_hydra(words))) if config is None else config
+            for config, words in zip(made, points, strict=True)
         ]
 
     def _plain(
@@ -87,7 +87,7 @@ class PointComposer:
         if sections is not None:
             try:
                 made = _with_values(sections, words, fast)
-            except Exception:  # as above
+            except Exception:  # any error: Hydra raises it again later
                 made = None
             if made is not None:
                 self.counts["parts"] += 1
@@ -98,7 +98,7 @@ class PointComposer:
     def _loaded(self, words: Sequence[str], fast: SweepLoader) -> DictConfig | None:
         try:
             made = fast.load_sweep_config(self._base, list(words))
-        except Exception:  # as above
+        except Exception:  # any error: Hydra raises it again later
             return None
         self.counts["loader"] += 1
         return made
@@ -115,15 +115,15 @@ def plain_configs(configs: Iterable[DictConfig]) -> list[dict[str, Any]]:
 
 
 def _by_choices(points: Sequence[Sequence[str]], loader: SweepLoader) -> dict[Words, list[int]]:
-    """Return the indices of the points by choice of groups; memory holds the files of one choice at a time."""
-    found: dict[Words, list[int]] = {}
+    """Return the indices of the points by choice of groups, so that memory holds the files of one choice at a time."""
+    places_of: dict[Words, list[int]] = {}
     for place, words in enumerate(points):
         try:
             choices = tuple([word for word in words if loader.read(word)[1]])
-        except Exception:  # noqa: S112  (as above)
+        except Exception:  # noqa: S112  (any error: Hydra raises it again later)
             continue
-        found.setdefault(choices, []).append(place)
-    return found
+        places_of.setdefault(choices, []).append(place)
+    return places_of
 
 
 class _Shared:
@@ -178,7 +178,7 @@ class _Sections:
         return {name: self._made[key] for name, key in keys.items()}
 
     def _keys(self, sources: Mapping[Any, tuple[object, ...]]) -> dict[Any, object]:
-        """Return what each section depends on: its own files, or all files if it reads a value of another section."""
+        """Return the key of each section: its own files, or all files if it reads a value of another section."""
         every = tuple(sources.items())
         keys = {name: (name, files) for name, files in sources.items()}
         return {name: (name, every) if key in self._looking_elsewhere else key for name, key in keys.items()}
@@ -205,7 +205,7 @@ class _Section:
         self._absent: dict[str, _Section] = {}
 
     def absent(self, name: str) -> _Section:
-        """Return a section that does not exist yet, in a configuration that otherwise equals that of this section."""
+        """Return a section that does not exist yet, in a configuration that otherwise equals this section's."""
         if name not in self._absent:
             content = self._config.__dict__["_content"]
             self._config.__dict__["_content"] = {}
@@ -218,7 +218,7 @@ class _Section:
     def with_values(self, words: Words, loader: SweepLoader) -> dict[str, Any] | None:
         """Return the section after overrides of values, {} if it was deleted; None if the overrides may overlap.
 
-        Raises what Hydra raises.
+        Errors are Hydra's own.
         """
         if words not in self._changed:
             self._changed[words] = self._make(words, loader)
@@ -241,7 +241,7 @@ class _Section:
 
 
 def _with_values(sections: Mapping[Any, _Section], words: Sequence[str], loader: SweepLoader) -> dict[str, Any] | None:
-    """Return the configuration of a point from its sections; None if it is uncertain. Raises what Hydra raises."""
+    """Assemble the configuration of a point from its sections; None if it is uncertain. Errors are Hydra's own."""
     by_section: dict[str, list[str]] = {}
     for word in words:
         override, is_choice = loader.read(word)
@@ -285,12 +285,12 @@ def _replaced(plain: Mapping[Any, Any], path: Words, value: Any) -> dict[Any, An
 
 
 def _change_of(override: Override, config: DictConfig, loader: SweepLoader) -> _Change | None:
-    """Return what an override changes, by letting Hydra apply it and then undoing it.
+    """Return the change that an override makes, by letting Hydra apply it and then undoing it.
 
     Returns:
         None if the override may change or read another key.
 
-    Raises what Hydra raises.
+    Errors are Hydra's own.
     """
     place = None if override.is_sweep_override() else _place(override.key_or_group, config)
     if place is None:
@@ -350,7 +350,7 @@ def _reads_nothing_else(override: Override, node: Any) -> bool:
 
 
 def _plain_child(parent: DictConfig, name: Any) -> Any:
-    """Return the value that `OmegaConf.to_container` of the parent has for a child."""
+    """Return the value of a child, as `OmegaConf.to_container` of the parent gives it."""
     node: Any = parent._get_child(name)
     if isinstance(node, Container):
         return OmegaConf.to_container(node, resolve=False, enum_to_str=True)

@@ -39,10 +39,10 @@ def tell_return(value: Any) -> None:
     A value that JSON cannot represent is named in the log and becomes None, because no pickle that a run has written is
     loaded.
     """
-    told = os.environ.get(VARIABLE)
-    if value is None or told is None or os.environ.get("RANK", "0") != "0":
+    log_path = os.environ.get(VARIABLE)
+    if value is None or log_path is None or os.environ.get("RANK", "0") != "0":
         return
-    folder = Path(told).parent
+    folder = Path(log_path).parent
     plain = _plain(value)
     try:
         json.dumps(plain, allow_nan=True)
@@ -70,7 +70,7 @@ def returned_value(paths: RunPaths) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers of numpy and torch as Python numbers, and configurations and tuples as dicts and lists."""
+    """Convert numbers of numpy and torch to Python numbers, and configurations and tuples to dicts and lists."""
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=True, enum_to_str=True)
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Plan and submit: a grid becomes frozen runs, runs of one shape become one array."""
+"""Plan and submit: a grid becomes frozen runs, and runs of one shape become one array."""

@@ -1,4 +1,4 @@
-"""Which runs fit into the cluster's limits now, in arrays of legal size, and which wait for room."""
+"""Division of runs into arrays of legal size that fit the cluster's limits now, and runs that wait for room."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.slurm.limits import Limits, SubmitCap
 
-# A dependency is one argument of a command (128 KiB on Linux); the newest end last.
+# A dependency is one argument of a command (128 KiB on Linux); the newest jobs end last.
 _MOST_AWAITED = 1000
 
 
@@ -17,9 +17,9 @@ _MOST_AWAITED = 1000
 class ArrayPlan:
     """Runs of one shape that will be submitted together.
 
-    `parallelism` elements may run at once (`%N`); with `after`, the array begins when those jobs have all ended, and
-    with `behind` when the array so many places before it in the plan has: both keep `cluster.array_parallelism` true
-    where one array cannot.
+    `parallelism` elements may run at once (`%N`). With `after` the array begins when all those jobs have ended. With
+    `behind` it begins when the array that many places earlier in the plan has ended. Both enforce
+    `cluster.array_parallelism` across several arrays.
     """
 
     hardware: str
@@ -32,7 +32,7 @@ class ArrayPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveArray:
-    """An array that was submitted before and has not ended, or the successor job of one run."""
+    """Array that was submitted before and has not ended, or the successor job of one run."""
 
     job_id: str
     hardware: str
@@ -42,23 +42,23 @@ class ActiveArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """`now` is submitted in this order; `waiting` is left for later. `binding`: the limits that made it so."""
+    """Arrays to submit `now`, in this order, runs left `waiting`, and the `binding` limits that caused it."""
 
     now: tuple[ArrayPlan, ...]
     waiting: tuple[RunSpec, ...] = ()
     binding: tuple[str, ...] = ()
     keeps_room: bool = True
-    """False if no room was kept for a top-up job, because there would be none for a run then."""
+    """False if no room was kept for a top-up job, because no run would fit then."""
 
 
 def fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArray] = ()) -> Fitted:
-    """Cuts arrays into chunks of at most `limits.max_elements`, as many as the submit limits have room for.
+    """Cut arrays into chunks of at most `limits.max_elements`, as many as the submit limits have room for.
 
-    If something has to wait, one job of room is kept for the top-up job that brings it in later.
+    If runs have to wait, room for one job is kept for the top-up job that submits them later.
 
     Args:
-        arrays: one for each shape; `parallelism` is what all its chunks together may run at once.
-        active: what of this sweep is in the queue already, and counts against `parallelism`.
+        arrays: one for each shape; `parallelism` is the number of elements that all its chunks may run at once.
+        active: this sweep's jobs that are in the queue already and count against `parallelism`.
     """
     whole = _fit(arrays, limits, active, reserve=None)
     if not whole.waiting:
@@ -102,15 +102,15 @@ def _chunks(array: ArrayPlan, count: int, size: int | None) -> Iterator[ArrayPla
 
 
 def _share(hardware: str, arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveArray]) -> Iterator[ArrayPlan]:
-    """Divides `parallelism` among the arrays of one hardware and what is at work already."""
+    """Divide `parallelism` among the arrays of one hardware and its arrays that are at work already."""
     chunks = [array for array in arrays if array.hardware == hardware]
-    active = [each for each in at_work if each.hardware == hardware]
+    active = [array for array in at_work if array.hardware == hardware]
     total = chunks[0].parallelism
-    left = total - sum(min(each.parallelism, each.num_active) for each in active)
+    left = total - sum(min(other.parallelism, other.num_active) for other in active)
     after: tuple[str, ...] = ()
     wanted = sum(len(chunk.specs) for chunk in chunks)
-    if active and left < min(wanted, total / 2):  # others have most of it: all of it when they have all ended
-        left, after = total, tuple(each.job_id for each in active[-_MOST_AWAITED:])
+    if active and left < min(wanted, total / 2):  # others use most of it: wait until all have ended, then use all
+        left, after = total, tuple(other.job_id for other in active[-_MOST_AWAITED:])
     share, extra = divmod(max(left, 0), len(chunks))
     for index, chunk in enumerate(chunks):
         parallelism = min(len(chunk.specs), max(1, share + (index < extra)))
@@ -119,7 +119,7 @@ def _share(hardware: str, arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveA
 
 
 class _Room:
-    """What the submit limits leave, less what this command takes."""
+    """Jobs that the submit limits still allow, less those that this command submits."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -129,7 +129,7 @@ class _Room:
         return self._limits.submit_caps(shape.partition, shape.account, shape.qos)
 
     def of(self, shape: Shape) -> int:
-        """Jobs of this shape that may still be submitted."""
+        """Return the number of jobs of this shape that may still be submitted."""
         left = (cap.room - self._taken.get(cap.name, 0) for cap in self._caps(shape))
         return max(0, min(left, default=2**31))
 
@@ -138,7 +138,7 @@ class _Room:
             self._taken[cap.name] = self._taken.get(cap.name, 0) + count
 
     def full(self, shape: Shape, count: int) -> Iterator[str]:
-        """The caps that let no more than `count` in, in words."""
+        """Yield a description of each cap that allows no more than `count` jobs."""
         for cap in self._caps(shape):
             if cap.room - self._taken.get(cap.name, 0) <= count:
                 yield f"{cap.name} is {cap.limit}, {cap.used} in use"

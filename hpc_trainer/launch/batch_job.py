@@ -1,8 +1,8 @@
-"""One job for sbatch: what it asks for, the words of its command, and what its script may hold.
+"""One job for sbatch: its resources, the arguments of its command, and the values that its script may contain.
 
-Values are judged by word (config/script_words.py), twice: validation refuses what a person types, and `problems` what
-comes another way: from a spec that was written by other hands, or from a sweep's folder that was renamed since. What
-passes is one word of a directive or of a command, and nothing that sbatch or bash reads further.
+Each value is checked against a pattern (config/script_words.py), twice. Validation refuses a bad value that a user
+types. `problems` refuses a bad value from another source: a spec that somebody else wrote, or a sweep's folder that was
+renamed. A value that passes is one word of a directive or a command, which sbatch and bash do not interpret further.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.queue import job_name
 from hpc_trainer.state.last_words import SETUP_ENDED
 
-# Slurm 22.05 to 23.02: srun does not take over --cpus-per-task of the job by itself.
+# Slurm 22.05 to 23.02: srun does not use the job's --cpus-per-task by itself.
 _EXPORT_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
-# Slurm 22.05 does not tell a job when it began, and the worker must know when it will end.
+# Slurm 22.05 does not tell a job its start time, and the worker must know when the job will end.
 _EXPORT_START = f"export {JOB_START}=$(date +%s)"
 _GO_ON = "set +e"
-"""A person's setup may say `set -e`: the lines after srun must be reached all the same."""
-# bash tells of the line at which a command failed that nobody asked about (`if`, `||`), and of each line that it comes
-# to. What fails within a function or a sourced file is that one's own affair: its last status counts.
+"""Line that undoes `set -e` of a user's setup: bash must reach the lines after srun."""
+# bash's ERR trap runs for a failed command that no `if` or `||` tests; its DEBUG trap runs at each line. A failure
+# inside a function or a sourced file is left to it: only its last status counts.
 _GUARD = (
     'hpc_trainer_ends() { [ -z "$hpc_trainer_line" ] || '
     f'echo "{SETUP_ENDED} $((hpc_trainer_at - hpc_trainer_line)): exit status ${{hpc_trainer_code:-$1}}" >&2; }}',
@@ -62,52 +62,53 @@ class BatchJob:
     """One job array, one run's successor job, or one top-up job."""
 
     sweep: SweepPaths
-    """Its folder is absolute; scripts, and what batch shells print, lie in `slurm`."""
+    """Sweep of the job, with an absolute folder; `slurm` in it has the scripts and the output of batch shells."""
     shape: Shape
     uuid: str
-    """The intent's uuid: the job's comment, and the worker's --array."""
+    """Uuid of the intent: the job's comment, and the worker's --array."""
     num_elements: int | None = None
     """Elements of the array; None for a single job."""
     array_parallelism: int | None = None
     """Elements that may run at once; None for a single job."""
     setup: tuple[str, ...]
-    """The lines of cluster.setup."""
+    """Lines of cluster.setup."""
     srun_args: tuple[str, ...]
     command: tuple[str, ...]
-    """The words of one rank (`worker_command`), or of a top-up job (`top_up_command`)."""
+    """Arguments of one rank's command (`worker_command`), or of a top-up job's (`top_up_command`)."""
     sbatch: Mapping[str, Any] = field(default_factory=dict)
     """Further options of sbatch (`cluster.sbatch`)."""
     exit_codes: tuple[tuple[int, int], ...] = ()
-    """(ours, instead): exit codes that the site's RequeueExit has taken."""
+    """Pairs (our exit code, its replacement) for exit codes that the site's RequeueExit uses."""
 
     @property
     def job_name(self) -> str:
-        """The job's name."""
+        """Return the job's name."""
         return job_name(self.sweep.name, self.uuid)
 
     @property
     def output(self) -> str:
-        """Where sbatch and srun print to, in Slurm's patterns.
+        """Return the path of the output of sbatch and srun, with Slurm's patterns.
 
-        One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
+        Each element has one file for the batch shell and all tasks; ranks write their own logs in the run's folder.
         """
         return f"{self.sweep.scripts}/{'%j.out' if self.num_elements is None else '%A_%a.out'}"
 
     @property
     def before(self) -> list[str]:
-        """The lines before the one that starts the ranks."""
+        """Return the lines before the line that starts the ranks."""
         return [_EXPORT_CPUS, _EXPORT_START, *setup_lines(self.setup)]
 
     @property
     def tail(self) -> list[str]:
-        """The lines after it: the requeue that a worker asked the batch shell for, and the exit code."""
+        """Return the lines after the ranks: a requeue, if a worker asked the batch shell for it, and the exit code."""
         is_array = self.num_elements is not None
         job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_array else "${SLURM_JOB_ID}"
         cases = "".join(f" {ours}) code={instead};;" for ours, instead in self.exit_codes)
         return [
             "code=$?",
             f'request={shlex.quote(f"{self.sweep.scripts}/requeue-")}"{job}-${{SLURM_RESTART_COUNT:-0}}"',
-            # rm first: a request is for this incarnation alone. It names the run's folder: the marker is read last.
+            # rm first: a request is only for this incarnation. It names the run's folder, whose CANCEL marker is read
+            # last.
             f'if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; '
             f'[ -e "$run/{CANCEL}" ] || scontrol requeue Incomplete "{job}"; fi',
             *([f"case $code in{cases} esac"] if cases else []),
@@ -115,7 +116,7 @@ class BatchJob:
         ]
 
     def problems(self) -> Iterator[str]:
-        """What of it no script may hold."""
+        """Yield a message for each value of the job that no batch script may contain."""
         folder = str(self.sweep.folder)
         if not words.NAME.fits(self.sweep.name):
             yield (
@@ -145,9 +146,10 @@ class BatchJob:
 
 
 def setup_lines(setup: Sequence[str]) -> list[str]:
-    """The lines of cluster.setup as bash gets them: the first that fails ends the shell, and is named.
+    """Return the lines of cluster.setup as bash gets them: the first failing line ends the shell and is named.
 
-    It ends with 1, so that the code says nothing else to us or to the site; killed by a signal, with that one's code.
+    The shell then exits with 1, so that its code has no other meaning for us or the site, or with 128 + signal if a
+    signal killed the command.
     """
     return [*_GUARD, *setup, _GUARD_ENDS, _GO_ON] if setup else [_GO_ON]
 
@@ -155,18 +157,19 @@ def setup_lines(setup: Sequence[str]) -> list[str]:
 def worker_command(
     sweep_dir: Path, which: Sequence[str], python: str | None = None, archive: Path | None = None
 ) -> tuple[str, ...]:
-    """The words of one rank's command. `python` (cluster.python) is a program and its arguments, not shell.
+    """Return the arguments of one rank's command.
 
     Args:
-        which: `--array UUID`, or of a single run `--run RUN_ID`.
-        archive: the frozen code to start from; None: the hpc_trainer that is installed.
+        which: `--array UUID`, or `--run RUN_ID` for a single run.
+        python: cluster.python: a program and its arguments, not shell; None: this Python.
+        archive: the frozen code to start from; None: the installed hpc_trainer.
     """
     start = start_words("hpc_trainer.worker") if archive is None else ("-u", str(archive))
     return (*_program(python), *start, "--sweep-dir", str(sweep_dir), *which)
 
 
 def top_up_command(sweep_dir: Path, python: str | None = None) -> tuple[str, ...]:
-    """The words of a top-up job's command."""
+    """Return the arguments of a top-up job's command."""
     return (*_program(python), *start_words("hpc_trainer"), "top-up", str(sweep_dir))
 
 

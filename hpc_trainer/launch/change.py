@@ -1,4 +1,4 @@
-"""Frozen runs with other values of `cluster.*` and `hardware.*`: the same runs, run elsewhere, longer or with more."""
+"""Frozen runs with other values of `cluster.*` and `hardware.*`: the same runs, started elsewhere, longer or larger."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from hpc_trainer.runs.spec import RunSpec
 
 
 def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ: bool = False) -> list[RunSpec]:
-    """The runs with these changes, checked by the rules of a submit.
+    """Return the runs with these changes, checked by the rules of a submit.
 
     Args:
-        may_differ: also changes that make another run of one; each keeps its id and digest all the same.
+        may_differ: allow changes that would turn a run into another one; each run keeps its id and digest.
 
     Raises:
-        ConfigError: a change is wrong, or makes another run of one: nobody could tell its results from before.
+        ConfigError: a change is wrong, or turns a run into another one, whose results would be indistinguishable from
+            the earlier ones.
     """
     made: dict[str, TrainConfig] = {}
-    found, problems = [], dict[str, None]()
+    changed, problems = [], dict[str, None]()
     for spec in specs:
         config = spec.typed()
         before = config.hardware
         key = repr([spec.config.get(name) for name in CHANGEABLE])
-        if key not in made:  # of a sweep's runs most share these sections
+        if key not in made:  # most runs of a sweep share these sections
             made[key] = with_changes(config, changes)
         config.cluster, config.hardware = made[key].cluster, made[key].hardware
         is_divided = _divide_anew(config, before)
         if config.train.command is not None and config.train.num_steps == 0:
-            # Nobody knows how many a program has, and a rule asks for one at least (`with_command`).
+            # The number of a program's steps is unknown, and a rule requires at least one (`with_command`).
             config.train = dataclasses.replace(config.train, num_steps=1)
         try:
             validate(config)
@@ -55,14 +56,17 @@ def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ
             continue
         shape = resources(config.hardware, config.cluster, is_one_a_node(config))
         overrides = (*spec.overrides, *changes)
-        found.append(dataclasses.replace(spec, config=plain, shape=shape, overrides=overrides))
+        changed.append(dataclasses.replace(spec, config=plain, shape=shape, overrides=overrides))
     if problems:
         raise ConfigError("\n".join(problems))
-    return found
+    return changed
 
 
 def _divide_anew(config: TrainConfig, before: HardwareConfig) -> bool:
-    """Of a run that has other ranks now: the micro-batch stays where the batch can be made of it, for its memory."""
+    """Divide the batch anew if the number of ranks has changed; return True if it was divided.
+
+    The micro-batch size stays if the batch is a multiple of it, because memory depends on it.
+    """
     train, now = config.train, num_parts(config.train, config.hardware, config.parallel)
     if train.command is not None or train.is_batch_auto or now == num_parts(train, before, config.parallel):
         return False

@@ -1,6 +1,7 @@
-"""Training longer: a run of more steps begins where a shorter one that is else the same has ended.
+"""Longer training: a run of more steps begins where a shorter, otherwise equal run has ended.
 
-Only where both have the same learning rate up to there: then the longer run has the bits of one that was never shorter.
+This is allowed only if both have the same learning rate up to that step. The longer run then equals, bit for bit, one
+that was trained from the beginning.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import DONE
 from hpc_trainer.training.optim.schedule import learning_rate, momentum
 
-_DIGITS = 10  # of the digest, at the end of a run's id
+_DIGITS = 10  # digits of the digest, at the end of a run's id
 _SHOWN = 3
 _ORIGIN = "checkpoint.resume_from="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twin:
-    """A run that is not there yet, and one of fewer steps that is done and else the same."""
+    """Pair of a run that does not exist yet and a finished, otherwise equal run of fewer steps."""
 
     run_id: str
     twin: str
     origin: str | None = None
-    """The folder of the checkpoint that the longer one can begin with; None: it cannot."""
+    """Folder of the checkpoint that the longer run can begin with; None if it cannot begin with any."""
     step: int | None = None
-    """Of that checkpoint."""
+    """Step of that checkpoint."""
     why: str | None = None
-    """Why it cannot."""
+    """Reason why the longer run cannot begin with a checkpoint of the twin."""
     is_extended: bool = False
-    """`twin` is the longer run itself: the sweep has it."""
+    """True if `twin` is the longer run itself, which the sweep already has."""
 
 
 def find_twins(sweep: SweepPaths, wanted: Iterable[RunSpec], known: Mapping[str, RunSpec]) -> list[Twin]:
-    """Of each wanted run that the sweep does not know the longest twin, if it has one.
+    """Find the longest twin of each wanted run that the sweep does not have; runs without a twin are left out.
 
     Args:
-        known: every run of the sweep, by its id. Their configurations are not read: their digests tell.
+        known: every run of the sweep, by its id. Twins are recognised by digest, not by configuration.
     """
     new = [spec for spec in wanted if spec.run_id not in known]
     if not new:
@@ -62,16 +63,16 @@ def find_twins(sweep: SweepPaths, wanted: Iterable[RunSpec], known: Mapping[str,
 
 
 def extend_grid(grid: Grid) -> Grid:
-    """The grid with each run that has a shorter twin begun at its end; such a run has an id of its own.
+    """Return the grid in which each run with a shorter twin begins at the twin's end; such a run gets its own id.
 
     Raises:
-        ConfigError: no run has a twin, or one cannot go on from it.
+        ConfigError: no run has a twin, or a run cannot go on from its twin.
     """
     known = read_specs(grid.sweep)
-    twins = {each.run_id: each for each in find_twins(grid.sweep, grid.specs, known)}
-    refused = [each for each in twins.values() if each.origin is None]
+    twins = {twin.run_id: twin for twin in find_twins(grid.sweep, grid.specs, known)}
+    refused = [twin for twin in twins.values() if twin.origin is None]
     if refused:
-        lines = [f"  {each.run_id} from {each.twin}: {each.why}" for each in refused[:_SHOWN]]
+        lines = [f"  {twin.run_id} from {twin.twin}: {twin.why}" for twin in refused[:_SHOWN]]
         more = [f"  and {len(refused) - _SHOWN} more"] if len(refused) > _SHOWN else []
         raise ConfigError(
             "\n".join(
@@ -103,12 +104,14 @@ def _extended(spec: RunSpec, twin: Twin, memo: Memo) -> RunSpec:
 
 
 def _origin(spec: RunSpec) -> str | None:
-    """The checkpoint that a command said it begins with."""
-    return next((each[len(_ORIGIN) :] for each in reversed(spec.overrides) if each.startswith(_ORIGIN)), None)
+    """Return the checkpoint that a run's overrides name as its beginning; None if they name none."""
+    return next(
+        (override[len(_ORIGIN) :] for override in reversed(spec.overrides) if override.startswith(_ORIGIN)), None
+    )
 
 
 class _Finder:
-    """Runs of a grid share their sections: what hangs on these alone is worked out once."""
+    """Search for twins; results that depend only on sections, which runs of a grid share, are computed once."""
 
     def __init__(self, sweep: SweepPaths) -> None:
         self._sweep = sweep
@@ -131,7 +134,7 @@ class _Finder:
         return None
 
     def _is_alike(self, spec: RunSpec, other: RunSpec, origin: str | None) -> bool:
-        """True if `other` is `spec` with its own number of steps, and its own beginning."""
+        """Return True if `other` equals `spec` except for its number of steps and its first checkpoint."""
         train, steps = spec.config["train"], other.num_steps
         shorter = self._trains.setdefault((id(train), steps), {**train, "num_steps": steps})
         config = {**spec.config, "train": shorter}
@@ -140,7 +143,7 @@ class _Finder:
         return config_digest(config, self._memo) == other.digest
 
     def _judged(self, spec: RunSpec, twin: RunSpec) -> Twin:
-        """With the checkpoint of the twin's that the longer run can begin with, or why there is none."""
+        """Return the pair with the twin's checkpoint that the longer run can begin with, or the reason for none."""
         run_id, twin_id = spec.run_id, twin.run_id
         key = (*(id(spec.config[name]) for name in ("train", "schedule", "optim", "parallel")), twin.num_steps)
         if key not in self._limits:
@@ -158,7 +161,11 @@ class _Finder:
 
 
 def _same_until(config: TrainConfig, num_steps: int) -> tuple[int, str]:
-    """How many updates are the same in a run of `num_steps` and in this longer one, and what differs then, if any."""
+    """Count the updates that are equal in a run of `num_steps` and in this longer run.
+
+    Returns:
+        The count, and the reason for the first difference; "" if all `num_steps` updates are equal.
+    """
     if config.parallel.sync is not Sync.every_step:
         return 0, "with parallel.sync its last step ended a round early"
     schedule, peak, longer = config.schedule, config.optim.lr, config.train.num_steps

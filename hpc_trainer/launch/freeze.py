@@ -1,4 +1,4 @@
-"""A command line -> the frozen runs of its grid. Writes nothing."""
+"""Conversion of a command line into the frozen runs of its grid. Writes nothing."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from hpc_trainer.runs.spec import RunSpec, read_specs
 
 _DUPLICATES_KEPT = 5
 _Split = tuple[int, tuple[str, ...]]
-"""The seed of a point, and its other overrides."""
+"""Seed of a point, and its other overrides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The frozen runs of one command line, in the order of its axes, duplicates merged."""
+    """Frozen runs of one command line, in the order of its axes, with duplicates merged."""
 
     sweep: SweepPaths
     executor: Executor
@@ -49,22 +49,22 @@ class Grid:
     num_excluded: int = 0
     """Points that a condition of `sweep.exclude` left out."""
     duplicates: tuple[tuple[Mapping[str, str], Mapping[str, str]], ...] = ()
-    """The first few merged pairs: the axes of the point that stays, and of the one that comes to the same run."""
+    """First few merged pairs: the axes of the point that stays, and of the point that leads to the same run."""
     compose_counts: Mapping[str, int] = field(default_factory=dict)
-    """Points by the way they were composed: fast, hydra (0.1 s each: Hydra's own compose)."""
+    """Number of points by the way they were composed: fast, hydra (Hydra's own compose, 0.1 s each)."""
     notes: tuple[str, ...] = ()
-    """What a person should know of where configuration and code may come from."""
+    """Notes for the user on the sources of configuration and code."""
     changes: tuple[str, ...] = ()
-    """Overrides that these runs had not when they were submitted before; a retry's."""
+    """Overrides of a retry that these runs did not have at their earlier submit."""
 
 
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:
-    """Composes, validates and freezes every point of the grid.
+    """Compose, validate and freeze every point of the grid.
 
-    What the project file names comes after `config_dirs` and `trust` (`config/compose/project.py`).
+    Folders and prefixes of the project file come after `config_dirs` and `trust` (`config/compose/project.py`).
 
     Raises:
-        ConfigError: any point is wrong (each problem once), or points disagree about where the sweep lives.
+        ConfigError: a point is wrong (each problem once), or the points name different sweeps, executors or clusters.
     """
     project = read_project()
     try:
@@ -73,7 +73,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     except ConfigError as error:
         if project.unused is None:
             raise
-        raise ConfigError(f"{error}\n{project.unused}") from error  # what is missing may be what that file names
+        raise ConfigError(f"{error}\n{project.unused}") from error  # that file may name what is missing
 
 
 def _has_news(project: Project, sweep: SweepPaths) -> bool:
@@ -99,7 +99,7 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
     with GridComposer(config_dirs) as composer:
         expansion = expand_grid(composer, overrides)
         num_excluded = expansion.num_excluded
-        composer.counts.clear()  # of the points alone, not of what was composed to read the grid
+        composer.counts.clear()  # count only the points, not the compositions that read the grid
         twins = _Twins(memo)
         for point in expansion.points:
             split = _without_seed(point)
@@ -153,7 +153,7 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
 
 
 def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterator[str]:
-    """Overrides of a point that change nothing, a line each."""
+    """Yield a line for each override of a point that changes nothing."""
     if config.train.command is not None:
         yield from unread_overrides(config, point.overrides, point.axes)
     else:
@@ -162,24 +162,24 @@ def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterat
 
 
 def by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec], *, hangs_on_grid: bool = False) -> dict[str, RunSpec]:
-    """Return the runs under the ids by which the sweep has them.
+    """Return the runs under the ids that they have in the sweep.
 
     Args:
         sweep: the sweep.
-        specs: run id -> run, as this version names them. Other versions named some otherwise.
-        hangs_on_grid: a run's name hangs on what other runs are in the grid, as that of an app's point.
+        specs: runs by the id that this version gives them. Other versions named some runs differently.
+        hangs_on_grid: a run's name depends on the other runs of the grid, as the name of an app's point does.
     """
-    if not (hangs_on_grid or any(had_another_name(each.config) for each in specs.values())):
+    if not (hangs_on_grid or any(had_another_name(spec.config) for spec in specs.values())):
         return specs
-    known = {each.digest: run_id for run_id, each in read_specs(sweep).items()}
-    named = (dataclasses.replace(each, run_id=known.get(each.digest, each.run_id)) for each in specs.values())
-    return {each.run_id: each for each in named}
+    known = {spec.digest: run_id for run_id, spec in read_specs(sweep).items()}
+    named = (dataclasses.replace(spec, run_id=known.get(spec.digest, spec.run_id)) for spec in specs.values())
+    return {spec.run_id: spec for spec in named}
 
 
 def freeze(
     config: TrainConfig, *, axes: Mapping[str, str], overrides: tuple[str, ...], memo: Memo | None = None
 ) -> RunSpec:
-    """A validated configuration as a frozen run. With a `memo`, runs share what their sections share."""
+    """Freeze a validated configuration as a run. With a `memo`, runs share the values of equal sections."""
     from hpc_trainer.config.load import to_plain
 
     memo = memo or Memo()
@@ -198,7 +198,7 @@ def freeze(
 
 
 class SeedTwins:
-    """Freezes runs that are alike in all but their seed, after the first of them: 10 µs each, and 60 with `freeze`."""
+    """Frozen runs that equal a first run except for their seed: 10 µs a run, instead of 60 µs with `freeze`."""
 
     def __init__(self, config: TrainConfig, first: RunSpec, memo: Memo) -> None:
         self._first = first
@@ -206,7 +206,7 @@ class SeedTwins:
         self._digests = SeedDigests(first.config, memo)
 
     def freeze(self, seed: int, *, axes: Mapping[str, str], overrides: tuple[str, ...]) -> RunSpec:
-        """What `freeze` makes of the configuration with this seed."""
+        """Return the run that `freeze` would return for the configuration with this seed."""
         first, digest = self._first, self._digests.of(seed)
         return RunSpec(
             run_id=run_id_of(self._label, seed, digest), digest=digest, axes=axes, overrides=overrides,
@@ -216,19 +216,19 @@ class SeedTwins:
 
 
 class _Twins:
-    """Points that differ from an earlier one in their seed alone, and need not be composed for it.
+    """Points that differ from an earlier point only in their seed, so that they need not be composed.
 
-    That is certain where nothing in the earlier one hangs on the seed.
+    This is certain if nothing in the earlier point depends on the seed.
     """
 
     def __init__(self, memo: Memo) -> None:
         self.counts: Counter[str] = Counter()
-        """Of those that were frozen here, as `GridComposer.counts`."""
+        """Number of points frozen here, in the form of `GridComposer.counts`."""
         self._memo = memo
         self._known: dict[tuple[str, ...], SeedTwins] = {}
 
     def freeze(self, point: Point, split: _Split | None) -> RunSpec | None:
-        """The run of a point; None of one that is to be composed."""
+        """Return the run of a point; None if the point has to be composed."""
         twins = None if split is None else self._known.get(split[1])
         if twins is None or split is None:
             return None
@@ -236,7 +236,7 @@ class _Twins:
         return twins.freeze(split[0], axes=point.axes, overrides=point.overrides)
 
     def keep(self, split: _Split | None, config: TrainConfig, spec: RunSpec) -> None:
-        """Remembers a point that was composed, checked and frozen, and that no condition looks at."""
+        """Remember a point that was composed, checked and frozen, and that no condition reads."""
         if split is not None:
             self._known[split[1]] = SeedTwins(config, spec, self._memo)
 
@@ -245,16 +245,16 @@ _SEED = re.compile(r"seed=(0|[1-9][0-9]{0,9})")
 
 
 def _without_seed(point: Point) -> _Split | None:
-    """The seed of a point that names one once, as a number that may be, and its other overrides; else None."""
+    """Split a point into its seed and its other overrides; None unless it names exactly one valid seed."""
     named = [index for index, line in enumerate(point.overrides) if line.startswith("seed=")]
-    found = _SEED.fullmatch(point.overrides[named[0]]) if len(named) == 1 else None
-    if found is None or int(found[1]) > MAX_SEED:
+    match = _SEED.fullmatch(point.overrides[named[0]]) if len(named) == 1 else None
+    if match is None or int(match[1]) > MAX_SEED:
         return None
-    return int(found[1]), (*point.overrides[: named[0]], *point.overrides[named[0] + 1 :])
+    return int(match[1]), (*point.overrides[: named[0]], *point.overrides[named[0] + 1 :])
 
 
 def grid_of_specs(sweep: SweepPaths, specs: Sequence[RunSpec]) -> Grid:
-    """Runs that were frozen before, to be submitted again; at least one."""
+    """Return a grid of runs that were frozen before, to submit them again; at least one run."""
     config = specs[0].config
     return Grid(
         sweep=sweep,
@@ -268,7 +268,7 @@ def grid_of_specs(sweep: SweepPaths, specs: Sequence[RunSpec]) -> Grid:
 
 def _sweep_paths(config: TrainConfig) -> SweepPaths:
     runs_dir = Path(config.paths.runs_dir).expanduser() if config.paths.runs_dir else default_runs_dir()
-    for problem in folder_problem(str(runs_dir.absolute())):  # it becomes a line of a batch script
+    for problem in folder_problem(str(runs_dir.absolute())):  # the folder becomes a line of a batch script
         raise ConfigError(problem)
     return SweepPaths(runs_dir.absolute() / (config.sweep_name or config.experiment_name))
 
@@ -283,7 +283,11 @@ def _is_excluded(composer: GridComposer, point: Point, composed: Composed) -> bo
 
 
 def _check_trust(config: TrainConfig, own: Sequence[str]) -> None:
-    """A configuration file must not put its own code on the list of what may be built."""
+    """Refuse a configuration file that puts its own code on the list of code that may be built.
+
+    Raises:
+        ConfigError: the configuration sets `trust` to another value than the user's own configuration.
+    """
     if config.trust and config.trust != own:
         raise ConfigError(
             f"trust={config.trust} cannot be set by a configuration. Say it yourself: "
@@ -293,7 +297,7 @@ def _check_trust(config: TrainConfig, own: Sequence[str]) -> None:
 
 
 def _place(config: TrainConfig) -> tuple[str, str, str]:
-    """Name of the sweep, executor, cluster."""
+    """Return the sweep's name, the executor and the cluster's name."""
     return (config.sweep_name or config.experiment_name, config.cluster.executor.value, config.cluster.name)
 
 

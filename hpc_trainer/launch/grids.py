@@ -1,4 +1,4 @@
-"""A frozen grid is planned, submitted, brought back or topped up, under its lock and by one look at the status."""
+"""Plan, submit, retry and top-up of a frozen grid, under the sweep's lock and with one read of the status."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ from hpc_trainer.slurm.read_limits import read_limits
 from hpc_trainer.state.status import SweepStatus, read_status
 from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
 
-# A top-up job has half an hour; the holder of the lock is a submit that takes seconds, or died elsewhere.
+# A top-up job has half an hour; the lock's holder is a submit that takes seconds, or that died on another machine.
 _TOP_UP_LOCK_S = 900.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What a submit did: the plan it carried out, and what came of it."""
+    """Result of a submit: the plan that it carried out, and the outcome."""
 
     plan: SweepPlan
     outcome: Outcome = dataclasses.field(default_factory=Outcome)
 
     @property
     def arrays(self) -> tuple[SubmittedArray, ...]:
-        """The arrays that the scheduler (or the local queue) accepted now."""
+        """Return the arrays that the scheduler (or the local queue) accepted now."""
         return self.outcome.arrays
 
     @property
     def num_submitted(self) -> int:
-        """Runs that were handed over now."""
+        """Return the number of runs that were handed over now."""
         return sum(len(array.run_ids) for array in self.outcome.arrays)
 
     @property
     def num_already(self) -> int:
-        """Runs of the grid that were neither handed over now nor wait in the sweep's own queue."""
+        """Return the number of the grid's runs that were not handed over now and do not wait in the sweep's queue."""
         busy = {run_id for array in self.outcome.arrays for run_id in array.run_ids} | set(self.outcome.waiting)
         return sum(spec.run_id not in busy for spec in self.plan.grid.specs)
 
 
 def plan_grid(grid: Grid, *, retry_failed: bool = False, fresh: bool = False) -> SweepPlan:
-    """What `submit_grid` of this grid would do. Writes nothing.
+    """Return the plan that `submit_grid` of this grid would carry out; write nothing.
 
     Raises:
-        RunStateError: `fresh`, and one of the runs works or waits.
+        RunStateError: `fresh` is set, and one of the runs works or waits.
     """
     known = known_of(grid.sweep, grid)
     return _checked(grid, _anew(grid, known) if fresh else known, retry_failed, must_answer=False)[0]
@@ -77,16 +77,18 @@ def submit_grid(
     grid: Grid, *, retry_failed: bool = False, revive: bool = False, fresh: bool = False,
     command_line: Sequence[str] | None = None,
 ) -> Submitted:  # fmt: skip
-    """Submits the runs of a grid that are new or interrupted; returns at once and is safe to repeat.
+    """Submit the new and interrupted runs of a grid; return at once. A repeated call does no harm.
 
     Args:
+        retry_failed: submit failed runs too.
         revive: take back the cancel of cancelled runs, and submit them too.
-        fresh: begin anew; what there is of the runs is set aside under another name.
+        fresh: start the runs from the beginning; their present folders are renamed.
+        command_line: the user's command.
 
     Raises:
-        RunStateError: `fresh`, and one of the runs works or waits.
+        RunStateError: `fresh` is set, and one of the runs works or waits.
     """
-    # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
+    # A new sweep is checked before the lock makes its folder, so that a refused submit leaves nothing behind.
     is_new = not grid.sweep.exists
     checked, code = _checked(grid, Known(), retry_failed) if is_new else (None, None)
     if checked is not None and checked.problems:
@@ -104,13 +106,13 @@ def submit_grid(
         if status is not None:
             before, status = _top_up(status, lock)
         known = what_is_known(status, grid) if status is not None else Known()
-        named = (RunState.CANCELLED, RunState.GONE)  # such a run comes back by its name alone
+        named = (RunState.CANCELLED, RunState.GONE)  # such a run restarts only if the user names it
         set_down = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) in named]
         if revive and set_down:
             known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(set_down, RunState.PREEMPTED)})
         known = _anew(grid, known) if fresh else known
         if checked is None or known.states:
-            # What waits has had its turn, with the code that it was submitted with.
+            # Waiting runs were submitted above, with the code of their own submit.
             checked, code = _checked(grid, dataclasses.replace(known, waiting=frozenset()), retry_failed)
         if revive and not checked.problems:
             _end_what_waits(status, set_down)
@@ -126,10 +128,10 @@ def submit_grid(
 
 
 def _end_what_waits(status: SweepStatus | None, run_ids: Sequence[str]) -> None:
-    """Cancels what still waits in the queue for runs that are brought back: a scancel before may have failed.
+    """Cancel jobs that still wait in the queue for runs that are revived: an earlier scancel may have failed.
 
     Raises:
-        SlurmError: scancel failed, or squeue did not answer: another job could make two.
+        SlurmError: scancel failed, or squeue did not answer; a run could then have two jobs.
     """
     runs = [status.run(run_id) for run_id in run_ids] if status is not None else []
     if status is not None and status.queue_error is not None and any(run.job_id for run in runs):
@@ -138,10 +140,10 @@ def _end_what_waits(status: SweepStatus | None, run_ids: Sequence[str]) -> None:
 
 
 def _anew(grid: Grid, known: Known) -> Known:
-    """What exists, as if the grid's runs had never been submitted.
+    """Return `known` with the grid's runs as if they had never been submitted.
 
     Raises:
-        RunStateError: one of them works or waits.
+        RunStateError: one of the runs works or waits.
     """
     for spec in grid.specs:
         state = known.states.get(spec.run_id, RunState.NEW)
@@ -151,7 +153,7 @@ def _anew(grid: Grid, known: Known) -> Known:
 
 
 def _set_aside(grid: Grid) -> None:
-    """Renames the folders of runs that begin anew. Call it under the sweep's lock."""
+    """Rename the folders of runs that start from the beginning. The caller holds the sweep's lock."""
     for spec in grid.specs:
         folder = grid.sweep.run(spec.run_id).folder
         if is_there(folder):
@@ -159,7 +161,11 @@ def _set_aside(grid: Grid) -> None:
 
 
 def _write_lost_specs(grid: Grid, status: SweepStatus) -> bool:
-    """Writes the specs of this grid anew that the sweep's file has lost: a run that comes back needs its own."""
+    """Write specs of this grid again that the sweep's file has lost, because a restarted run needs its spec.
+
+    Returns:
+        True if a spec was written.
+    """
     lost = {run_id for run_id, spec in status.specs.items() if spec.is_lost}
     specs = [spec for spec in grid.specs if spec.run_id in lost]
     if specs:
@@ -171,26 +177,26 @@ def _write_lost_specs(grid: Grid, status: SweepStatus) -> bool:
 
 def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
     return Outcome(
-        arrays=tuple(array for each in outcomes for array in each.arrays),
+        arrays=tuple(array for outcome in outcomes for array in outcome.arrays),
         waiting=tuple(sorted(waiting)),
-        top_up=next((each.top_up for each in reversed(outcomes) if each.top_up is not None), None),
-        notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
+        top_up=next((outcome.top_up for outcome in reversed(outcomes) if outcome.top_up is not None), None),
+        notes=tuple(dict.fromkeys(note for outcome in outcomes for note in outcome.notes)),
     )
 
 
 def retry(
     sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True, changes: Sequence[str] = ()
 ) -> Submitted:
-    """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
+    """Submit these failed, interrupted or cancelled runs of a sweep again, as they were frozen.
 
     Args:
-        take_back: take back the cancel of cancelled ones; False leaves them cancelled.
-        changes: overrides of `cluster.*` and `hardware.*`, from here on.
+        take_back: take back the cancel of cancelled runs; False leaves them cancelled.
+        changes: overrides of `cluster.*` and `hardware.*` that hold from now on.
 
     Raises:
         RunStateError: the sweep has no such run.
-        ConfigError: a change is wrong, or makes another run of one.
-        SubmitError, SlurmError: as `submit`.
+        ConfigError: a change is wrong, or turns a run into another one.
+        SubmitError, SlurmError: as in `submit`.
     """
     faults = Faults()
     specs = read_specs(sweep, faults)
@@ -209,14 +215,14 @@ def retry(
 
 
 def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | None:
-    """Submits what waits in the sweep's own queue and has room now; None if nothing waits.
+    """Submit the runs of the sweep's own queue for which there is room now; return None if no run waits.
 
     Args:
-        wait_s: how long to wait for another submit that holds the sweep.
+        wait_s: seconds to wait for another submit that holds the sweep's lock.
 
     Raises:
-        RunStateError: there is no such sweep.
-        SubmitError, SlurmError: as `submit`.
+        RunStateError: the sweep does not exist.
+        SubmitError, SlurmError: as in `submit`.
     """
     if not sweep.exists:
         raise RunStateError(f"{sweep.folder} holds no sweep.")
@@ -227,16 +233,16 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
 
 
 def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepStatus]:
-    """Submits what waits, each run with the code that it was submitted with, however the working folder looks now.
+    """Submit the waiting runs, each with the code of its own submit, whatever the working folder contains now.
 
     Returns:
-        What came of it, and the status after that: `status` itself if nothing waits.
+        The outcomes, and the status afterwards; `status` itself if no run waits.
     """
     outcomes: list[Outcome] = []
     codes: set[str | None] = set()
     while True:
         queue = {run.run_id: status.ledger.waiting[run.run_id].code for run in status.waiting}
-        code = next((each for each in queue.values() if each not in codes), ...)
+        code = next((candidate for candidate in queue.values() if candidate not in codes), ...)
         if code is ...:
             return outcomes, status
         codes.add(code)
@@ -252,7 +258,7 @@ def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepSt
 
 
 def _settled(sweep: SweepPaths) -> SweepStatus:
-    """The sweep's status after every submission has its answer. Call it under the sweep's lock."""
+    """Settle every submission without an answer, and return the sweep's status. The caller holds the sweep's lock."""
     settle_intents(sweep)
     status = read_status(sweep)
     runs = status.open_runs.values()
@@ -264,12 +270,12 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
 def _checked(
     grid: Grid, known: Known, retry_failed: bool, *, must_answer: bool = True
 ) -> tuple[SweepPlan, Snapshot | None]:
-    """The plan, held against what the cluster says of itself, and the code that its runs will import.
+    """Return the plan, checked against the cluster's limits, and the code that its runs will import.
 
-    Nothing is asked or read if there is nothing to submit.
+    If there is nothing to submit, Slurm is not asked and no code is read.
 
     Raises:
-        SlurmError: Slurm does not answer, and it `must_answer`; else the plan's notes say so.
+        SlurmError: Slurm does not answer and `must_answer` is set; without it the plan's notes say so.
     """
     specs = specs_to_submit(grid, known, retry_failed=retry_failed)
     code = read_code(specs, grid.sweep.folder.parent)
@@ -309,18 +315,18 @@ def _checked(
 def _changes(
     grid: Grid, plan: SweepPlan, submitted: Sequence[RunSpec], code: Snapshot | None
 ) -> tuple[tuple[CodeChange, ...], list[str]]:
-    """Which files of the code of runs that stay as they are, complete or in the queue, are other ones now."""
+    """Return the files that have changed in the code of kept runs (completed or in the queue), and notes."""
     leaving = {spec.run_id for spec in submitted}
     states = ((spec, plan.states[spec.run_id]) for spec in grid.specs if spec.run_id not in leaving)
     kept = [spec for spec, state in states if state is RunState.COMPLETED or state.is_active]
-    told = [(spec.run_id, plan.known.codes[spec.run_id]) for spec in kept if spec.run_id in plan.known.codes]
-    # With snapshot=off what waits or comes back takes the code of its start: nothing is known, or to be said, of it.
-    codes = Counter(code for run_id, code in told if code or plan.states[run_id] is RunState.COMPLETED)
+    recorded = [(spec.run_id, plan.known.codes[spec.run_id]) for spec in kept if spec.run_id in plan.known.codes]
+    # With snapshot=off a waiting run takes the code of its start, so there is nothing to compare.
+    codes = Counter(code for run_id, code in recorded if code or plan.states[run_id] is RunState.COMPLETED)
     now = code
     if any(codes) and (code is None or not is_same_code(kept, submitted)):
         try:
             now = read_code(kept, grid.sweep.folder.parent, is_look=True)
-        except (ConfigError, UntrustedFileError) as error:  # nothing of it is submitted
+        except (ConfigError, UntrustedFileError) as error:  # this code is only compared, not submitted
             return (), [f"Nobody knows whether the code of {len(kept)} run(s) has changed since: {error}"]
     changed, unknown = find_changes(grid.sweep, codes, now)
     return tuple(changed), unknown

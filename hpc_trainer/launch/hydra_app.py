@@ -34,8 +34,8 @@ POINTS = "HPC_TRAINER_APP_POINTS"
 OUTPUT, NUMBER, PICKLE = "HPC_TRAINER_APP_OUTPUT", "HPC_TRAINER_APP_NUMBER", "HPC_TRAINER_APP_PICKLE"
 """Variables of a run: the app's output folder, its number in the grid, and its pickled task."""
 CALLBACK = "hpc_trainer.hydra_apps.returns.Returns"
-# `hydra.mode`: the configuration may say MULTIRUN. What hangs on the run stands in its environment, so that the command
-# is the same wherever the run lies and however many points the grid has.
+# `hydra.mode`: the configuration may say MULTIRUN. Values that depend on the run are in its environment, so that the
+# command is the same in every folder and for every number of points.
 _OF_EACH_RUN = (
     "hydra.mode=RUN",
     f"hydra.run.dir='${{oc.env:{OUTPUT},${{oc.env:HPC_TRAINER_RUN_DIR}}}}'",
@@ -128,10 +128,10 @@ def read_app(text: str) -> HydraApp:
             f"{option} stands after --app {app}, where all is the app's: overrides, --config-name, --config-path and "
             "--config-dir. Our own words and options come before --app."
         )
-    found = _ask(app, flags, words)
-    if isinstance(found, str):
-        raise ConfigError(f"--app {app} {_explained(app, flags, words, found)}")
-    return found
+    answer = _ask(app, flags, words)
+    if isinstance(answer, str):
+        raise ConfigError(f"--app {app} {_explained(app, flags, words, answer)}")
+    return answer
 
 
 def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str:
@@ -140,7 +140,7 @@ def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "points.json")
         ask = ["hydra/launcher=hpc_trainer", "hydra/sweeper=hpc_trainer", f"hydra.sweep.dir={override_value(folder)}"]
-        env = {**os.environ, "PYTHONWARNINGS": "ignore", POINTS: str(file)}  # its output is taken for the error message
+        env = {**os.environ, "PYTHONWARNINGS": "ignore", POINTS: str(file)}  # the output becomes the error message
         done = subprocess.run(
             [sys.executable, *start[1:], "-m", *flags, *words, *ask], env=env, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
@@ -152,19 +152,19 @@ def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str
 
 def read_points(text: str, start: tuple[str, ...]) -> HydraApp:
     """Return the app that `told_points` has written as `text`, with the command that starts it."""
-    told = json.loads(text)
+    content = json.loads(text)
     points = tuple(
         AppPoint(
             words=tuple(point["words"]), axes=point["axes"], number=point["number"], output=point["output"],
-            config={key: value for place in point["config"] for key, value in told["sections"][place].items()},
+            config={key: value for place in point["config"] for key, value in content["sections"][place].items()},
         )
-        for point in told["points"]
+        for point in content["points"]
     )  # fmt: skip
-    return HydraApp(name=told["name"], start=start, more=tuple(told["more"]), points=points)
+    return HydraApp(name=content["name"], start=start, more=tuple(content["more"]), points=points)
 
 
 def told_points(name: str, more: Sequence[str], points: Iterable[AppPoint]) -> str:
-    """Return the content of the file `POINTS` of our launcher; a section that several points share is written once.
+    """Return the content of our launcher's file `POINTS`; a section that several points share is written once.
 
     Args:
         name: the name of the app.
@@ -190,16 +190,16 @@ def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) 
     """Return the error of an app that wrote no points: Hydra's own message, and the key nearest to an unknown one."""
     if not said:
         return "is no Hydra app: it ended without a look at its words. Use --command for any program."
-    # Of a traceback (an app's own, or with HYDRA_FULL_ERROR) the error alone, which may have several lines.
+    # Keep only the error of a traceback (an app's own, or with HYDRA_FULL_ERROR); it may have several lines.
     error = _OF_HYDRA.sub("", _ERROR.split(said)[-1])
     lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith(_NO_HELP)]
-    told = "\n".join(lines[-_LAST_LINES:])
+    message = "\n".join(lines[-_LAST_LINES:])
     unknown = _UNKNOWN_KEY.search(said)
     plain_app = _ask(app, flags, []) if unknown else ""
     if unknown and isinstance(plain_app, HydraApp):
         config = plain_app.points[0].config
-        told += f"\n{did_you_mean(unknown[1], [*flatten(config), *config])}"
-    return f"does not compose: {told.rstrip()}\nTry it: {shlex.join([*start_of(app), *flags, *words])} --cfg job"
+        message += f"\n{did_you_mean(unknown[1], [*flatten(config), *config])}"
+    return f"does not compose: {message.rstrip()}\nTry it: {shlex.join([*start_of(app), *flags, *words])} --cfg job"
 
 
 def freeze_app(
@@ -208,7 +208,7 @@ def freeze_app(
     """Return the grid of each point of the app with each point of our own overrides (hardware, cluster and so on).
 
     Raises:
-        ConfigError: as `freeze_grid`; or an override is for what the app decides.
+        ConfigError: as in `freeze_grid`, or an override sets a value that the app decides.
     """
     taken = next((word for word in overrides if _OF_THE_APP.match(word)), None)
     if taken is not None:
@@ -256,7 +256,7 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
 
 
 def _telling_first(point: AppPoint) -> list[str]:
-    """Return the words of a point, those of the sweeper first, because names are cut and the other words are shared."""
+    """Return the overrides of a point, the sweeper's first: names are cut, and the other overrides are shared."""
     words = [word for word in point.words if not word.startswith("~")]
     keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
     return sorted(words, key=lambda word: keys[word] not in point.axes)

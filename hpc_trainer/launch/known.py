@@ -1,4 +1,4 @@
-"""What exists of a sweep, as a plan needs it: the status of its runs, put together by array and shape."""
+"""Known facts of a sweep for a plan: the status of its runs, grouped by array and shape."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ from hpc_trainer.state.monitoring.ledger import STARTS
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.state.submissions import Submission
 
-# Folders of runs that are done, read to know how long a stop takes.
+# Number of finished runs whose folders are read for the duration of a stop.
 _STOPS_LOOKED_AT = 50
 
 
 def known_of(sweep: SweepPaths, grid: Grid | None = None) -> Known:
-    """What exists of a sweep; nothing if it was never submitted."""
+    """Return the known facts of a sweep; empty if it was never submitted."""
     return what_is_known(read_status(sweep), grid) if sweep.exists else Known()
 
 
 def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
-    """What exists. Of a grid also runs that the sweep does not list: a job that no file tells of may have them."""
+    """Return the known facts of a sweep from its status.
+
+    Args:
+        grid: its runs that the sweep does not list become UNKNOWN if a job that no file describes may have them.
+    """
     own = [spec.run_id for spec in grid.specs] if grid is not None else []
     claimed = {run_id: why for run_id in own if run_id not in status.specs and (why := status.lost.cause(run_id))}
     in_queue = [run for run in status.open_runs.values() if run.state.is_active and run.own_job is not None]
     submitted = {
         run_id
-        for each in status.ledger.submissions
-        if each.executor == Executor.slurm.value and each.job_id is not None
-        for run_id in each.run_ids
+        for submission in status.ledger.submissions
+        if submission.executor == Executor.slurm.value and submission.job_id is not None
+        for run_id in submission.run_ids
     }
     return Known(
         states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
@@ -60,7 +64,7 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
 
 
 def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:
-    """The arrays and successor jobs of these runs, in the order in which they were submitted."""
+    """Yield the arrays and successor jobs of these runs, in the order of their submission."""
     of_job: dict[str, list[Submission]] = {}
     for run in in_queue:
         if run.submission is not None and run.submission.job_id is not None:
@@ -71,24 +75,26 @@ def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:
 
 
 def _codes(status: SweepStatus) -> dict[str, str]:
-    """Of the newest submission of each run, or of its place in the sweep's own queue."""
-    found: dict[str, str] = {}
-    for each in status.ledger.submissions:
-        code = each.code
-        if code is None and each.run_ids:  # one snapshot for a submission: its first run tells of all
-            spec = status.specs.get(each.run_ids[0])
+    """Return the digest of each run's code, from its newest submission or its entry in the sweep's own queue."""
+    codes: dict[str, str] = {}
+    for submission in status.ledger.submissions:
+        code = submission.code
+        if code is None and submission.run_ids:  # a submission has one snapshot, so its first run stands for all
+            spec = status.specs.get(submission.run_ids[0])
             if spec is not None and spec.config.get("snapshot", {}).get("mode") == SnapshotMode.off.value:
                 code = ""
         if code is not None:
-            found.update(dict.fromkeys(each.run_ids, code))
+            codes.update(dict.fromkeys(submission.run_ids, code))
         else:
-            for run_id in each.run_ids if found else ():
-                found.pop(run_id, None)
-    return found | {run_id: each.code for run_id, each in status.ledger.waiting.items() if each.code is not None}
+            for run_id in submission.run_ids if codes else ():
+                codes.pop(run_id, None)
+    return codes | {
+        run_id: submission.code for run_id, submission in status.ledger.waiting.items() if submission.code is not None
+    }
 
 
 def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:
-    """Of the runs that are not done, and of the last that are: more of them would tell the same."""
+    """Return the slowest stop in seconds by shape, of open runs and of the last 50 completed runs."""
     slowest: dict[Shape, float] = {}
     done = [run_id for run_id, state in status.states.items() if state is RunState.COMPLETED][-_STOPS_LOOKED_AT:]
     for run in (*status.open_runs.values(), *map(status.run, done)):
@@ -101,11 +107,11 @@ def _median_starts(status: SweepStatus) -> dict[Shape, float]:
     """Return the median seconds from the allocation to the first step, by shape without time limit."""
     begun = [run for run in status.open_runs.values() if run.attempts][-_STOPS_LOOKED_AT:]
     done = [run_id for run_id, state in status.states.items() if state is RunState.COMPLETED][-_STOPS_LOOKED_AT:]
-    told: dict[Shape, list[float]] = {}
+    starts_of: dict[Shape, list[float]] = {}
     for run in itertools.chain(begun, map(status.run, done)):
         ledger = ledger_of_run(status, run)
-        for each in () if ledger is None else ledger.attempts:
-            if any(each.seconds.get(kind) for kind in (Kind.step, Kind.program)):
-                start_s = math.fsum(each.seconds.get(kind, 0.0) for kind in STARTS)
-                told.setdefault(timeless(run.spec.shape), []).append(start_s)
-    return {shape: statistics.median(starts) for shape, starts in told.items()}
+        for attempt in () if ledger is None else ledger.attempts:
+            if any(attempt.seconds.get(kind) for kind in (Kind.step, Kind.program)):
+                start_s = math.fsum(attempt.seconds.get(kind, 0.0) for kind in STARTS)
+                starts_of.setdefault(timeless(run.spec.shape), []).append(start_s)
+    return {shape: statistics.median(starts) for shape, starts in starts_of.items()}

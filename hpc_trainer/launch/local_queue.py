@@ -72,7 +72,7 @@ class _Started:
     gpus: list[int]
     num_attempts: int
     start: str
-    """Identifies this start among others with the same process id."""
+    """Id that distinguishes this start from others with the same process id."""
     ended: float | None = None
     """Monotonic time at which the queue first saw that the controller had ended."""
 
@@ -156,7 +156,7 @@ def _is_over(paths: SweepPaths, run: _Started, *, is_urgent: bool) -> bool:
         return False
     run.ended = run.ended or time.monotonic()
     with contextlib.suppress(OSError):
-        if _is_here(paths):  # else the journal would appear empty
+        if _is_here(paths):  # otherwise the journal would appear empty
             if _lives_on(paths, run.spec):
                 return False
             _record_silent_death(paths, run)
@@ -181,7 +181,7 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
             "message": f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}",
             "output": "\n".join(said[-_LAST_LINES:]),
         }
-        with contextlib.suppress(OSError):  # an unwritable folder may be the very reason
+        with contextlib.suppress(OSError):  # an unwritable folder may be the cause of the failure
             make_folder(folder.folder)
             job_id = f"local-{run.process.pid}-{run.start}"
             number = journal.attempt_number(job_id, 0)

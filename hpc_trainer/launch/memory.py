@@ -1,4 +1,4 @@
-"""How much of a GPU's memory the runs of a grid will take: asked of a process that may import torch."""
+"""GPU memory that the runs of a grid need, estimated by a process that may import torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runtime.own_process import OwnProcess
 
-# The CUDA context with NCCL and cuBLAS, and what the caching allocator loses to fragments: figures of experience.
+# The CUDA context with NCCL and cuBLAS, and the caching allocator's loss to fragments: figures of experience.
 CONTEXT_GB, FRAGMENTS = 1.5, 0.10
 _TIMEOUT_S = 300.0
-_MOST = 16  # kinds of training of one grid
+_MOST = 16  # kinds of training of one grid that are estimated
 PARTS = (
     "weights", "gradients", "optimizer", "average", "activations", "gathered", "update", "evaluation", "communication",
 )  # fmt: skip
@@ -40,28 +40,29 @@ class Need:
     """
 
     run_id: str
-    """One of these runs, and its point of the grid."""
+    """Id of one of these runs."""
     axes: Mapping[str, str]
+    """Point of that run in the grid."""
     num_runs: int
     gpu_type: str | None
     micro_batch_size: int | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     checkpoint_gb: float | None = None
     measured_gb: float | None = None
-    """The peak of a rank of such a run that has trained here already; of one on the CPU its whole process."""
+    """Measured peak of a rank of such a run that has trained in this sweep; on a CPU that of its whole process."""
     ways: tuple[str, ...] = ()
-    """What would need less."""
+    """Changes that would need less memory."""
     note: str | None = None
     problem: str | None = None
 
     @property
     def total_gb(self) -> float | None:
-        """With the CUDA context and fragments."""
+        """Return the sum of the parts with the CUDA context and fragments, in GB; None without an estimate."""
         return sum(self.parts.values()) * (1 + FRAGMENTS) + CONTEXT_GB if self.parts else None
 
     @property
     def warning(self) -> str | None:
-        """A line, if the GPU cannot hold it, or only its larger kind can."""
+        """Return a warning if the GPU's memory is too small, or only its larger variant is enough; else None."""
         gpu = find_gpu_type(self.gpu_type)
         total_gb = self.total_gb
         if gpu is None or total_gb is None or total_gb <= gpu.memory_gb[0]:
@@ -75,12 +76,13 @@ class Need:
 
 
 def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> list[Need]:
-    """The need of each kind of training among the runs, the most common first; at most 16 kinds are asked.
+    """Return the memory need of each kind of training among the runs, the most common first.
 
-    With `sweep`, what its runs have measured stands beside what is estimated.
+    At most 16 kinds are estimated. Custom loops and programs (`train.main`, `train.command`) are left out, because
+    their models are unknown. A failed estimate has a `problem`.
 
-    Own loops and programs (`train.main`, `train.command`) are left out: nobody knows what they build. What could not be
-    found out is a `problem`.
+    Args:
+        sweep: adds the peaks that this sweep's runs have measured.
     """
     kinds: dict[str, list[RunSpec]] = {}
     for spec in specs:
@@ -100,7 +102,7 @@ def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> lis
 
 
 def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:
-    """GB, of the first of these runs that has told; of many, no more than a few are asked."""
+    """Return the peak in GB of the first run with a measurement among the first 16; None if there is none."""
     for spec in runs[:_MOST]:
         peak: Any = (read_json(sweep.run(spec.run_id).memory) or {}).get("peak")
         if is_number(peak):
@@ -109,7 +111,7 @@ def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:
 
 
 def _ask(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """An answer for each configuration, all of them within `_TIMEOUT_S`; {"error": reason} where there is none."""
+    """Return an answer for each configuration, all within `_TIMEOUT_S` seconds; {"error": reason} for a missing one."""
     until = time.monotonic() + _TIMEOUT_S
     answers: list[dict[str, Any]] = []
     with OwnProcess("hpc_trainer.features.memory.estimate") as process:

@@ -1,4 +1,7 @@
-"""Frozen runs -> arrays, compared with what exists and with what the cluster allows. Writes nothing."""
+"""Plan of a submit: frozen runs as arrays, checked against the existing sweep and the cluster's limits.
+
+Writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from hpc_trainer.slurm.limits import Limits
 from hpc_trainer.slurm.preemption import OFF
 from hpc_trainer.slurm.preflight import find_shape_problems, longest_limit
 
-# From the allocation to the first step: Python and torch from a shared file system that is not in the page cache yet.
+# Seconds from the allocation to the first step: Python and torch come from a shared file system, not the page cache.
 _START_S = 30.0
 _MOST_LRS = 8
 _MOST_MODELS = 4
@@ -35,7 +38,7 @@ _MOST_TRACKERS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What exists of a sweep: the state of each run, which of them wait in its own queue, what is in Slurm's."""
+    """Known facts of a sweep: the state of each run, runs in the sweep's own queue, and jobs in Slurm's queue."""
 
     states: Mapping[str, RunState] = field(default_factory=dict)
     waiting: frozenset[str] = frozenset()
@@ -43,28 +46,29 @@ class Known:
     elements: tuple[str, ...] = ()
     """Job ids of the runs that are in Slurm's queue."""
     top_up_job: str | None = None
-    """A top-up job that has not begun."""
+    """Id of a top-up job that has not begun."""
     shapes: frozenset[Shape] = frozenset()
     """Shapes that Slurm has accepted in this sweep before."""
     specs: Mapping[str, RunSpec] = field(default_factory=dict)
-    """Run id -> the run as it was submitted."""
+    """Submitted run by run id."""
     codes: Mapping[str, str] = field(default_factory=dict)
-    """Run id -> digest of the frozen code that it was submitted with last; "" with snapshot=off. Of a run whose code
-    was all installed none."""
+    """Digest of the frozen code of each run's latest submission, by run id; "" with snapshot=off.
+
+    A run without code to freeze, because all of it was installed, is absent."""
     stop_s: Mapping[Shape, float] = field(default_factory=dict)
-    """How long runs of a shape need to stop and save, as they measured: the slowest of them."""
+    """Measured seconds that the slowest run of a shape needs to stop and save, by shape."""
     start_s: Mapping[Shape, float] = field(default_factory=dict)
     """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
     notes: tuple[str, ...] = ()
-    """What of the sweep's files cannot be read, and what a person has to know about runs that are left alone."""
+    """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What `submit` will do, precisely: `arrays` are submitted in this order, `waiting` follow by themselves.
+    """Exact plan of a submit: `arrays` are submitted in this order, `waiting` runs follow without a user's command.
 
-    `binding`: limits that cut or delay arrays. `problems`: why this cannot be submitted at all; then nothing is.
-    `starts`: for each array the start that Slurm expects, None where it did not say.
+    `binding` has the limits that cut or delay arrays. `problems` are the reasons why nothing can be submitted. `starts`
+    has the start that Slurm expects for each array, or None.
     """
 
     grid: Grid
@@ -79,44 +83,44 @@ class SweepPlan:
     code: str | None = None
     """Digest of the frozen code that the runs import; None if nothing is frozen."""
     changed: tuple[CodeChange, ...] = ()
-    """Runs that stay as they are, complete or in the queue, and whose frozen code is no longer what is there."""
+    """Changes of code since the submit of runs that stay as they are (completed or in the queue)."""
     twins: tuple[Twin, ...] = ()
-    """Runs to be submitted of which shorter ones are done, that they might go on from (`extend_grid`)."""
+    """Runs to be submitted that could go on from a finished, shorter run (`extend_grid`)."""
     left_out: tuple[str, ...] = ()
-    """Files that are not frozen because of their names, and links that lead to what is not frozen."""
+    """Files that are not frozen because of their names, and links to files that are not frozen."""
     known: Known = field(default_factory=Known)
     cluster: str | None = None
-    """What the cluster that was asked for its limits calls itself."""
+    """Name of the cluster that reported the limits."""
     exit_codes: tuple[tuple[int, int], ...] = ()
-    """(ours, instead): exit codes that the site's RequeueExit has taken."""
+    """Pairs (our exit code, its replacement) for exit codes that the site's RequeueExit uses."""
     keeps_room: bool = True
-    """False where the limits are so tight that a top-up job would take the place of a run."""
+    """False if the limits are so tight that a top-up job would take the place of a run."""
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Runs that will be submitted, now or as soon as there is room."""
+        """Return the runs that will be submitted, now or as soon as there is room."""
         return [*(spec for array in self.arrays for spec in array.specs), *self.waiting]
 
     @property
     def gpu_hours_max(self) -> float:
-        """GPU-hours if every run to be submitted takes one attempt of full length."""
+        """Return the GPU-hours if every run to be submitted takes one attempt of full length."""
         return sum(spec.shape.gpu_hours for spec in self.specs)
 
     @property
     def num_to_submit(self) -> int:
-        """Runs that will be submitted, now or as soon as there is room."""
+        """Return the number of runs that will be submitted, now or as soon as there is room."""
         return len(self.specs)
 
 
 def build_plan(
     grid: Grid, known: Known | None = None, *, retry_failed: bool = False, limits: Limits | None = None
 ) -> SweepPlan:
-    """Sorts the grid's runs into arrays, leaving out what is done, at work, or failed.
+    """Group the grid's runs into arrays; leave out runs that are done, at work, or failed.
 
     Args:
-        known: what exists of the sweep; runs that are not in it are new.
+        known: known facts of the sweep; runs that are not in it are new.
         retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they go on from their newest checkpoint.
-        limits: what the cluster allows; None knows no limits.
+        limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
     groups: dict[tuple[str, Shape], list[RunSpec]] = {}
@@ -172,7 +176,7 @@ def build_plan(
 
 
 def specs_to_submit(grid: Grid, known: Known, *, retry_failed: bool = False) -> list[RunSpec]:
-    """The runs of a grid that are new, interrupted or wait; with `retry_failed` those that failed, too."""
+    """Return the grid's runs that are new, interrupted or waiting; with `retry_failed` also failed runs."""
     states = ((spec, _state_of(spec, known)) for spec in grid.specs)
     return [
         spec
@@ -186,7 +190,7 @@ def _state_of(spec: RunSpec, known: Known) -> RunState:
 
 
 def _over_budget(plan: SweepPlan) -> Sequence[str]:
-    """`budget.*` of the grid against what this plan would add to what is in the queue already."""
+    """Return a problem for each limit of `budget.*` that active runs and this plan's runs together exceed."""
     active = [spec for spec in plan.grid.specs if plan.states[spec.run_id].is_active]
     counted = {spec.run_id: spec for spec in (*active, *plan.specs)}.values()
     if not plan.specs:
@@ -208,15 +212,16 @@ def _over_budget(plan: SweepPlan) -> Sequence[str]:
 
 
 def _array_environment(spec: RunSpec) -> str:
-    # One array is one script: runs whose setup lines or srun arguments differ cannot share it.
+    # An array has one script: runs with different setup lines or srun arguments cannot share it.
     cluster = spec.config["cluster"]
     shared = [cluster[key] for key in ("setup", "python", "srun_args", "array_parallelism")]
     return repr([*shared, cluster.get("sbatch")])  # specs of older versions lack it
 
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:
-    """Specs that the sweep's file does not hold yet, or holds with another shape (a longer time limit, say); in the
-    order of the grid, whichever array has them.
+    """Return the specs that the sweep's file lacks or has with other values, such as a longer time limit.
+
+    They are in the order of the grid, whichever array has them.
     """
     written = [spec for spec in plan.specs if spec.run_id not in known or _bare(spec) != _bare(known[spec.run_id])]
     places = {spec.run_id: place for place, spec in enumerate(plan.grid.specs)}
@@ -227,27 +232,29 @@ def _bare(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, axes={}, overrides=())
 
 
-# Codes that no shell, signal or sysexits.h has (79-125), to end with where a site has taken ours.
+# Exit codes that no shell, signal or sysexits.h uses (79-125), as replacements if a site uses ours.
 _SPARE_CODES = range(79, 126)
 _OWN_CODES = (ExitCode.STORAGE, ExitCode.REQUEUED, ExitCode.NO_PROGRESS, ExitCode.CONFIG)
 
 
 def clear_exit_codes(taken: frozenset[int]) -> tuple[tuple[int, int], ...]:
-    """(ours, instead) for each of our exit codes after which the site would requeue or hold a job by itself.
+    """Return (our code, its replacement) for each of our exit codes after which the site requeues or holds a job.
 
-    Without it a run that stopped for good would come back, and one that was requeued would be requeued twice.
+    Without replacements a run that stopped for good would restart, and a requeued run would be requeued twice.
     """
     spare = (code for code in _SPARE_CODES if code not in taken)
     return tuple((int(code), next(spare)) for code in _OWN_CODES if code in taken)
 
 
 def _closed_note(grid: Grid) -> list[str]:
-    """Name folders that are there already and keep the group out of a sweep that it may read."""
+    """Name existing folders whose modes keep the group out of a sweep that it should read."""
     if not grid.group_readable:
         return []
     folder = grid.sweep.folder.absolute()
     above = [
-        each for each in folder.parents if each.is_dir() and not each.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+        parent
+        for parent in folder.parents
+        if parent.is_dir() and not parent.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH)
     ]
     is_closed = folder.is_dir() and not folder.stat().st_mode & stat.S_IRGRP
     if not above and not is_closed:
@@ -259,7 +266,10 @@ def _closed_note(grid: Grid) -> list[str]:
 
 
 def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> Iterator[str]:
-    """Where a preempted run of these has less time than it needs to save: it then loses up to a checkpoint interval."""
+    """Yield a warning for each array whose runs get too little time to save when they are preempted.
+
+    Such a run loses up to one checkpoint interval.
+    """
     for array in arrays:
         needed = known.stop_s.get(array.shape)
         partition = limits.partition_of(array.shape.partition)
@@ -280,7 +290,7 @@ def _limit_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
     for array in arrays:
         shape, cluster = array.shape, array.specs[0].config["cluster"]
         if {type(shape.signal_lead_s), type(shape.time_limit_min)} != {int}:
-            continue  # a spec that was edited by hand: it is refused when its script is written
+            continue  # a spec that was edited by hand is refused when its script is written
         share, told_s = cluster.get("min_goodput", 0.0), known.start_s.get(timeless(shape))
         start_s = _START_S if told_s is None else told_s
         left_s = training_s(shape.time_limit_min, shape.signal_lead_s, start_s)
@@ -301,21 +311,26 @@ def _longer(needed_min: int, shape: Shape, limits: Limits) -> str:
     if bound is None or bound[0] >= needed_min:
         return f"Use hardware.time_limit_min={needed_min} or more."
     others = [
-        each.name for each in limits.partitions.values() if each.max_time_min is None or each.max_time_min >= needed_min
+        partition.name
+        for partition in limits.partitions.values()
+        if partition.max_time_min is None or partition.max_time_min >= needed_min
     ]
     listed = f" Partitions that allow it: {', '.join(others)}." if others and "partition" in bound[1] else ""
     return f"It needs hardware.time_limit_min={needed_min}, and the {bound[1]} is {bound[0]}.{listed}"
 
 
 def _first_few(lines: Iterable[str | None], most: int, what: str) -> list[str]:
-    """Each line once, `most` of them, and how many more there are of `what`."""
-    found = list(dict.fromkeys(line for line in lines if line is not None))
-    more = [f"{len(found) - most} more {what}."] if len(found) > most else []
-    return [*found[:most], *more]
+    """Return the first `most` distinct lines, and a line with the number of further `what`."""
+    distinct = list(dict.fromkeys(line for line in lines if line is not None))
+    more = [f"{len(distinct) - most} more {what}."] if len(distinct) > most else []
+    return [*distinct[:most], *more]
 
 
 def _tracker_line(config: Mapping[str, Any]) -> str | None:
-    """The package that a tracker lacks here. Of another Python on the nodes (cluster.python) nobody knows here."""
+    """Return a note if the tracker's package is missing here; None if it is present.
+
+    With another Python on the nodes (cluster.python) their packages are unknown, so only synced trackers are checked.
+    """
     name = TrackerName(config.get("tracker", {}).get("name", TrackerName.none))
     missing = None if config["cluster"].get("python") and not name.is_synced else missing_package(name)
     if missing is None:

@@ -1,4 +1,4 @@
-"""What became of intents without an answer: their writer was killed, or the scheduler's reply was lost."""
+"""Settlement of intents without an answer: their writer was killed, or the scheduler's reply was lost."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from hpc_trainer.state.submissions import (
     write_dropped,
 )
 
-# What sbatch has handed over may take this long to show in squeue: slurmctld's MessageTimeout is 10 s by default.
+# A job that sbatch has handed over may take this long to appear in squeue: slurmctld's MessageTimeout is 10 s by
+# default.
 _ACCEPT_LAG_S = 10.0
 # An sbatch that outlived its submit gives up after its own retries: 15 times with 1 to 15 s between.
 _ORPHAN_S = 150.0
-# A controller under load may work off a request long after sbatch gave up on its answer.
+# A controller under load may process a request long after sbatch gave up waiting for the answer.
 _DOUBT_LAG_S = 60.0
 
 
 def settle_intents(paths: SweepPaths, run: RunPaths | None = None) -> bool:
-    """Confirms the intents that a scheduler has and drops the others. Call it under the sweep's lock.
+    """Confirm the intents that a scheduler has, and drop the others. The caller holds the sweep's lock.
 
-    A job is known by the intent's uuid (its comment and name), by the journals of its runs, or by the accounting;
-    a local queue by its argument. Those of another cluster are left to a command there: this one cannot know.
+    A job is found by the intent's uuid (in its comment and name), by the journals of its runs, or by the accounting; a
+    local queue by its argument. Intents of another cluster are left to a command on that cluster.
 
     Args:
-        run: settle its successor jobs instead, whose writer was killed. One that is young is left alone: its sbatch may
-            be at work on a node that this host cannot see.
+        run: settle this run's successor jobs instead, whose writer was killed. A recent intent is left alone: its
+            sbatch may be at work on a node that this host cannot see.
 
     Returns:
-        True if something was settled.
+        True if an intent was settled.
 
     Raises:
         SlurmError: Slurm does not answer; submitting again now could submit twice.
@@ -62,14 +63,14 @@ def settle_intents(paths: SweepPaths, run: RunPaths | None = None) -> bool:
 
 
 def _of_this_cluster(intents: Sequence[Submission]) -> list[Submission]:
-    if all(each.cluster is None for each in intents):
+    if all(intent.cluster is None for intent in intents):
         return list(intents)
     here = cluster_name()
-    return [each for each in intents if each.cluster in (None, here)]
+    return [intent for intent in intents if intent.cluster in (None, here)]
 
 
 def look_once(intent: Submission) -> str | None:
-    """The job of an intent if the queue shows it now. None is no answer: it may show later.
+    """Return the job of an intent if the queue shows it now; after None the job may still appear later.
 
     Raises:
         SlurmError: squeue does not answer.
@@ -78,16 +79,16 @@ def look_once(intent: Submission) -> str | None:
 
 
 def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | None:
-    """The job of an intent, after a wait for what may still come.
+    """Return the job of an intent, after waiting for a job that may still appear; None if there is none.
 
     Args:
-        quiet_s: how long nobody has written into its book, by the file server's clock: the intent is as old at least.
-            Its own time is of another host's clock, perhaps.
+        quiet_s: seconds since the last write to the intent's file, by the file server's clock. The intent is at least
+            this old; its own time may come from another host's clock.
     """
     begin = time.time() - quiet_s
     lag = _ACCEPT_LAG_S if intent.doubt_time is None else _DOUBT_LAG_S
     while True:
-        # Asked before the queue: an sbatch that ends in between shows in the queue.
+        # Look for sbatch before the queue: the job of an sbatch that ends in between is in the queue.
         sbatch = find_process(str(paths.script(intent.uuid)))
         age = time.time() - begin
         job_id = look_once(intent)
@@ -100,18 +101,19 @@ def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | No
             )
         if sbatch is None and age > lag:
             return _from_journals(paths, intent) or find_ended(paths.name, intent.uuid, intent.time)
-        time.sleep(lag / 2)  # three looks in all: design, section 9
+        time.sleep(lag / 2)  # the queue is read three times in all: design, section 9
 
 
 def _from_journals(paths: SweepPaths, intent: Submission) -> str | None:
-    """The array that started one of the intent's runs, and is no other submission's: also without accounting.
+    """Return the job that started one of the intent's runs and belongs to no other submission; None if none did.
 
-    By time only as far as clocks of login nodes and compute nodes may differ: ids come again.
+    This works without accounting. An attempt must not have begun before the intent, as far as clocks of login nodes and
+    compute nodes agree, because Slurm reuses ids.
     """
-    others = {each.job_id for each in read_ledger(paths).submissions}
+    others = {submission.job_id for submission in read_ledger(paths).submissions}
     for index, run_id in enumerate(intent.run_ids):
         run = paths.run(run_id)
-        others |= {each.job_id for each in read_ledger(run).submissions}
+        others |= {submission.job_id for submission in read_ledger(run).submissions}
         for attempt in Journal(run).read():
             is_its = "_" not in attempt.job_id if intent.kind == SUCCESSOR else attempt.job_id.endswith(f"_{index}")
             is_new = attempt.start_time >= intent.time - CLOCKS_S and array_of(attempt.job_id) not in others

@@ -1,4 +1,4 @@
-"""Carries out a plan: specs, then for each array intent, sbatch, confirmation. Killed anywhere, nothing is lost."""
+"""Execution of a plan: specs, then for each array intent, sbatch, confirmation. A kill at any point loses nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from hpc_trainer.state.submissions import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedArray:
-    """One array that the scheduler accepted."""
+    """Array that the scheduler accepted."""
 
     job_id: str
     hardware: str
@@ -50,7 +50,7 @@ class SubmittedArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a plan. `waiting`: runs in the sweep's own queue; `top_up`: the job that will bring them in."""
+    """Result of a plan. `waiting` are runs in the sweep's own queue, `top_up` the job that will submit them."""
 
     arrays: tuple[SubmittedArray, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> str:
-    """The batch script that `submit` would hand to sbatch; "" for the local executor."""
+    """Return the batch script that `submit` would hand to sbatch; "" for the local executor."""
     if plan.grid.executor is not Executor.slurm:
         return ""
     from hpc_trainer.launch.submitit_bridge import render_script
@@ -79,10 +79,10 @@ def _job_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> BatchJob:
 
 
 def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> SweepPlan:
-    """The plan with what `sbatch --test-only` says of each shape: a start, or a problem. Submits nothing.
+    """Return the plan with the answer of `sbatch --test-only` for each shape: a start or a problem. Submits nothing.
 
     Args:
-        known_shapes: shapes that this Slurm has accepted before are not asked again.
+        known_shapes: shapes that this Slurm has accepted before; they are not asked again.
     """
     asked: dict[Shape, str | None] = {}
     problems, notes = list(plan.problems), list(plan.notes)
@@ -111,18 +111,18 @@ def submit_plan(
     plan: SweepPlan, *, command_line: Sequence[str] | None, code: Snapshot | None = None,
     lock: FileLock | None = None, skip_refused: bool = False,
 ) -> Outcome:  # fmt: skip
-    """Submits every array of the plan. Call it under the sweep's lock.
+    """Submit every array of the plan. The caller holds the sweep's lock.
 
     Args:
-        command_line: what the person typed, for sweep.json; None leaves that file alone (the grid is not theirs).
-        code: what `plan.code` names, to be stored; None if it is stored already, or nothing is frozen.
-        lock: renewed before each sbatch, so that a long submission is not taken for a dead one.
+        command_line: the user's command, for sweep.json; None leaves that file alone (the user did not give the grid).
+        code: the code of `plan.code`, to be stored; None if it is stored already, or nothing is frozen.
+        lock: renewed before each sbatch, so that a long submission does not look dead.
         skip_refused: record runs that Slurm refuses for good, and go on with the others, instead of raising.
 
     Raises:
         ConfigError: the plan has problems; nothing was written.
-        RefusedError: the scheduler refused an array; those before it stand, and are not submitted again.
-        SlurmError: nobody knows whether it has an array; the next submit asks.
+        RefusedError: the scheduler refused an array; the arrays before it are submitted, and not submitted again.
+        SlurmError: it is unknown whether the scheduler has an array; the next submit asks.
     """
     if plan.problems:
         raise ConfigError("\n".join(plan.problems))
@@ -160,30 +160,30 @@ def _write_sweep(plan: SweepPlan, command_line: Sequence[str], code: Snapshot | 
 
 
 class _SlurmSubmission:
-    """One walk through the arrays of a plan, with a top-up job placed first where something has to wait."""
+    """Submission of a plan's arrays in order; a top-up job is placed first if runs have to wait."""
 
     def __init__(self, plan: SweepPlan, lock: FileLock | None, *, skip_refused: bool) -> None:
         self._plan, self._lock, self._skip_refused = plan, lock, skip_refused
         self._paths = plan.grid.sweep
         self._done: list[SubmittedArray] = []
-        self._refused: set[str] = set()  # by Slurm, or cancelled: they wait for nothing
-        self._full: dict[tuple[str | None, ...], str] = {}  # partition, account, QOS -> the words of the refusal
+        self._refused: set[str] = set()  # runs refused by Slurm, or cancelled: they do not wait
+        self._full: dict[tuple[str | None, ...], str] = {}  # refusal message by (partition, account, QOS)
         self._top_up: TopUpJob | None = None
 
     def run(self) -> Outcome:
         plan = self._plan
         make_folder(self._paths.scripts)
         if plan.waiting:
-            # All of them, also those that are about to be submitted: a kill in between leaves them to the top-up job.
+            # All runs, also those submitted next: if this process is killed in between, the top-up job submits them.
             self._wait_for_room("; ".join(plan.binding))
         for index, array in enumerate(plan.arrays):
             after = array.after
             if array.behind is not None and index >= array.behind:
-                earlier = [each for each in self._done if each.hardware == array.hardware]
+                earlier = [submitted for submitted in self._done if submitted.hardware == array.hardware]
                 after = (earlier[-array.behind].job_id,) if len(earlier) >= array.behind else after
             self._submit_what_fits(array, after)
         if self._top_up is not None:
-            new = [f"{each.job_id}_{index}" for each in self._done for index in range(len(each.run_ids))]
+            new = [f"{submitted.job_id}_{index}" for submitted in self._done for index in range(len(submitted.run_ids))]
             self._top_up.aim([*plan.known.elements, *new])
         return Outcome(
             arrays=tuple(self._done),
@@ -209,7 +209,7 @@ class _SlurmSubmission:
             self._top_up = TopUpJob.place(self._paths, left[0], self._plan.cluster)
 
     def _submit_what_fits(self, array: ArrayPlan, after: Sequence[str]) -> None:
-        """The whole array, or, where the cluster has less room than it said, the largest half that it takes."""
+        """Submit the whole array; if the cluster has less room than it reported, halve the array until it fits."""
         shape = array.shape
         key = (shape.partition, shape.account, shape.qos)
         specs = self._not_cancelled(array.specs)
@@ -234,7 +234,7 @@ class _SlurmSubmission:
                 return
 
     def _not_cancelled(self, specs: tuple[RunSpec, ...]) -> tuple[RunSpec, ...]:
-        """Without runs that were cancelled since the plan was made: Slurm may have taken a minute to say its limits."""
+        """Return the runs that were not cancelled since the plan was made; Slurm may take a minute to report limits."""
         kept = tuple(spec for spec in specs if not is_there(self._paths.run(spec.run_id).marker(CANCEL)))
         self._refused.update({spec.run_id for spec in specs} - {spec.run_id for spec in kept})
         return kept
@@ -264,7 +264,7 @@ class _SlurmSubmission:
 
 
 def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
-    """Starts one detached queue for all arrays; it outlives this command and its terminal."""
+    """Start one detached queue for all arrays; it outlives this command and its terminal."""
     paths = plan.grid.sweep
     make_folder(paths.local_logs)
     intents = [
@@ -299,5 +299,5 @@ def _start_queue(plan: SweepPlan, intents: Sequence[Submission]) -> subprocess.P
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # neither Ctrl-C nor the end of the terminal reaches it
+            start_new_session=True,  # neither Ctrl-C nor the end of the terminal reaches the queue
         )

@@ -1,4 +1,4 @@
-"""The only file that touches submitit, and the private parts of it that arrays without pickles need.
+"""The only module that uses submitit, including the private parts that arrays without pickles need.
 
 submitit's own path pickles a function for each point, guesses causes from elapsed time and checkpoints inside the
 signal handler. Here its executor writes the batch script of a plain command and submits it, and its local controller
@@ -42,18 +42,22 @@ _LOCAL_TIMEOUT_S = 365 * 24 * 3600
 
 
 class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
-    """submitit's executor for one job whose ranks are a plain command.
+    """Executor of submitit for one job whose ranks are a plain command.
 
-    It differs from its parent in what the script ends with, in the name of the script's file, by which a later command
-    finds an sbatch that is still at work, and in how sbatch is run: bounded in time, without the variables of a job
-    that we may be inside of, and with an error that says what is known of the job.
+    It differs from its parent in three ways. The script has its own last lines. The script's file has a name by which a
+    later command finds an sbatch that is still at work. sbatch runs with a time limit and without the variables of a
+    surrounding job, and its error says what is known of the job.
     """
 
     def __init__(self, job: BatchJob, options: Sequence[str] = ()) -> None:
-        """`options`: of sbatch, besides what the script says.
+        """Check the job and set submitit's parameters.
+
+        Args:
+            job: the job.
+            options: sbatch options besides those in the script.
 
         Raises:
-            ConfigError: the job holds what no script may hold.
+            ConfigError: the job has a value that no script may contain.
         """
         problems = list(job.problems())
         if problems:
@@ -69,13 +73,13 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         }
         self.parameters = {
             **self._flags,
-            # Sites that enforce wckeys refuse submitit's default one.
+            # Sites that enforce wckeys refuse submitit's default wckey.
             "wckey": None,
             "stderr_to_stdout": True,
             # submitit takes the signal's name from SUBMITIT_PREEMPT_SIGNAL, which a surrounding job may have set.
             "additional_parameters": self._more,
             "setup": job.before,
-            # "--" ends srun's options: one that lacks its value cannot swallow the worker's program.
+            # "--" ends srun's options: an option without its value cannot take the worker's program as the value.
             "srun_args": ["--output", job.output, *_SRUN_OPTIONS, *job.srun_args, "--"],
         }
         if job.num_elements is not None:
@@ -83,15 +87,17 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
 
     @classmethod
     def affinity(cls) -> int:
-        """Always usable: a plan is shown on machines without Slurm too."""
+        """Return 2, always usable: a plan is shown on machines without Slurm too."""
         return 2
 
     def submit_job(self) -> str:
-        """Submits the job by one sbatch and returns its id.
+        """Submit the job with one sbatch call and return its id.
 
         Raises:
-            ConfigError: its script is too long; SubmitError: submitit wrote something else than was asked for.
-            RefusedError, MissingCommandError: Slurm does not have it. Any other SlurmError: it may have.
+            ConfigError: the job's script is too long.
+            SubmitError: submitit wrote another script than requested.
+            RefusedError, MissingCommandError: Slurm does not have the job.
+            SlurmError: any other failure; Slurm may have the job.
         """
         return str(self._submit_command(self._submitit_command_str).job_id)
 
@@ -116,19 +122,25 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         return text
 
     def _check(self, text: str, command: str) -> None:
-        """Stops at a submitit release that writes something else: a flag with a default of its own, for example."""
+        """Refuse the script of a submitit release that writes other lines, for example a flag with its own default.
+
+        Raises:
+            SubmitError: the script differs from the requested one.
+        """
         flags = {**self._flags, **self._more, "open-mode": "append"}
         if self.job.num_elements is not None:
             most = min(self.job.num_elements, self.job.array_parallelism or 1)
             flags["array"] = f"0-{self.job.num_elements - 1}%{most}"
-        log = self.job.output.removesuffix(".out") + "_%t_log.out"  # our own --output comes later: the last one counts
+        log = self.job.output.removesuffix(".out") + "_%t_log.out"  # our --output comes later, and the last one counts
         srun = shlex.join(["srun", "--unbuffered", "--output", log, *self.parameters["srun_args"]])
         commands = [*self.job.before, "export SUBMITIT_EXECUTOR=slurm", f"{srun} {command}"]
         wanted = [*sorted(_directive(key, value) for key, value in flags.items()), *filter(_is_read, commands)]
         lines = text.split("\n")
-        found = [*sorted(line for line in lines if line.startswith(DIRECTIVES)), *filter(_is_read, lines)]
-        if found != wanted:
-            differs = next((each for each in [*found, *wanted] if found.count(each) != wanted.count(each)), "the order")
+        written = [*sorted(line for line in lines if line.startswith(DIRECTIVES)), *filter(_is_read, lines)]
+        if written != wanted:
+            differs = next(
+                (entry for entry in [*written, *wanted] if written.count(entry) != wanted.count(entry)), "the order"
+            )
             raise SubmitError(
                 f"submitit {submitit.__version__} writes another batch script than was asked for ({differs[:200]}). "
                 "Nothing was submitted. constraints.txt names a release that hpc_trainer was tested with."
@@ -136,7 +148,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
 
 
 def _flags(job: BatchJob) -> dict[str, Any]:
-    """What the job asks of sbatch, in submitit's words."""
+    """Return the job's options for sbatch, under submitit's names."""
     shape = job.shape
     gpus = f"{shape.gpu_type}:{shape.gpus_per_node}" if shape.gpu_type else str(shape.gpus_per_node)
     is_gres = shape.gpu_request == "gres"
@@ -162,7 +174,7 @@ def _flags(job: BatchJob) -> dict[str, Any]:
 
 
 def _is_read(line: str) -> bool:
-    """True for a line that bash reads."""
+    """Return True for a line that bash executes, not a comment or an empty line."""
     return bool(line) and line[0] != "#"
 
 
@@ -176,10 +188,11 @@ def _directive(key: str, value: object) -> str:
 
 
 def render_script(job: BatchJob) -> str:
-    """The batch script that `hand_over` would submit; writes nothing.
+    """Return the batch script that `hand_over` would submit; write nothing.
 
     Raises:
-        ConfigError: it holds what no script may hold; SubmitError: submitit wrote something else than was asked for.
+        ConfigError: the job has a value that no script may contain.
+        SubmitError: submitit wrote another script than requested.
     """
     return BatchExecutor(job)._make_submission_file_text(shlex.join(job.command), job.uuid)
 
@@ -187,18 +200,18 @@ def render_script(job: BatchJob) -> str:
 def hand_over(
     paths: SweepPaths, intent: Submission, job: BatchJob, options: Sequence[str] = (), book: Book | None = None
 ) -> str:
-    """Submits the job of an intent and returns its id; the reply, a refusal or a doubt is recorded.
+    """Submit the job of an intent and return its id; record the reply, a refusal or a doubt.
 
-    Killed anywhere, the job is found by the intent's uuid.
+    If this process is killed at any point, the job is found by the intent's uuid.
 
     Args:
-        options: of sbatch, besides what the script says.
-        book: where the intent was written; None: in the sweep's submissions.jsonl.
+        options: sbatch options besides those in the script.
+        book: the record that has the intent; None: the sweep's submissions.jsonl.
 
     Raises:
-        RefusedError: refused; NoRoomError if it may come in later.
+        RefusedError: Slurm refused the job; NoRoomError if Slurm may accept it later.
         ConfigError, SubmitError, MissingCommandError: nothing was handed over.
-        SlurmError: nobody knows whether it was accepted; a later command finds out.
+        SlurmError: it is unknown whether Slurm accepted the job; a later command finds out.
     """
     book = book or paths
     try:
@@ -207,15 +220,15 @@ def hand_over(
         write_dropped(book, intent, str(error))
         raise
     except SlurmError:
-        # "Socket timed out" may come after the controller accepted, and it may accept minutes later: what is not
-        # seen now stays in doubt, and a later command finds out.
+        # "Socket timed out" may come after the controller accepted, or minutes before it accepts: a job that is not
+        # found now stays in doubt, and a later command finds out.
         write_doubt(book, intent)
-        found = None
+        known_id = None
         with contextlib.suppress(SlurmError):
-            found = look_once(intent) or find_ended(paths.name, intent.uuid, intent.time)
-        if found is None:
+            known_id = look_once(intent) or find_ended(paths.name, intent.uuid, intent.time)
+        if known_id is None:
             raise
-        job_id = found
+        job_id = known_id
     write_confirmation(book, intent, job_id)
     return job_id
 
@@ -223,16 +236,16 @@ def hand_over(
 def start_local(
     folder: Path, command: Sequence[str], shape: Shape, visible_gpus: list[int], setup: Sequence[str] = ()
 ) -> subprocess.Popen[bytes]:
-    """Starts one task a rank on this machine, under submitit's local controller, and returns the controller.
+    """Start one task a rank on this machine, under submitit's local controller, and return the controller.
 
-    The controller forwards SIGTERM to its tasks and ends when they have ended. submitit's own `start_controller`
-    does the same by `python -m`, with the current folder first on the path.
+    The controller forwards SIGTERM to its tasks and ends when they have ended. submitit's own `start_controller` does
+    the same with `python -m`, which puts the current folder first on the path.
 
     Args:
-        setup: lines of cluster.setup, run by bash before each task, which then takes bash's place; the first that
-            fails ends the task.
+        setup: lines of cluster.setup, which bash runs before each task; the task then replaces bash. The first failing
+            line ends the task.
     """
-    if setup or shutil.which(command[0]) is None:  # of what is not there only bash writes into the rank's log
+    if setup or shutil.which(command[0]) is None:  # only bash writes a missing program into the rank's log
         command = ["bash", "-c", "\n".join([*setup_lines(setup), 'exec "$@"']), "bash", *command]
     folder.mkdir(parents=True, exist_ok=True)
     environ = {

@@ -1,9 +1,9 @@
-"""The successor job: brings a run back where its own job cannot be requeued.
+"""The successor job, which restarts a run whose own job cannot be requeued.
 
-Some partitions preempt by cancelling, some sites refuse requeues, and a job whose time limit is over does not come
-back by itself. The worker, about to lose its nodes, has this done by a process of its own: one more job for the one
-run, which begins when the worker's job has ended. Its intent and confirmation stand in the run's own folder, where
-rank 0's attempt is the only writer; the sweep's file has another.
+Some partitions preempt by cancelling, some sites refuse requeues, and a job that reached its time limit does not
+restart by itself. A worker that is about to lose its nodes starts this module in a separate process. The module submits
+one more job for the one run, which begins when the worker's job has ended. Its intent and confirmation are in the run's
+own folder, where rank 0's attempt is the only writer; the sweep's file has another writer.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from hpc_trainer.state.submissions import (
 
 
 def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | None:
-    """Submits one job for `run`, to begin when the job `after` has ended; returns its id.
-
-    None if there is nothing to do: the run is done or cancelled, or `after` is no longer its newest job, so that
-    somebody has brought it back already.
+    """Submit one job for `run` that begins when the job `after` has ended, and return its id.
 
     Args:
-        excluded: host list of the nodes that it must not get, `hardware.exclude` among them; "": that alone.
+        excluded: host list of the nodes that the job must not get, including `hardware.exclude`; "": only that option.
+
+    Returns:
+        None if there is nothing to do: the run is done or cancelled, or `after` is no longer the run's newest job, so
+        that the run was restarted already.
 
     Raises:
-        RunStateError: the sweep does not hold this run.
+        RunStateError: the sweep does not have this run.
         SlurmError: sbatch refused, or did not answer.
     """
-    from hpc_trainer.launch.submitit_bridge import hand_over  # late: few commands submit
+    from hpc_trainer.launch.submitit_bridge import hand_over  # imported late, because few commands submit
 
     sweep = SweepPaths(run.folder.parent)
     look_anew(run.folder)
@@ -61,7 +62,7 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
         codes = clear_exit_codes(read_limits(with_nodes=False).requeue_exit)
     except SlurmError:
         codes = ()
-    if _is_over(run):  # the last look before the act: Slurm may have taken its time
+    if _is_over(run):  # look again before the submit, because Slurm may have taken long
         return None
     intent = write_intent(
         run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code,
@@ -75,7 +76,7 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
     )  # fmt: skip
     options = [f"--dependency=afterany:{after}", *([f"--exclude={excluded}"] if excluded else [])]
     job_id = hand_over(sweep, intent, job, options, book=run)
-    if _is_over(run):  # cancelled while sbatch was at work: the job would start, see it and leave
+    if _is_over(run):  # cancelled while sbatch was at work: the job would start only to end at once
         with contextlib.suppress(SlurmError):
             cancel_jobs([job_id])
     return job_id
@@ -86,14 +87,14 @@ def _is_over(run: RunPaths) -> bool:
 
 
 def main() -> None:
-    """`python -m hpc_trainer.launch.successor RUN_FOLDER JOB [EXCLUDED]`: what the worker of that job starts."""
+    """Run `python -m hpc_trainer.launch.successor RUN_FOLDER JOB [EXCLUDED]`, which the worker of that job starts."""
     run, after, *excluded = RunPaths(Path(sys.argv[1]).absolute()), *sys.argv[2:]
     try:
         job_id = submit_successor(run, after, *excluded)
     except (HpcTrainerError, OSError) as error:
         sys.exit(f"error: {error}")
-    told = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"
-    sys.stdout.write(f"{run.run_id}: {told}.\n")
+    result = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"
+    sys.stdout.write(f"{run.run_id}: {result}.\n")
 
 
 if __name__ == "__main__":

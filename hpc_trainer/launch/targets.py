@@ -1,6 +1,6 @@
-"""Does a name of a person's own code lead anywhere? Looked up in files, as the workers will find them.
+"""Lookup of names of the user's own code in files, as the workers will find them.
 
-Nothing is imported: `plan` runs none of a person's code. So what a module makes only when it runs is not judged.
+Nothing is imported, because `plan` runs no user code. Names that a module makes only when it runs are not judged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpc_trainer.launch.frozen_code.snapshot import Snapshot, locations_of
 from hpc_trainer.launch.frozen_code.unpacking import LINK
 from hpc_trainer.runs.spec import RunSpec
 
-# Where a module's text says one of these, names or modules may come to be that no file shows.
+# A module whose text contains one of these may make names or modules that no file shows.
 _MADE_WHEN_RUN = ("__path__", "sys.modules", "__getattr__", "globals(", "vars(", "exec(", "setattr(")
 _FOLDERS_SHOWN = 8
 _FOLDERS_ABOVE = 4
@@ -31,16 +31,16 @@ _FOLDERS_ABOVE = 4
 
 @dataclass(slots=True)
 class Unfound:
-    """Names that lead nowhere."""
+    """Messages on names that lead nowhere."""
 
     problems: list[str] = field(default_factory=list)
-    """Of these it is sure."""
+    """Messages on names that the runs certainly cannot find."""
     notes: list[str] = field(default_factory=list)
-    """The runs' own Python may have these."""
+    """Messages on names that the runs' own Python may find."""
 
 
 class _NowhereError(Exception):
-    """Why a name leads nowhere. `is_sure`: it does so for whatever Python the runs have."""
+    """Error of a name that leads nowhere. `is_sure`: no Python of the runs can find it."""
 
     def __init__(self, why: str, *, is_sure: bool) -> None:
         super().__init__(why)
@@ -48,15 +48,15 @@ class _NowhereError(Exception):
 
 
 def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
-    """Looks up each name that the runs' `_target_` and `train.main` have, once.
+    """Look up each name in the runs' `_target_` and `train.main` once.
 
     Args:
-        code: what the runs import that is frozen; None: each start imports what stands on disk then.
+        code: the frozen code that the runs import; None: each start imports the files then on the disk.
     """
     asked: dict[tuple[str, str], Mapping[str, Any]] = {}
     for spec in specs:
         asked.update(((key, target), spec.config["cluster"]) for key, target in targets_of(spec.config).items())
-    found, files = Unfound(), _Files(code)
+    unfound, files = Unfound(), _Files(code)
     for (key, target), cluster in asked.items():
         package = target.partition(".")[0]
         if package == "hpc_trainer" or package in sys.stdlib_module_names:
@@ -64,26 +64,28 @@ def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
         try:
             _look_up(target, files)
         except _NowhereError as why:
-            told = f"{key}={target} leads nowhere: {why}"
+            message = f"{key}={target} leads nowhere: {why}"
             if why.is_sure:
-                found.problems.append(told)
+                unfound.problems.append(message)
             elif _is_this_python(cluster):
                 is_far = cluster["executor"] != Executor.local.value
                 way = f" Where the nodes have more than this machine, say so: cluster.python={sys.executable}"
-                found.problems.append(told + (way if is_far else ""))
+                unfound.problems.append(message + (way if is_far else ""))
             else:
-                found.notes.append(f"here {told} Its runs may find it: their Python is of cluster={cluster['name']}.")
-    return found
+                unfound.notes.append(
+                    f"here {message} Its runs may find it: their Python is of cluster={cluster['name']}."
+                )
+    return unfound
 
 
 def _is_this_python(cluster: Mapping[str, Any]) -> bool:
-    """True if nothing of a cluster's profile may bring another Python, or another path of imports."""
+    """Return True if no option of a cluster's profile can set another Python or import path."""
     others = ("python", "setup", "srun_args", "sbatch")
-    return not any(cluster.get(each) for each in others) and "PYTHONPATH" not in cluster["env"]
+    return not any(cluster.get(option) for option in others) and "PYTHONPATH" not in cluster["env"]
 
 
 class _Files:
-    """Files as the runs will have them: below a root that is frozen those that are frozen, elsewhere those on disk."""
+    """Files as the runs will have them: frozen files below a frozen root, files on the disk elsewhere."""
 
     def __init__(self, code: Snapshot | None) -> None:
         self._contents = code.contents if code is not None else {}
@@ -91,8 +93,8 @@ class _Files:
         self._folders = {name[:end] for name in self._contents for end in range(len(name)) if name[end] == "/"}
 
     def frozen_name(self, path: Path) -> str | None:
-        """What a path is called in the copy, whether or not it is there; None outside of what is frozen."""
-        root = next((each for each in self._roots if path.is_relative_to(each)), None)
+        """Return a path's name in the copy, whether or not it exists there; None outside the frozen roots."""
+        root = next((source for source in self._roots if path.is_relative_to(source)), None)
         if root is None or is_environment(str(path), str(root)):  # .venv of a project: runs import it from the disk
             return None
         return f"{self._roots[root]}/{path.relative_to(root)}"
@@ -108,7 +110,7 @@ class _Files:
         return name in self._folders or (name in self._contents and self._contents[name][0] == LINK and path.is_dir())
 
     def text(self, path: Path) -> str | None:
-        """None of what cannot be read as Python's text."""
+        """Return the text of a file; None if it is unreadable or a link in the copy."""
         name = self.frozen_name(path)
         try:
             mode, content = ("", path.read_bytes()) if name is None else self._contents[name]
@@ -117,17 +119,21 @@ class _Files:
         return None if mode == LINK else content.decode("utf-8", errors="replace")
 
     def modules(self, folder: Path) -> set[str]:
-        """What a package's folder holds, for a message."""
+        """Return the names of the modules in a package's folder, for a message."""
         name = self.frozen_name(folder)
         if name is None:
-            names = {each.name for each in folder.iterdir()}
+            names = {entry.name for entry in folder.iterdir()}
         else:
-            names = {each[len(name) + 1 :].partition("/")[0] for each in self._contents if each.startswith(f"{name}/")}
-        return {each.partition(".")[0] for each in names} - {"__init__", "__pycache__", ""}
+            names = {file[len(name) + 1 :].partition("/")[0] for file in self._contents if file.startswith(f"{name}/")}
+        return {module.partition(".")[0] for module in names} - {"__init__", "__pycache__", ""}
 
 
 def _look_up(target: str, files: _Files) -> None:
-    """Raises _NowhereError if there is surely nothing of this name; does nothing where no file can tell."""
+    """Look up one name; do nothing if the files cannot decide.
+
+    Raises:
+        _NowhereError: the files have nothing of this name.
+    """
     package, *parts, attribute = target.split(".")
     places = locations_of(package)
     if not places:
@@ -147,18 +153,18 @@ def _look_up(target: str, files: _Files) -> None:
         return
     names = _names_in(source, files)
     if names is not None and attribute not in names:
-        told = did_you_mean(attribute, [name for name in names if not name.startswith("_")])
-        raise _NowhereError(f"{source} defines no {attribute}. {told}".rstrip(), is_sure=is_sure)
+        hint = did_you_mean(attribute, [name for name in names if not name.startswith("_")])
+        raise _NowhereError(f"{source} defines no {attribute}. {hint}".rstrip(), is_sure=is_sure)
 
 
 def _module_in(folder: Path, name: str, files: _Files) -> Path | None:
-    """The package or module of this name in a package's folder, as a folder or a file."""
+    """Return the folder or file of this package or module in a package's folder; None if there is none."""
     if not files.is_folder(folder):
         return None
     if files.is_folder(folder / name):
         return folder / name
     endings = (".py", *_extension_suffixes())
-    return next((path for path in (folder / f"{name}{each}" for each in endings) if files.is_file(path)), None)
+    return next((path for path in (folder / f"{name}{ending}" for ending in endings) if files.is_file(path)), None)
 
 
 def _extension_suffixes() -> Sequence[str]:
@@ -174,13 +180,13 @@ def _is_made_when_run(here: Path, files: _Files) -> bool:
 
 
 def _names_in(source: Path, files: _Files) -> set[str] | None:
-    """The names that a module's own lines bind; None where others may come to be."""
+    """Return the names that a module's own lines bind; None if the module may make other names when it runs."""
     text = files.text(source)
     if text is None or any(word in text for word in _MADE_WHEN_RUN):
         return None
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # of a newer Python, perhaps
+    except (SyntaxError, ValueError, RecursionError):  # the file may need a newer Python
         return None
     names: set[str] = set()
     left: list[ast.AST] = [tree]
@@ -188,10 +194,10 @@ def _names_in(source: Path, files: _Files) -> set[str] | None:
         for node in ast.iter_child_nodes(left.pop()):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 names.add(node.name)
-                names.update(name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names)
-                continue  # what it binds inside is its own
+                names.update(name for inner in ast.walk(node) if isinstance(inner, ast.Global) for name in inner.names)
+                continue  # names bound inside are local
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names.update((each.asname or each.name).partition(".")[0] for each in node.names)
+                names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.add(node.id)
             elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:

@@ -1,7 +1,7 @@
-"""The top-up job: a small job of one core that submits what waits in a sweep's own queue when runs have ended.
+"""The top-up job: a small job of one core that submits waiting runs of a sweep's own queue when other runs end.
 
-It is placed before the first array, with a begin in a minute, and only then told to wait for half of the runs: a
-submit that is killed anywhere in between leaves a job behind that does the rest. No process stays on the login node.
+It is submitted before the first array, to begin in a minute, and then changed to wait for half of the runs. If the
+submit is killed in between, the top-up job does the rest. No process stays on the login node.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.slurm.jobs import update_job
 from hpc_trainer.state.submissions import TOP_UP, write_intent
 
-# The submit that placed it has this long to submit its arrays and to say what to wait for.
+# The submit that placed the job has this long to submit its arrays and to set the job's dependency.
 _BEGIN_S = 60
-# With others' jobs in all the room there is no end to wait for.
+# If other jobs take all the room, there is no job of this sweep to wait for.
 _LOOK_AGAIN_S = 600
-# Waiting for a lock whose holder died elsewhere, and for a controller under load, included.
+# Includes waiting for a lock whose holder died on another machine, and for a controller under load.
 _TIME_LIMIT_MIN = 30
-# A dependency is one argument; half of a thousand elements need not all be named.
+# A dependency is one argument; it need not name every one of 500 elements.
 _MAX_AWAITED = 50
 
 
 class TopUpJob:
-    """The job that will top up a sweep, or the reason why there is none (`job_id` None, `notes`)."""
+    """Job that will top up a sweep, or the reason why there is none (`job_id` None, `notes`)."""
 
     def __init__(self, job_id: str | None, notes: tuple[str, ...] = ()) -> None:
         self.job_id, self.notes = job_id, notes
 
     @classmethod
     def place(cls, paths: SweepPaths, spec: RunSpec, cluster: str | None) -> TopUpJob:
-        """Submits the job with the partition, account and QOS of `spec`, the first run that waits.
+        """Submit the job with the partition, account and QOS of `spec`, the first waiting run.
 
-        Never raises for a refusal: without the job the next command tops up, and the notes say so.
+        A refusal is never raised: without the job the next command tops up the sweep, and the notes say so.
         """
         from hpc_trainer.launch.submitit_bridge import hand_over
 
@@ -55,10 +55,10 @@ class TopUpJob:
             return cls(None, (f"No top-up job ({why}): give the same command again when runs have ended.",))
 
     def aim(self, elements: Sequence[str]) -> None:
-        """Tells the job to begin when the first half of these runs (job ids of array elements) has ended.
+        """Make the job begin when the first half of these runs (job ids of array elements) has ended.
 
-        Half: topping up after each single run would take a job for each run, after the last one would leave the
-        nodes idle. Where nothing of this sweep is in the queue it looks again in ten minutes.
+        Half, because a top-up after each run would take one job a run, and a top-up after the last run would leave
+        nodes idle. If no run of this sweep is in the queue, the job begins in ten minutes.
         """
         if self.job_id is None:
             return
@@ -70,12 +70,12 @@ class TopUpJob:
         try:
             update_job(self.job_id, changes)
         except SlurmError as error:
-            # It begins in a minute all the same, finds no room, and places the next one.
+            # The job still begins in a minute, finds no room, and places the next top-up job.
             self.notes = (*self.notes, f"the top-up job {self.job_id} begins in {_BEGIN_S} s: {error}")
 
 
 def top_up_shape(spec: RunSpec) -> Shape:
-    """One core for a while, where `spec` may run; no GPU."""
+    """Return the shape of a top-up job: one core for at most 30 minutes, where `spec` may run; no GPU."""
     shape, cluster = spec.shape, spec.config["cluster"]
     return dataclasses.replace(
         shape,

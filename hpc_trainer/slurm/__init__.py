@@ -1,1 +1,1 @@
-"""The only place that runs a Slurm command or reads what one printed. No torch."""
+"""The only package that runs Slurm commands or parses their output. No torch."""

@@ -1,4 +1,4 @@
-"""The accounting (sacct): how jobs ended, and for how long they had their nodes."""
+"""Slurm's accounting (sacct): how jobs ended, and for how long they had their nodes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hpc_trainer.slurm.queue import CLOCKS_S, JobRow, find_by_uuid, is_job, job_
 _FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment,End"
 _TIMES = "JobID,Start,End,ElapsedRaw,State"
 _TIMEOUT_S = 30.0
-# A word of a command has 128 KiB at the most on Linux; an id has some 15 characters.
+# Linux limits one argument of a command to 128 KiB; an id has some 15 characters.
 _IDS_A_CALL = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountingEntry(JobRow):
-    """How one job or array element ended, by slurmdbd. Array elements that have not begun share one (`7_[0-4%2]`)."""
+    """End of one job or array element, as slurmdbd records it. Elements that have not begun share one (`7_[0-4%2]`)."""
 
     exit_code: str
     end_time: float | None = None
-    """When it ended, seconds since the epoch by Slurm's clock; None if it has not, or Slurm does not say."""
+    """End of the job in seconds since the epoch by Slurm's clock; None if it has not ended, or Slurm does not say."""
 
     def may_cover(self, index: int) -> bool:
-        """True if it stands for array element `index` among others: `7` and `7_[0-4%2]` do."""
+        """Return True if this entry may include array element `index`, as `7` and `7_[0-4%2]` do."""
         if "_" not in self.job_id:
             return True
         listed = re.search(r"\[([^]%]*)", self.job_id)
@@ -42,42 +42,42 @@ class AccountingEntry(JobRow):
 def read_accounting(
     job_ids: Iterable[str], since: float, *, timeout_s: float = _TIMEOUT_S
 ) -> dict[str, AccountingEntry]:
-    """What the accounting says of these jobs (array ids stand for all their elements), in one call.
+    """Return the accounting entries of these jobs by job id; an array id stands for all its elements.
 
-    Ids come again: whose job a row is about, `is_of` says. Returns {} where the site keeps no accounting: other
-    sources must do then.
+    Slurm reuses ids: `is_of` tells whose job an entry describes. One sacct call reads up to 5,000 ids. The result is
+    {} if the site keeps no accounting; the caller must then use other sources.
 
     Args:
         since: seconds since the epoch; jobs that ended before it are left out.
 
     Raises:
-        SlurmError: there is accounting, or may be, and it did not answer, or not to the end.
+        SlurmError: the site has accounting, or may have it, and gave no answer, or an incomplete one.
     """
-    told = (_ask(_FIELDS, ["-j", ids], since, timeout_s) for ids in _listed(job_ids))
-    return {job_id: row for each in told if each is not None for job_id, row in parse_accounting(each).items()}
+    answers = (_ask(_FIELDS, ["-j", ids], since, timeout_s) for ids in _listed(job_ids))
+    return {job_id: row for answer in answers if answer is not None for job_id, row in parse_accounting(answer).items()}
 
 
 def ask_allocations(job_ids: Iterable[str], since: float) -> list[Allocation]:
-    """Every allocation of these jobs that has ended, each time that Slurm started them; else as `read_accounting`."""
-    # -D: also of the starts before the newest one.
-    told = (_ask(_TIMES, ["-D", "-j", ids], since) for ids in _listed(job_ids))
-    return [row for each in told if each is not None for row in parse_allocations(each)]
+    """Return every ended allocation of these jobs, one for each start by Slurm; else like `read_accounting`."""
+    # -D: sacct also lists the starts before the newest one.
+    answers = (_ask(_TIMES, ["-D", "-j", ids], since) for ids in _listed(job_ids))
+    return [row for answer in answers if answer is not None for row in parse_allocations(answer)]
 
 
 def _listed(job_ids: Iterable[str]) -> Iterator[str]:
-    """`1,2,3`: each id once, so many at a time as one word of a command may have."""
+    """Yield lists of unique ids (`1,2,3`), each short enough for one argument of a command."""
     ids = sorted(set(job_ids))
     return (",".join(ids[start : start + _IDS_A_CALL]) for start in range(0, len(ids), _IDS_A_CALL))
 
 
 def _ask(fields: str, words: Sequence[str], since: float, timeout_s: float = _TIMEOUT_S) -> str | None:
-    """What sacct prints in these fields of jobs since then; None where the site keeps no accounting.
+    """Return sacct's output with these fields for jobs since `since`; None if the site keeps no accounting.
 
     Raises:
-        SlurmError: there is accounting, or may be, and it did not answer.
+        SlurmError: the site has accounting, or may have it, and it did not answer.
     """
-    # So many seconds ago, not a time of the wall clock: that comes twice in the night in which summer time ends. With
-    # -S also beside -j: what sacct takes without it has changed.
+    # A number of seconds ago, not a wall-clock time: a wall-clock time occurs twice in the night when summer time ends.
+    # -S stands beside -j too, because sacct's default without it differs between releases.
     start = f"now-{max(0, int(time.time() - since)) + CLOCKS_S:.0f}seconds"
     try:
         return run_slurm(["sacct", "-p", "-X", "-S", start, "-o", fields, *words], timeout_s=timeout_s)
@@ -88,15 +88,15 @@ def _ask(fields: str, words: Sequence[str], since: float, timeout_s: float = _TI
 
 
 def _is_disabled(error: SlurmError) -> bool:
-    """True if sacct says that this site keeps no accounting ("Slurm accounting storage is disabled")."""
+    """Return True if sacct says that this site keeps no accounting ("Slurm accounting storage is disabled")."""
     return isinstance(error, RefusedError) and "disabled" in error.said
 
 
 def parse_accounting(text: str) -> dict[str, AccountingEntry]:
-    """Reads `sacct -p -X`; the state loses its tail (`CANCELLED by 1000`) and the truncation mark (`+`).
+    """Parse the output of `sacct -p -X`; drop the state's tail (`CANCELLED by 1000`) and truncation mark (`+`).
 
     Raises:
-        SlurmError: this is not what sacct prints, or not all of it.
+        SlurmError: the text is not sacct's output, or is incomplete.
     """
     entries = {}
     for whole in _rows(text, _FIELDS):
@@ -118,52 +118,54 @@ def parse_accounting(text: str) -> dict[str, AccountingEntry]:
 
 
 def parse_allocations(text: str) -> list[Allocation]:
-    """Reads `sacct -p -X -D` with times in seconds since the epoch; those not begun or not ended are left out.
+    """Parse the output of `sacct -p -X -D` with times in seconds since the epoch.
+
+    Allocations that have not begun or not ended are left out.
 
     Raises:
-        SlurmError: this is not what sacct prints, or not all of it.
+        SlurmError: the text is not sacct's output, or is incomplete.
     """
-    found = []
+    allocations = []
     for row in _rows(text, _TIMES):
         parts = row.split("|")
         if len(parts) != 5:
             raise unreadable("sacct", row)
         job_id, start, end, elapsed, state = parts
         if start.isdecimal() and end.isdecimal() and elapsed.isdecimal() and int(start) > 0:
-            found.append(
+            allocations.append(
                 Allocation(
                     job_id=job_id, start_time=float(start), end_time=float(end), elapsed_s=float(elapsed),
                     state=_word(state),
                 )
             )  # fmt: skip
-    return found
+    return allocations
 
 
 def _rows(text: str, fields: str) -> list[str]:
-    # `sacct -p` ends each row by a bar.
+    # `sacct -p` ends each row with a bar.
     return table_rows("sacct", text, first="JobID", num_columns=fields.count(",") + 1, end="|")
 
 
 def _word(state: str) -> str:
-    """A state without its tail (`CANCELLED by 1000`) and the mark of one that is cut (`CANCELLED+`)."""
+    """Return a state without its tail (`CANCELLED by 1000`) and truncation mark (`CANCELLED+`)."""
     return state.split(maxsplit=1)[0].rstrip("+") if state.split() else "UNKNOWN"
 
 
 def find_ended(sweep: str, uuid: str, since: float) -> str | None:
-    """The array id of a submission whose job has left the queue already, from the accounting; None without one.
+    """Return the array id of a submission whose job has left the queue; None if the accounting has no such job.
 
     Args:
-        since: seconds since the epoch at which the intent was written.
+        since: time when the intent was written, in seconds since the epoch.
 
     Raises:
-        SlurmError: there is accounting, or may be, and it did not answer.
+        SlurmError: the site has accounting, or may have it, and it did not answer.
     """
-    told = _ask(_FIELDS, ["--name", job_name(sweep, uuid)], since)
-    return None if told is None else find_by_uuid(parse_accounting(told).values(), uuid)
+    answer = _ask(_FIELDS, ["--name", job_name(sweep, uuid)], since)
+    return None if answer is None else find_by_uuid(parse_accounting(answer).values(), uuid)
 
 
 def keeps_accounting(*, timeout_s: float = _TIMEOUT_S) -> bool:
-    """False only where sacct itself says that this site keeps no accounting."""
+    """Return False only if sacct itself says that this site keeps no accounting."""
     try:
         run_slurm(["sacct", "-n", "-X", "-S", "now", "-o", "JobID"], timeout_s=timeout_s)
     except SlurmError as error:

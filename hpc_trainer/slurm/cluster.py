@@ -1,4 +1,4 @@
-"""Which cluster answers here."""
+"""Name of the cluster that answers here, and host names of its nodes."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from hpc_trainer.slurm.commands import run_slurm
 
 
 def cluster_name() -> str:
-    """What the cluster that answers here calls itself (ClusterName).
+    """Return the name of the cluster that answers here (ClusterName).
 
     Raises:
-        SlurmError: it does not say.
+        SlurmError: scontrol does not answer, or prints no name.
     """
     try:
-        found = parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=15.0))
+        name = parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=15.0))
     except SlurmError as error:
         raise type(error)(f"scontrol does not say which cluster this is ({error})", error.said) from error
-    if found is None:
+    if name is None:
         raise UnclearError("scontrol does not say which cluster this is (no ClusterName)")
-    return found
+    return name
 
 
 def parse_cluster_name(config: str) -> str | None:
-    """ClusterName of `scontrol show config`."""
-    found = re.search(r"^ClusterName\s*= (\S+)\s*$", config, re.MULTILINE)
-    return found[1] if found else None
+    """Return ClusterName from the output of `scontrol show config`; None if it is missing."""
+    match = re.search(r"^ClusterName\s*= (\S+)\s*$", config, re.MULTILINE)
+    return match[1] if match else None
 
 
 def node_hosts() -> dict[str, str]:
-    """Return node name -> the host name of the machine that it is, of the nodes that this user may see.
+    """Return the host name of each node that this user may see, by node name.
 
     Raises:
-        SlurmError: scontrol does not say.
+        SlurmError: scontrol does not answer.
     """
     return parse_node_hosts(run_slurm(["scontrol", "-o", "show", "nodes"], timeout_s=15.0))
 
 
 def parse_node_hosts(text: str) -> dict[str, str]:
-    """Read `scontrol -o show nodes`: NodeName and NodeHostName (scontrol(1)); lines without both are passed over."""
+    """Parse `scontrol -o show nodes`: NodeHostName by NodeName (scontrol(1)); lines without both are skipped."""
     return dict(re.findall(r"^NodeName=(\S+) .*?\bNodeHostName=(\S+)", text, re.MULTILINE))

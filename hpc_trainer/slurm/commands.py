@@ -1,4 +1,4 @@
-"""Runs one Slurm command: bounded in time, in the C locale, with errors that say what was asked and answered."""
+"""Slurm commands with a time limit, in the C locale; errors name the command and quote its answer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from subprocess import CompletedProcess
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SilentError, UnclearError
 
-# slurmctld under load answers in up to its MessageTimeout (10 s by default) and clients retry once.
+# Under load slurmctld takes up to its MessageTimeout (10 s by default) to answer, and clients retry once.
 DEFAULT_TIMEOUT_S = 60.0
-# What a surrounding job, step or torchrun leaves in the environment; sbatch and our workers obey it.
+# Variables of a surrounding job, step or torchrun; sbatch and our workers obey them.
 _OF_LAUNCHERS = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_", "PMI_", "PMIX_")
-# On a login node these are the person's; inside a job or torchrun they are that job's devices and ranks.
+# On a login node these are the user's; inside a job or torchrun they are that job's devices and ranks.
 _OF_ANOTHER_JOB = (
     "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL",
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-# A person's own filters and formats (SQUEUE_STATES, SCANCEL_NAME, ..): with them jobs would be missing from an answer.
+# The user's own filters and formats (SQUEUE_STATES, SCANCEL_NAME, ..): with them an answer would lack jobs.
 _OF_A_PERSON = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_")
 _FROZEN_CODE = "HPC_TRAINER_FROZEN_CODE"  # runtime/start.py, a layer above
 _SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
@@ -32,30 +32,32 @@ LOST = re.compile(
     r"|Unexpected message|Transport endpoint|Connection reset|Broken pipe",
     re.IGNORECASE,
 )
-"""How a command says that a request went out and its answer was lost (slurm_errno.c, communication errors): the
-controller may have done it. Not among them is "(connect failure)", where nothing was sent."""
+"""Pattern of a command's error when a request was sent and its answer was lost (slurm_errno.c, communication errors).
+
+The controller may have carried out the request. "(connect failure)" does not match: nothing was sent."""
 _NOBODY = re.compile("Unable to contact", re.IGNORECASE)
 _NO_CLUSTER = "Could not establish a configuration source"
-"""What Slurm's commands say, after three lines more, on a host that no cluster has told of itself."""
+"""Text that Slurm's commands print, after three other lines, on a host without a cluster's configuration."""
 
 
 def has_slurm() -> bool:
-    """True if sbatch is on PATH."""
+    """Return True if sbatch is on PATH."""
     return shutil.which("sbatch") is not None
 
 
 def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, script: str | None = None) -> str:
-    """Standard output of a Slurm command.
+    """Run a Slurm command and return its standard output.
 
     Args:
-        script: lines for a command that reads its requests from standard input (scontrol, sacctmgr): many requests
-            by one process. One that fails does not fail the others, so the exit code is not looked at.
+        script: lines for a command that reads many requests from standard input (scontrol, sacctmgr). A request that
+            fails does not fail the others, so the exit code is ignored if the command printed anything.
 
     Raises:
-        MissingCommandError: there is no such command here.
-        SilentError: it took longer than `timeout_s` seconds, could not be started, or did not reach the controller.
-        UnclearError: it was killed.
-        RefusedError: it exits with another code than 0.
+        MissingCommandError: the command is not on PATH.
+        SilentError: the command took longer than `timeout_s` seconds, could not be started, or did not reach the
+            controller.
+        UnclearError: the command was killed.
+        RefusedError: the command's exit code is not 0.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_OF_A_PERSON)}
     environ = {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}  # lists of elements whole
@@ -78,11 +80,12 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
 
 
 def call(argv: Sequence[str], text: str, environ: Mapping[str, str], timeout_s: float) -> CompletedProcess[str]:
-    """What became of a command that was given `text`; whatever it printed, and ended with.
+    """Run a command with `text` on standard input and return its output and exit code, whatever they are.
 
     Raises:
-        MissingCommandError: there is no such command here; SilentError: it could not be started.
-        TimeoutExpired: it took longer than `timeout_s` seconds, and was killed.
+        MissingCommandError: the command is not on PATH.
+        SilentError: the command could not be started.
+        TimeoutExpired: the command took longer than `timeout_s` seconds and was killed.
     """
     try:
         return subprocess.run(
@@ -98,11 +101,12 @@ def call(argv: Sequence[str], text: str, environ: Mapping[str, str], timeout_s: 
 
 
 def submit_environment() -> dict[str, str]:
-    """The environment without the job that we may be inside of: its SLURM_* and SBATCH_* would change what sbatch
-    submits, and sbatch hands the rest on to the new job (--export=ALL).
+    """Return the environment without the variables of a surrounding job.
 
-    What says which cluster this is, and who we are there, stays. The copy of the frozen code on this node's disk does
-    not: on another node its path is free, and another user could put modules there.
+    A surrounding job's SLURM_* and SBATCH_* would change what sbatch submits, and sbatch hands the rest on to the new
+    job (--export=ALL). Variables that name the cluster and the user's identity there stay. Paths to the copy of the
+    frozen code on this node's disk are removed: on another node such a path is free, and another user could put
+    modules there.
     """
     copies = _frozen_copies()
     is_inside = any(key in os.environ for key in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
@@ -113,8 +117,8 @@ def submit_environment() -> dict[str, str]:
     }
     if copies:
         del kept[_FROZEN_CODE]
-        path = [each for each in kept.pop("PYTHONPATH", "").split(os.pathsep) if each]
-        path = [each for each in path if not f"{each}/".startswith(copies)]
+        path = [entry for entry in kept.pop("PYTHONPATH", "").split(os.pathsep) if entry]
+        path = [entry for entry in path if not f"{entry}/".startswith(copies)]
         kept |= {"PYTHONPATH": os.pathsep.join(path)} if path else {}
     return kept
 
@@ -122,7 +126,7 @@ def submit_environment() -> dict[str, str]:
 def _frozen_copies() -> tuple[str, ...]:
     """Return the folders of the frozen code that this process imports, each with a slash at its end."""
     try:
-        found = json.loads(os.environ.get(_FROZEN_CODE, "{}"))
+        copies = json.loads(os.environ.get(_FROZEN_CODE, "{}"))
     except ValueError:
         return ()
-    return tuple(f"{each}/" for each in found.values()) if isinstance(found, dict) else ()
+    return tuple(f"{folder}/" for folder in copies.values()) if isinstance(copies, dict) else ()

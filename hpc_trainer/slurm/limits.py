@@ -1,6 +1,6 @@
-"""What the cluster allows: partitions, nodes, associations, QOS, array and submit limits. Reading them: read_limits.py.
+"""Limits of the cluster: partitions, nodes, associations, QOS, array and submit limits. read_limits.py reads them.
 
-None is unknown (a site may hide or lack a source), and no rule is made up from it.
+None means unknown (a site may hide or lack a source); an unknown limit imposes no rule.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Partition:
     deny_qos: tuple[str, ...] = ()
     qos: str | None = None
     preempt_mode: str | None = None
-    """How its jobs are preempted: OFF, CANCEL, REQUEUE, ...; None where the cluster's PreemptMode counts."""
+    """Slurm's mode of preempting the partition's jobs: OFF, CANCEL, REQUEUE, ...; None: the cluster's PreemptMode."""
     grace_s: int = 0
     """Seconds between the warning and the end of a preempted job (GraceTime)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Equal nodes of one partition (sinfo -e). `gpus`: gres type (`gpu` if it has none) -> GPUs a node."""
+    """Equal nodes of one partition (sinfo -e). `gpus` maps the gres type (`gpu` if it has none) to GPUs a node."""
 
     partition: str
     num_nodes: int
@@ -45,7 +45,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitCap:
-    """How many jobs (array elements count one each) may be in the queue at once, and how many are."""
+    """Limit on jobs in the queue at once, and the jobs there now; each array element counts as one."""
 
     name: str
     limit: int
@@ -53,13 +53,13 @@ class SubmitCap:
 
     @property
     def room(self) -> int:
-        """Jobs that may still be submitted, ≥ 0."""
+        """Return the number of jobs that may still be submitted, ≥ 0."""
         return max(0, self.limit - self.used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Association:
-    """What one account lets this user do (sacctmgr show assoc)."""
+    """Partition and QOS that this user may use through one account (sacctmgr show assoc)."""
 
     account: str
     partition: str = ""
@@ -70,10 +70,10 @@ class Association:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Everything the cluster said. Empty mappings and None: it did not say."""
+    """All limits that the cluster reported. Empty mappings and None: the cluster did not report them."""
 
     cluster: str | None = None
-    """What the cluster calls itself (ClusterName)."""
+    """Name of the cluster (ClusterName)."""
     max_array_size: int | None = None
     max_array_tasks: int | None = None
     job_cap: SubmitCap | None = None
@@ -82,7 +82,7 @@ class Limits:
     nodes: tuple[NodeGroup, ...] = ()
     associations: tuple[Association, ...] = ()
     account_caps: Mapping[tuple[str, str], tuple[SubmitCap, ...]] = field(default_factory=dict)
-    """By (account, partition); the partition is "" for an association with all of them."""
+    """Caps by (account, partition); the partition is "" for an association with all partitions."""
     parents: Mapping[str, str] = field(default_factory=dict)
     """Account -> the account above it."""
     qos_caps: Mapping[str, tuple[SubmitCap, ...]] = field(default_factory=dict)
@@ -96,28 +96,35 @@ class Limits:
 
     @property
     def max_elements(self) -> int | None:
-        """Elements that one array may have: MaxArraySize bounds the highest index, which counts from 0."""
-        known = [each for each in (self.max_array_size, self.max_array_tasks) if each is not None]
-        return min(known) if known else None
+        """Return the number of elements that one array may have; None if unknown.
+
+        MaxArraySize bounds the highest index, which counts from 0.
+        """
+        sizes = [size for size in (self.max_array_size, self.max_array_tasks) if size is not None]
+        return min(sizes) if sizes else None
 
     def partition_of(self, name: str | None) -> Partition | None:
-        """The partition of this name, or the default one."""
+        """Return the partition of this name, or the default partition if `name` is None."""
         if name is not None:
             return self.partitions.get(name)
-        return next((each for each in self.partitions.values() if each.is_default), None)
+        return next((partition for partition in self.partitions.values() if partition.is_default), None)
 
     def account_of(self, account: str | None) -> str | None:
-        """The account that a job is charged to: the named one, else the user's default."""
-        return account or next((each.account for each in self.associations if each.is_default), None)
+        """Return the account that a job is charged to: the named account, else the user's default."""
+        return account or next(
+            (association.account for association in self.associations if association.is_default), None
+        )
 
     def association_of(self, account: str | None, partition: str | None) -> Association | None:
-        """The association that a job is charged to: that of its partition, else the account's general one."""
+        """Return the association that applies to a job: that of its partition, else the account's general one."""
         charged, asked = self.account_of(account), self.partition_of(partition)
-        own = {each.partition: each for each in self.associations if each.account == charged}
+        own = {
+            association.partition: association for association in self.associations if association.account == charged
+        }
         return own.get(asked.name if asked is not None else "") or own.get("")
 
     def qos_of(self, qos: str | None, account: str | None, partition: str | None) -> str | None:
-        """The QOS that a job gets: the named one, its association's default, or its only one; None: not known."""
+        """Return the QOS of a job: the named one, its association's default, or its only QOS; None if unknown."""
         if qos is not None:
             return qos
         own = self.association_of(account, partition)
@@ -126,19 +133,19 @@ class Limits:
         return own.default_qos or (own.qos[0] if len(own.qos) == 1 else None)
 
     def accounts_above(self, account: str) -> list[str]:
-        """The account and those above it, up to the root."""
-        found = [account]
-        while (above := self.parents.get(found[-1])) and above not in found:
-            found.append(above)
-        return found
+        """Return the account and the accounts above it, up to the root."""
+        accounts = [account]
+        while (above := self.parents.get(accounts[-1])) and above not in accounts:
+            accounts.append(above)
+        return accounts
 
     def submit_caps(self, partition: str | None, account: str | None, qos: str | None) -> list[SubmitCap]:
-        """Every cap that a job of this partition, account and QOS (None: the defaults) counts against."""
+        """Return every cap that a job of this partition, account and QOS (None: the defaults) counts against."""
         caps = [self.job_cap] if self.job_cap is not None else []
         asked = self.partition_of(partition)
         charged = self.account_of(account) or ""
         own = self.account_caps.get((charged, asked.name if asked is not None else ""))
         caps += own if own is not None else self.account_caps.get((charged, ""), ())
-        # Where nobody says which one a job gets, `normal` is Slurm's last resort (sacctmgr(1)).
+        # If nothing else sets a job's QOS, Slurm uses `normal` (sacctmgr(1)).
         names = {self.qos_of(qos, account, partition) or "normal", asked.qos if asked is not None else None}
         return caps + [cap for name in sorted(filter(None, names)) for cap in self.qos_caps.get(name, ())]

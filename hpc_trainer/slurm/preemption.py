@@ -1,4 +1,4 @@
-"""How the jobs of a partition are preempted: Slurm's modes, and the time that a job gets."""
+"""Preemption of a partition's jobs: Slurm's mode, and the time that a job gets before it is ended."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S
 OFF = "OFF"
 """The mode of a partition whose jobs are never preempted."""
 DEFAULT_KILL_WAIT_S = 30.0
-"""slurm.conf(5)."""
+"""Slurm's default KillWait in seconds (slurm.conf(5))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """How jobs of a partition are preempted: Slurm's word (REQUEUE, CANCEL, ...), and the time they get, in seconds.
+    """Preemption of a partition's jobs: Slurm's mode (REQUEUE, CANCEL, ...), and the time they get, in seconds.
 
-    First the grace, then from SIGTERM to SIGKILL the KillWait that every job has that is ended.
+    First comes the grace time, then KillWait: the time from SIGTERM to SIGKILL that every ended job gets.
     """
 
     mode: str
@@ -27,22 +27,22 @@ class Preemption:
 
     @property
     def brings_back(self) -> bool:
-        """True if Slurm requeues what it preempts; else the job is gone, or only stops for a while."""
+        """Return True if Slurm requeues preempted jobs; else the job is gone, or only suspended for a while."""
         return self.mode.startswith("REQUEUE")
 
 
 def show_preemption(partition: str) -> Preemption | None:
-    """Asks how this partition's jobs are preempted; None if the controller does not say.
+    """Ask the controller how this partition's jobs are preempted; None if it does not say.
 
     Raises:
-        SlurmError: no answer.
+        SlurmError: the controller does not answer.
     """
     asked = f"show partition {partition}\nshow config\n"
     return parse_preemption(run_slurm(["scontrol", "-o"], script=asked, timeout_s=WORKER_TIMEOUT_S))
 
 
 def parse_preemption(text: str) -> Preemption | None:
-    """Reads `show partition` and `show config`: a partition without a mode of its own has the cluster's."""
+    """Parse `show partition` and `show config`; a partition without its own mode has the cluster's mode."""
     modes = re.findall(r"\bPreemptMode\s*=\s*([A-Z_,]+)", text)
     grace = re.search(r"\bGraceTime=(\d+)", text)
     wait = re.search(r"\bKillWait\s*=\s*(\d+)", text)

@@ -1,4 +1,4 @@
-"""Check of a job's shape against the limits of the cluster, before anything is written.
+"""Checks of a job's shape against the limits of the cluster, before anything is written.
 
 `sbatch --test-only` accepts a time above the partition's MaxTime (tried on 22.05). It says only that a job is
 impossible, not what would be possible. The rules here are therefore checked first, and they name the nearest legal
@@ -23,10 +23,10 @@ def find_shape_problems(shape: Shape, hardware: str, limits: Limits) -> list[str
         hardware: name of the hardware profile, for the messages.
     """
     names = (shape.partition or "").split(",") if shape.partition else [None]
-    found = [_problems_in(shape, name, limits) for name in names]
+    by_name = [_problems_in(shape, name, limits) for name in names]
     # Slurm takes any of several partitions (`a,b`) that fits, but refuses the job if one of the names does not exist.
-    missing = [problems for name, problems in zip(names, found, strict=True) if limits.partition_of(name) is None]
-    worst = missing[0] if missing else min(found, key=len)
+    missing = [problems for name, problems in zip(names, by_name, strict=True) if limits.partition_of(name) is None]
+    worst = missing[0] if missing else min(by_name, key=len)
     return [f"{problem} (hardware={hardware})" for problem in worst]
 
 
@@ -37,9 +37,9 @@ def _problems_in(shape: Shape, name: str | None, limits: Limits) -> list[str]:
     problems = [*_account(shape, partition, limits), *_qos(shape, partition, limits), *_time(shape, partition, limits)]
     if partition is not None:
         problems += _partition_sizes(shape, partition)
-        nodes = [each for each in limits.nodes if each.partition == partition.name]
+        nodes = [group for group in limits.nodes if group.partition == partition.name]
         # Powered-down nodes may be hidden (PrivateData=cloud): then the visible nodes are no bound.
-        shown, total = sum(each.num_nodes for each in nodes), partition.total_nodes
+        shown, total = sum(group.num_nodes for group in nodes), partition.total_nodes
         if nodes and not problems and (total is None or shown >= total):
             problems += _nodes(shape, partition, nodes)
     return problems
@@ -65,20 +65,20 @@ def _nearest(wrong: str, known: Sequence[str]) -> str:
 
 
 def _no_partition(name: str | None, limits: Limits) -> str:
-    known = list(limits.partitions)
+    names = list(limits.partitions)
     if name is None:
         return (
-            f"hardware.partition is not set and the cluster has no default partition. Set one of: {', '.join(known)}."
+            f"hardware.partition is not set and the cluster has no default partition. Set one of: {', '.join(names)}."
         )
-    return f"hardware.partition={name}: the cluster has no such partition. {_nearest(name, known)}"
+    return f"hardware.partition={name}: the cluster has no such partition. {_nearest(name, names)}"
 
 
 def _account(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[str]:
-    known = [each.account for each in limits.associations]
-    own_names = {each.lower() for each in known}  # slurmdbd keeps account names in lower case
-    is_enforced = known and "associations" in limits.enforced
+    own_accounts = [association.account for association in limits.associations]
+    own_names = {account_name.lower() for account_name in own_accounts}  # slurmdbd keeps account names in lower case
+    is_enforced = own_accounts and "associations" in limits.enforced
     if shape.account is not None and is_enforced and shape.account.lower() not in own_names:
-        yield f"cluster.account={shape.account}: you have no such account. {_nearest(shape.account, known)}"
+        yield f"cluster.account={shape.account}: you have no such account. {_nearest(shape.account, own_accounts)}"
         return
     account = limits.account_of(shape.account)
     if partition is None or account is None:
@@ -86,7 +86,7 @@ def _account(shape: Shape, partition: Partition | None, limits: Limits) -> Itera
     allowed = partition.allow_accounts
     above = limits.accounts_above(account.lower())  # an account that is allowed allows those below it
     if (allowed is not None and not set(allowed) & {account, *above}) or account in partition.deny_accounts:
-        own = [each for each in known if allowed is None or each in allowed]
+        own = [account_name for account_name in own_accounts if allowed is None or account_name in allowed]
         fix = f"Use cluster.account={own[0]}." if own else "Use another partition."
         yield f"cluster.account={account} may not use partition {partition.name}. {fix}"
 
@@ -95,10 +95,10 @@ def _qos(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[
     if shape.qos is None:
         return
     account = limits.account_of(shape.account)
-    own = [name for each in limits.associations if each.account == account for name in each.qos]
+    own = [name for association in limits.associations if association.account == account for name in association.qos]
     known = own or list(limits.qos_caps)
     named = shape.qos.split(",")  # Slurm 24.11 and later take several
-    wrong = [each for each in named if each not in known]
+    wrong = [qos for qos in named if qos not in known]
     if "qos" in limits.enforced and known and wrong:
         yield f"hardware.qos={shape.qos}: {wrong[0]} is not among your QOS. {_nearest(wrong[0], known)}"
     elif partition is not None:
@@ -132,8 +132,8 @@ def longest_limit(shape: Shape, limits: Limits) -> tuple[int, str] | None:
     """
     names = (shape.partition or "").split(",") if shape.partition else [None]
     bounds = [_longest_in(shape, limits.partition_of(name), limits) for name in names]
-    known = [each for each in bounds if each is not None]
-    return max(known) if len(known) == len(bounds) else None  # Slurm takes any of the partitions that fits
+    limited = [bound for bound in bounds if bound is not None]
+    return max(limited) if len(limited) == len(bounds) else None  # Slurm takes any of the partitions that fits
 
 
 def _longest_in(shape: Shape, partition: Partition | None, limits: Limits) -> tuple[int, str] | None:
@@ -177,11 +177,11 @@ def _too_much_memory(shape: Shape, memory_mb: int, limit_mb: int, name: str) -> 
 
 
 def _too_many_cpus(shape: Shape, limit: int, name: str) -> str:
-    each = max(1, limit // shape.tasks_per_node)
+    cpus_per_rank = max(1, limit // shape.tasks_per_node)
     key = "cpus_per_gpu" if shape.gpus_per_node else "cpus_per_task"
     return (
         f"hardware: {shape.tasks_per_node} rank(s) × {shape.cpus_per_task} CPUs = {_cpus_per_node(shape)} CPUs a node; "
-        f"it must be at most {limit}, the {name}. Use hardware.{key}={each}."
+        f"it must be at most {limit}, the {name}. Use hardware.{key}={cpus_per_rank}."
     )
 
 
@@ -195,16 +195,18 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
             yield problem
             return
     if shape.gpus_per_node:
-        kinds = sorted({kind for each in left for kind in each.gpus})
+        kinds = sorted({kind for node in left for kind in node.gpus})
         kind = shape.gpu_type
-        with_kind = [each for each in left if _gpus(each, kind)]
+        with_kind = [node for node in left if _gpus(node, kind)]
         if not with_kind:
-            listed = ", ".join(each for each in kinds if each != "gpu") or ("GPUs without a type" if kinds else "none")
+            listed = ", ".join(gpu_kind for gpu_kind in kinds if gpu_kind != "gpu") or (
+                "GPUs without a type" if kinds else "none"
+            )
             asked = f"hardware.gpu_type={kind}" if kind else f"hardware.gpus_per_node={shape.gpus_per_node}"
             hint = _nearest(kind, kinds) if kind and kinds else f"GPUs there: {listed}."
             yield f"{asked}: no node {where} has such GPUs. {hint}"
             return
-        most = max(_gpus(each, kind) for each in with_kind)
+        most = max(_gpus(node, kind) for node in with_kind)
         if shape.gpus_per_node > most:
             fit = f"hardware.num_nodes={-(-shape.gpus_per_node * shape.num_nodes // most)}"
             yield (
@@ -212,19 +214,19 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
                 f"Use hardware.gpus_per_node={most} (and {fit} for as many GPUs in all)."
             )
             return
-        left = [each for each in with_kind if _gpus(each, kind) >= shape.gpus_per_node]
-    most_cpus = max(each.cpus for each in left)
+        left = [node for node in with_kind if _gpus(node, kind) >= shape.gpus_per_node]
+    most_cpus = max(node.cpus for node in left)
     if _cpus_per_node(shape) > most_cpus:
         yield _too_many_cpus(shape, most_cpus, f"CPUs of a node {where}")
         return
-    left = [each for each in left if each.cpus >= _cpus_per_node(shape)]
-    memory, most_memory = mem_mb_per_node(shape), max(each.memory_mb for each in left)
+    left = [node for node in left if node.cpus >= _cpus_per_node(shape)]
+    memory, most_memory = mem_mb_per_node(shape), max(node.memory_mb for node in left)
     if most_memory <= 1:  # slurm.conf has no RealMemory, so the limit is unknown
         memory = None
     if memory is not None and memory > most_memory:
         yield _too_much_memory(shape, memory, most_memory, f"memory of a node {where}")
         return
-    count = sum(each.num_nodes for each in left if memory is None or each.memory_mb >= memory)
+    count = sum(node.num_nodes for node in left if memory is None or node.memory_mb >= memory)
     if shape.num_nodes > count:
         yield (
             f"hardware.num_nodes={shape.num_nodes} must be at most {count}: so many nodes {where} have what it asks. "
@@ -240,16 +242,16 @@ def _by_features(constraint: str, nodes: list[NodeGroup], where: str) -> tuple[s
     """Return a problem, and the nodes that fulfil a constraint `a&b|c`; counts and brackets are left to Slurm."""
     if re.search(r"[\[\]()*]", constraint):
         return None, nodes
-    known = sorted({feature for each in nodes for feature in each.features})
+    features = sorted({feature for node in nodes for feature in node.features})
     for word in re.split(r"[&|]", constraint):
-        if word not in known:
+        if word not in features:
             return (
-                f"hardware.constraint={constraint}: no node {where} has the feature {word}. {_nearest(word, known)}",
+                f"hardware.constraint={constraint}: no node {where} has the feature {word}. {_nearest(word, features)}",
                 [],
             )
     left = [
-        each
-        for each in nodes
-        if any(all(word in each.features for word in part.split("&")) for part in constraint.split("|"))
+        node
+        for node in nodes
+        if any(all(word in node.features for word in part.split("&")) for part in constraint.split("|"))
     ]
     return (None, left) if left else (f"hardware.constraint={constraint}: no node {where} has all of them at once.", [])

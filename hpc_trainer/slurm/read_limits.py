@@ -1,8 +1,8 @@
-"""Asks the cluster what it allows, and reads what it prints.
+"""Requests for the cluster's limits, and parsers of their answers.
 
-Three reads, whatever the size of the grid: one scontrol (configuration, partitions, and the controller's own view of
-associations and QOS with what is in use), one sacctmgr where limits are enforced, one sinfo for the nodes. A site
-that hides or lacks one of them leaves fields None: unknown, and no rule is made up from it.
+Three commands for a grid of any size: one scontrol (configuration, partitions, and the controller's own view of
+associations and QOS with their use), one sacctmgr if limits are enforced, one sinfo for the nodes. If a site hides or
+lacks one of them, its fields stay None: an unknown limit imposes no rule.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _TIMEOUT_S = 30.0
 
 
 def read_limits(*, with_nodes: bool = True) -> Limits:
-    """Asks the cluster: one scontrol; one sacctmgr if limits are enforced; one sinfo `with_nodes`.
+    """Ask the cluster for its limits: one scontrol; one sacctmgr if limits are enforced; one sinfo if `with_nodes`.
 
     Raises:
-        SlurmError: scontrol, without which nothing is known, does not answer.
+        SlurmError: scontrol does not answer. A failing sacctmgr or sinfo only adds a note.
     """
     user = user_name()
     asked = f"show config\nshow partition\nshow assoc_mgr users={user} flags=assoc,qos\n"
@@ -60,12 +60,12 @@ _SINFO_FORMAT = "%R|%D|%c|%m|%G|%f"
 def parse_limits(
     controller: str, *, accounting: str = "", nodes: str = "", user: str = "", notes: tuple[str, ...] = ()
 ) -> Limits:
-    """Reads what scontrol, sacctmgr and sinfo printed; what cannot be read is unknown, never an error."""
+    """Parse the output of scontrol, sacctmgr and sinfo; an unreadable value is unknown, never an error."""
     config = dict(re.findall(r"^(\w+)\s+= (.*)$", controller, re.MULTILINE))
     scheduler = re.search(r"max_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
     records = [dict(_FIELD.findall(line)) for line in controller.splitlines() if "=" in line]
-    associations = [each for each in records if "UserName" in each and "GrpSubmitJobs" in each]
-    root = next((each for each in associations if each["Account"] == "root" and not each["UserName"]), {})
+    associations = [record for record in records if "UserName" in record and "GrpSubmitJobs" in record]
+    root = next((record for record in associations if record["Account"] == "root" and not record["UserName"]), {})
     max_jobs = _number(config.get("MaxJobCount"))
     enforced = _enforced(controller)
     has_caps = "limits" in enforced
@@ -77,12 +77,12 @@ def parse_limits(
         cluster=parse_cluster_name(controller),
         max_array_size=_number(config.get("MaxArraySize")),
         max_array_tasks=int(scheduler[1]) if scheduler else None,
-        # The controller keeps ended jobs for MinJobAge; what it counts as submitted is the best that a user can see.
+        # The controller keeps ended jobs for MinJobAge; its count of submitted jobs is the best that a user can see.
         job_cap=SubmitCap(name="MaxJobCount", limit=max_jobs, used=_cap(root.get("GrpSubmitJobs"))[1])
         if max_jobs
         else None,
         enforced=enforced,
-        partitions={each["PartitionName"]: _partition(each) for each in records if "PartitionName" in each},
+        partitions={record["PartitionName"]: _partition(record) for record in records if "PartitionName" in record},
         nodes=tuple(_node_groups(nodes)),
         associations=tuple(_associations(own, associations, user)),
         account_caps=dict(_account_caps(associations, parents, user)) if has_caps else {},
@@ -102,9 +102,9 @@ _FIELD = re.compile(r"([\w/:]+)=(\S*)")
 
 
 def _enforced(controller: str) -> frozenset[str]:
-    found = re.search(r"^AccountingStorageEnforce\s*= (\S+)$", controller, re.MULTILINE)
-    words = set(found[1].lower().split(",")) if found else set()
-    return frozenset(words - {"none"})
+    match = re.search(r"^AccountingStorageEnforce\s*= (\S+)$", controller, re.MULTILINE)
+    options = set(match[1].lower().split(",")) if match else set()
+    return frozenset(options - {"none"})
 
 
 def _number(text: str | None) -> int | None:
@@ -112,19 +112,19 @@ def _number(text: str | None) -> int | None:
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """`75,80-82` is 75, 80, 81, 82."""
+    """Yield the numbers of a list of ranges: `75,80-82` gives 75, 80, 81, 82."""
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         yield from range(int(first), int(last or first) + 1)
 
 
 def _cap(text: str | None) -> tuple[int | None, int]:
-    """`15(14)` is (15, 14); `N(3)` has no limit."""
-    found = re.match(r"(N|\d+)\((\d+)\)", text or "")
-    return (_number(found[1]), int(found[2])) if found else (None, 0)
+    """Return the limit and its use: `15(14)` gives (15, 14); `N(3)` gives (None, 3), no limit."""
+    match = re.match(r"(N|\d+)\((\d+)\)", text or "")
+    return (_number(match[1]), int(match[2])) if match else (None, 0)
 
 
 def parse_minutes(text: str) -> int | None:
-    """A duration of Slurm's as whole minutes; None for no limit."""
+    """Convert a Slurm duration to whole minutes; None for no limit."""
     seconds = parse_duration(text)
     return None if seconds is None else int(seconds // 60)
 
@@ -172,13 +172,13 @@ def _node_groups(text: str) -> Iterator[NodeGroup]:
 
 
 def parse_gpus(gres: str) -> dict[str, int]:
-    """`gpu:a100:4(S:0-1),nvme:1` is {"a100": 4}; a GPU without a type is {"gpu": n}."""
-    found: Counter[str] = Counter()
+    """Return GPUs by type: `gpu:a100:4(S:0-1),nvme:1` gives {"a100": 4}; GPUs without a type give {"gpu": n}."""
+    gpus: Counter[str] = Counter()
     for word in re.sub(r"\([^)]*\)", "", gres).split(","):
         name, *kind, count = word.split(":") if ":" in word else (word, "")
         if name == "gpu" and count.isdecimal():
-            found[":".join(kind) or "gpu"] += int(count)
-    return dict(found)
+            gpus[":".join(kind) or "gpu"] += int(count)
+    return dict(gpus)
 
 
 def _rows(accounting: str, width: int) -> Iterator[list[str]]:
@@ -192,16 +192,16 @@ _ASSOC_WIDTH, _QOS_WIDTH = 5, 6
 
 
 def _associations(rows: list[list[str]], controller: list[dict[str, str]], user: str) -> Iterator[Association]:
-    default = {each["Account"] for each in controller if _is_user(each, user) and each.get("DefAssoc") == "Yes"}
+    default = {record["Account"] for record in controller if _is_user(record, user) and record.get("DefAssoc") == "Yes"}
     for account, partition, qos, default_qos, _max_submit in rows:
         yield Association(
             account=account, partition=partition, qos=_names(qos) or (), default_qos=default_qos,
             is_default=account in default,
         )  # fmt: skip
     if not rows:
-        for each in controller:
-            if _is_user(each, user):
-                yield Association(account=each["Account"], is_default=each["Account"] in default)
+        for record in controller:
+            if _is_user(record, user):
+                yield Association(account=record["Account"], is_default=record["Account"] in default)
 
 
 def _is_user(record: Mapping[str, str], user: str) -> bool:
@@ -218,8 +218,8 @@ def _parents(records: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
 def _account_caps(
     records: list[dict[str, str]], parents: Mapping[str, str], user: str
 ) -> Iterator[tuple[tuple[str, str], tuple[SubmitCap, ...]]]:
-    """Each account of the user with its caps: the user's own, the account's, and those of the accounts above."""
-    accounts = {each["Account"]: each for each in records if not each["UserName"]}
+    """Yield each account of the user with its caps: the user's own, the account's, and those of accounts above."""
+    accounts = {record["Account"]: record for record in records if not record["UserName"]}
     for record in records:
         if not _is_user(record, user):
             continue
@@ -239,8 +239,8 @@ def _account_caps(
 def _qos_caps(
     records: list[dict[str, str]], limits: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
-    """Each QOS with its caps: limits from sacctmgr, what is in use from the controller."""
-    in_use = {each["QOS"].split("(")[0]: each for each in records if "QOS" in each and "GrpSubmitJobs" in each}
+    """Yield each QOS with its caps: limits from sacctmgr, their use from the controller."""
+    in_use = {entry["QOS"].split("(")[0]: entry for entry in records if "QOS" in entry and "GrpSubmitJobs" in entry}
     for name in in_use.keys() | limits.keys():
         record = in_use.get(name, {})
         row = limits.get(name, [""] * _QOS_WIDTH)

@@ -1,6 +1,6 @@
-"""Slurm's words for the reason of a job's state (squeue(1), "JOB REASON CODES").
+"""Slurm's reasons for the state of a job (squeue(1), "JOB REASON CODES").
 
-Of one that waits: what it means in a person's words, and what can be done. Of one that ends: how.
+For a waiting job: what the reason means in plain words, and what the user can do. For an ending job: how it ends.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hpc_trainer.slurm import states
 
 NONE = "None"
-"""What stands there if Slurm gives no reason."""
-# How a job ends, said as the reason of one that is still COMPLETING (seen on 22.05; RaisedSignal is newer).
+"""Reason that Slurm prints if it gives none."""
+# End state by the reason of a job that is still COMPLETING (seen on 22.05; RaisedSignal is newer).
 _ENDS = {
     "TimeLimit": states.TIMEOUT,
     "NodeDown": states.NODE_FAIL,
@@ -26,7 +26,10 @@ _SHELL_KILLED = ("JobLaunchFailure", "RaisedSignal")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`says`: what the word means. `advice`: what helps, with {run} and {job} to be filled in; () if only time does."""
+    """Meaning of a reason (`says`) and what the user can do (`advice`); () if only waiting helps.
+
+    The advice has the placeholders {run} and {job}.
+    """
 
     says: str
     advice: tuple[str, ...] = ()
@@ -42,7 +45,7 @@ _OUT = Reason(
 )  # fmt: skip
 _ACCOUNT = Reason("its account or QOS may not be used here", (_ANEW + "another cluster.account or hardware.qos",))
 
-# By the beginning of the word: some come with a list of nodes behind.
+# Keys are beginnings of Slurm's reason: a list of nodes may follow it.
 _REASONS = {
     NONE: Reason("Slurm has not looked at it yet"),
     "WaitingForScheduling": Reason("Slurm has not looked at it yet"),
@@ -130,29 +133,29 @@ _WHAT = {
 
 
 def end_of(word: str) -> str | None:
-    """The state that a job with this reason ends in, if the reason says so."""
+    """Return the state that a job with this reason ends in; None if the reason does not tell."""
     return _ENDS.get(word.partition(":")[0])
 
 
 def says_shell_was_killed(word: str) -> bool:
-    """True if the job ends because its batch shell was killed, or was never started."""
+    """Return True if the job ends because its batch shell was killed or never started."""
     return word.startswith(_SHELL_KILLED)
 
 
 def says_held(word: str) -> bool:
-    """True if a job with this reason waits until somebody releases it."""
+    """Return True if a job with this reason waits until somebody releases it."""
     return "held" in word.lower()
 
 
 def explain_reason(word: str) -> Reason:
-    """What Slurm's reason for a job that waits means; one that is not known says where it is explained."""
+    """Explain Slurm's reason for a waiting job; for an unknown reason, name the place that explains it."""
     spaced = word.replace("_", " ")
     known = next((reason for beginning, reason in _REASONS.items() if spaced.startswith(beginning)), None)
     return known or _limit(word) or Reason("a word of Slurm's", ("man squeue explains it, under JOB REASON CODES",))
 
 
 def _limit(word: str) -> Reason | None:
-    """Of the words that limits have: `AssocGrpGRES`, `QOSMaxJobsPerUserLimit` and some hundred more."""
+    """Explain a reason that names a limit (`AssocGrpGRES`, `QOSMaxJobsPerUserLimit`, some hundred more); else None."""
     source, kind, rest = _LIMIT.fullmatch(word).groups()  # type: ignore[union-attr]  # it fits any text
     if source is None and kind is None:
         return None

@@ -1,7 +1,7 @@
-"""Slurm's words for the state of a job, and what they mean for a run. No other file spells one out.
+"""Slurm's job states, and what they mean for a run. No other file spells a state out.
 
-squeue, sacct and scontrol share them. A word that stands here nowhere is of a newer release: it means nothing, and is
-shown as it is.
+squeue, sacct and scontrol share the states. A state missing here comes from a newer release: it has no meaning for a
+run, and is shown unchanged.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NODE_FAIL = "NODE_FAIL"
 TIMEOUT = "TIMEOUT"
 
 AT_WORK = frozenset({"RUNNING", "CONFIGURING", "STOPPED", "SUSPENDED", "SIGNALING", "RESIZING", "STAGE_OUT"})
-"""A job in these states still has its nodes, and `scontrol requeue Incomplete` works on it."""
+"""States of a job that still has its nodes; `scontrol requeue Incomplete` works on it."""
 HAS_NODES = AT_WORK | {COMPLETING}
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
-"""Taken back into the queue, until somebody releases it."""
+"""States of a job that was put back into the queue and waits until somebody releases it."""
 TAKEN_BACK = frozenset({"REQUEUED", "REQUEUE_FED"})
 NOT_BEGUN = frozenset({PENDING, *TAKEN_BACK, *HELD})
 NOT_ENDED = HAS_NODES | {PENDING, "REQUEUED"}
@@ -38,5 +38,6 @@ ENDS = {
     PREEMPTED: RunState.PREEMPTED,
     CANCELLED: RunState.CANCELLED,
 }
-"""What the end of a job is for its run. COMPLETED is not among them: without DONE it is no success. sacct cuts the
-longest word."""
+"""Run state by the job's end state. COMPLETED is absent: without DONE a run is no success.
+
+"OUT_OF_ME" is sacct's truncated form of OUT_OF_MEMORY."""

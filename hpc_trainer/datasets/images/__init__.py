@@ -1,1 +1,1 @@
-"""Pictures of a person's own: where their bytes come from (no torch), and the data set that is made of them."""
+"""The user's pictures: the sources of their bytes (no torch), and the data set made of them."""

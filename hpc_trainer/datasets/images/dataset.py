@@ -1,4 +1,4 @@
-"""The data set of pictures: float32 images that are resized, cut from the centre and normalised."""
+"""Data set of pictures: float32 images that are resized, cropped at the centre and normalised."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from hpc_trainer.datasets.protocol import Split, index_array
 from hpc_trainer.datasets.random_bits import random_words
 from hpc_trainer.errors import BrokenPictureError, DataError
 
-_STAND_INS = 100  # samples that are tried in place of a broken one
+_STAND_INS = 100  # samples that are tried in place of a broken picture
 _SEED, _STREAM = 0x62726F6B656E, 0  # "broken"
 
 
 class Images:
-    """Picture i of a source; float32 [channels, size, size], (pixels in 0 to 1 - mean) / std.
+    """Pictures of a source as float32 [channels, size, size], (pixels in 0 to 1 - mean) / std.
 
-    A picture that cannot be decoded is refused, or another one stands in for it: the first that can be of up to 100,
-    which are drawn from its number alone. So it is the same one in each epoch, on each rank and after a resume.
+    A picture that cannot be decoded is refused, or replaced by the first decodable one of up to 100 others. These are
+    drawn from the broken picture's number alone, so that the replacement is the same in each epoch, on each rank and
+    after a resume.
     """
 
     all_targets_count = True
@@ -60,11 +61,11 @@ class Images:
         return len(self._source)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images [batch, channels, size, size] and targets [batch].
+        """Return images [batch, channels, size, size] and targets [batch].
 
         Raises:
             BrokenPictureError: a picture cannot be decoded, and `data.on_broken=refuse`.
-            DataError: a file cannot be read, whatever `data.on_broken` says: it may be there again later.
+            DataError: a file cannot be read, whatever `data.on_broken` says, because the file may be back later.
         """
         rows = index_array(indices, len(self))
         channels, size, _ = self.input_shape
@@ -79,22 +80,22 @@ class Images:
         return self._normalisation(torch.from_numpy(pixels)), torch.from_numpy(self._source.labels(taken))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Of names, sizes and classes of the files, and what pixels are normalised by. Asks for no picture's bytes."""
+        """Return the digest of the files' names, sizes and classes, and the normalisation; read no picture."""
         return {"content": self._source.digest(), **self._normalisation.facts()}
 
     def problems(self) -> Iterator[Problem]:
-        """Files that are not as they were recorded, for `data check`; broken pictures show when they are read."""
+        """Return files that differ from their record, for `data check`; broken pictures appear when they are read."""
         return self._source.damaged()
 
     def _each(self, do: Callable[[int], None], slots: Iterable[int]) -> Iterable[None]:
-        if self._num_threads < 2 or os.getpid() != self._pid:  # threads do not come along into a forked process
+        if self._num_threads < 2 or os.getpid() != self._pid:  # a forked process does not have its parent's threads
             return map(do, slots)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
         return self._threads.map(do, slots)
 
     def _picture(self, row: int) -> tuple[int, NDArray[np.uint8]]:
-        """(the number of the picture that is used, its pixels)."""
+        """Return the number of the picture that is used, and its pixels."""
         row = self._stand_ins.get(row, row)
         try:
             return row, self._read(row)
@@ -121,7 +122,7 @@ class Images:
             except BrokenPictureError:
                 continue
             self._stand_ins[row] = other
-            # No warning: those are errors where a person wants them to be. Standard error is the rank's log.
+            # No warning, because a user may turn warnings into errors. Standard error is the rank's log.
             sys.stderr.write(
                 f"data.on_broken=skip: {error}. {name_of(*self._source.place(other))} stands in for it, in each epoch; "
                 f"so far this process has met {len(self._stand_ins)} broken picture(s) of {len(self)}.\n"
@@ -152,7 +153,7 @@ def build(config: ImagesConfig, split: Split, fed: Mapping[str, Any] | None = No
             f"{len(missing)} shard(s) of data.path={config.path} are not as they were indexed: {told(missing)}. Fix: "
             "copy them again, or index the folder anew with: hpc-trainer data index."
         )
-    # Evaluations are made in the rank itself, and the loader processes rest meanwhile: their cores are free.
+    # The rank itself evaluates, while the loader processes rest and leave their cores free.
     num_threads = max(1, config.num_workers) if split == "eval" else 1
     resize = (fed.get("preprocessing") or {}).get("resize")
     both = (resize[0], resize[1]) if config.resize is None and isinstance(resize, list) else None

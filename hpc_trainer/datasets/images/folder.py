@@ -1,4 +1,4 @@
-"""Pictures in a folder for each class. No torch."""
+"""Source of pictures in class folders. No torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hpc_trainer.datasets.preprocessing import class_numbers
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.errors import DataError
 
-_STAT_THREADS, _STAT_AT_ONCE = 16, 1024  # a shared file system answers many at once
+_STAT_THREADS, _STAT_AT_ONCE = 16, 1024  # a shared file system answers many requests at once
 
 
 class FolderSource:
-    """Files of the class folders, by class and then by name. Folders inside a class folder count to it."""
+    """Files of the class folders, by class and then by name. Folders inside a class folder belong to that class."""
 
     def __init__(self, config: ImagesConfig, split: str, classes: Sequence[str] | None = None) -> None:
         self._folder = split_folder(config, split)
@@ -40,14 +40,14 @@ class FolderSource:
         names: list[str] = []
         counts = []
         for name in self.classes:
-            found = _pictures_below(self._folder, name)
+            pictures = _pictures_below(self._folder, name)
             if config.eval_fraction is not None:
                 wanted = split == "eval"
-                found = [each for each in found if is_held_out(each, config.eval_fraction) is wanted]
-            names += found
-            counts.append(len(found))
+                pictures = [picture for picture in pictures if is_held_out(picture, config.eval_fraction) is wanted]
+            names += pictures
+            counts.append(len(pictures))
         self._check(config, split, counts)
-        # One text and numbers: each string of a list would be copied into each loader process when it is looked at.
+        # One text and numbers: each loader process would copy every string of a list that it looks at.
         self._ends = np.cumsum([len(os.fsencode(name)) for name in names])
         self._names = b"".join(map(os.fsencode, names))
         self._labels = np.repeat(np.arange(len(self.classes)), counts)
@@ -90,30 +90,30 @@ class FolderSource:
             ) from error
 
     def digest(self) -> str:
-        """See `PictureSource`. Asks for the size of each file."""
+        """See `PictureSource`. Read the size of each file."""
         starts = range(0, len(self), _STAT_AT_ONCE)
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             parts = threads.map(self._names_and_sizes, starts)
             return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def missing(self) -> Iterator[Problem]:
-        """Nothing: what is not there was not listed."""
+        """Return no problem: a missing file was not listed."""
         return iter(())
 
     def damaged(self) -> Iterator[Problem]:
-        """Nothing: nobody has recorded what a file must hold."""
+        """Return no problem: the content of the files was not recorded."""
         return iter(())
 
     def _names_and_sizes(self, start: int) -> bytes:
-        folder, found = os.fsencode(self._folder), []
+        folder, parts = os.fsencode(self._folder), []
         for row in range(start, min(start + _STAT_AT_ONCE, len(self))):
             name = self._name(row)
             try:
                 size = os.stat(folder + b"/" + name).st_size  # noqa: PTH116  (a Path costs as much again)
             except OSError:
-                size = -1  # whoever reads it says so
-            found.append(b"%s\0%d\0" % (name, size))
-        return b"".join(found)
+                size = -1  # reading the file raises the error
+            parts.append(b"%s\0%d\0" % (name, size))
+        return b"".join(parts)
 
     def _name(self, row: int) -> bytes:
         start = int(self._ends[row - 1]) if row else 0
@@ -124,21 +124,25 @@ class FolderSource:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the folders in `folder`, sorted. Raises DataError: it cannot be read, or has fewer than two."""
+    """Return the names of the folders in `folder`, sorted.
+
+    Raises:
+        DataError: the folder cannot be read, or has fewer than two folders.
+    """
     try:
         with os.scandir(folder) as entries:
-            found = sorted(each.name for each in entries if each.is_dir() and not each.name.startswith("."))
+            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(
             f"data.path: {folder} must be a folder that this user can read on every node: {error.strerror} (on "
             f"{socket.gethostname()}). Fix: check the path and its permissions."
         ) from error
-    if len(found) < 2:
+    if len(names) < 2:
         raise DataError(
-            f"{folder} must hold a folder for each class, and two classes or more; it has {len(found)}. Fix: check "
+            f"{folder} must hold a folder for each class, and two classes or more; it has {len(names)}. Fix: check "
             "data.path. Where it holds the folders train and eval, leave out data.eval_fraction."
         )
-    return found
+    return names
 
 
 def _check_known(folder: Path, classes: list[str]) -> None:
@@ -151,8 +155,8 @@ def _check_known(folder: Path, classes: list[str]) -> None:
 
 
 def _pictures_below(folder: Path, name: str) -> list[str]:
-    """Pictures of a class, as paths below `folder`, sorted."""
-    found: list[str] = []
+    """Return the pictures of a class as paths below `folder`, sorted."""
+    names: list[str] = []
     waiting = [name]
     while waiting:
         part = waiting.pop()
@@ -162,14 +166,14 @@ def _pictures_below(folder: Path, name: str) -> list[str]:
                     if entry.name.startswith("."):
                         continue
                     if entry.name.rpartition(".")[2].lower() in EXTENSIONS and entry.is_file():
-                        found.append(f"{part}/{entry.name}")
+                        names.append(f"{part}/{entry.name}")
                     elif entry.is_dir():
                         waiting.append(f"{part}/{entry.name}")
         except FileNotFoundError:  # a class without a folder in the eval split
             continue
         except OSError as error:
             raise DataError(f"{folder / part} cannot be read: {error.strerror}. Fix: check its permissions.") from error
-    return sorted(found)
+    return sorted(names)
 
 
 def _more(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures from bytes: decoded by Pillow, resized with antialiasing and cut. No torch: the command line checks data."""
+"""Decoding of pictures by Pillow, with an antialiased resize and a crop. No torch: the command line checks data."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP")
 EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 _MODES = {1: "L", 3: "RGB"}
-# Of 8 bits a channel at most: Pillow clips the others to white without a word.
+# Modes of more than 8 bits a channel: Pillow would silently clip them to white.
 _DEEP = ("I", "F")
-_ORIENTATION = 0x0112  # the tag of EXIF
+_ORIENTATION = 0x0112  # EXIF tag
 
 
 def default_resize(image_size: int) -> int:
-    """Pixels of the shorter side of which the centre is cut: 256 for 224, as the ImageNet models were evaluated."""
+    """Return the pixels of the shorter side before the centre crop: 256 for 224, as ImageNet models were evaluated."""
     return round(image_size * 256 / 224)
 
 
 def decode(
     data: bytes, name: str, num_channels: int, least: int | None = None, formats: tuple[str, ...] | None = FORMATS
 ) -> Image:
-    """The picture in `data`, grey (1 channel) or RGB (3), turned as its EXIF tag says; transparency is dropped.
+    """Decode the picture in `data` as grey (1 channel) or RGB (3), rotated by its EXIF tag, without transparency.
 
     Args:
-        name: of the file, for messages.
-        least: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least so long; much
-            faster, and only for those who make it smaller anyway.
-        formats: as Pillow calls them; None: all that it knows.
+        name: name of the file, for messages.
+        least: least pixels of the shorter side. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if its shorter side
+            stays at least this long. This is much faster, and only for callers that shrink the picture anyway.
+        formats: Pillow's names of the allowed formats; None: all formats of Pillow.
 
     Raises:
-        BrokenPictureError: it cannot be decoded.
+        BrokenPictureError: the picture cannot be decoded.
     """
-    from PIL import Image  # where it is missing, `plan` has told (config/data_files/image_files.py)
+    from PIL import Image  # `plan` has reported a missing Pillow (config/data_files/image_files.py)
 
     mode = _MODES[num_channels]
     try:
@@ -55,18 +55,18 @@ def decode(
             raise ValueError(f"its pixels are {image.mode}, more than 8 bits a channel")
         image = _upright(image)
         if image.mode in ("P", "PA") and "transparency" in image.info:
-            image = image.convert("RGBA")  # Pillow warns of the direct way
+            image = image.convert("RGBA")  # Pillow warns about a direct conversion
         return image if image.mode == mode else image.convert(mode)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
-        told = "it is empty" if not data else _plain(error)
+        cause = "it is empty" if not data else _plain(error)
         kinds = "" if formats is None else f" as {', '.join(formats)}"
-        raise BrokenPictureError(f"{name} cannot be decoded{kinds}: {told}") from error
+        raise BrokenPictureError(f"{name} cannot be decoded{kinds}: {cause}") from error
 
 
 def _upright(image: Image) -> Image:
-    """Turned as a camera has noted it; the same where it needs no turning, or its tags cannot be read."""
+    """Rotate a picture by its EXIF orientation; return it unchanged if it needs no rotation or has no readable tag."""
     from PIL import ImageOps
 
     with contextlib.suppress(Exception):
@@ -76,10 +76,10 @@ def _upright(image: Image) -> Image:
 
 
 def resize_and_crop(image: Image, short_side: int, size: int) -> NDArray[np.uint8]:
-    """The centre of the picture, [size, size, channels], of what it is with a shorter side of `short_side` pixels.
+    """Resize a picture to a shorter side of `short_side` pixels, and return its centre, [size, size, channels].
 
-    Bilinear with antialiasing, in one pass: pixels that would be cut off are not made. A picture that has this size
-    already is only cut.
+    The resize is bilinear with antialiasing, in one pass: pixels outside the crop are not computed. A picture that has
+    this size already is only cropped.
     """
     from PIL import Image
 
@@ -102,25 +102,29 @@ def resized(image: Image, height: int, width: int) -> NDArray[np.uint8]:
 
 
 def _resized(image_size: tuple[int, int], short_side: int) -> tuple[int, int]:
-    """(width, height) with such a shorter side; rounded as torchvision's Resize does."""
+    """Return (width, height) for this shorter side, rounded like torchvision's Resize."""
     shorter = min(image_size)
-    width, height = (short_side if each == shorter else int(short_side * each / shorter) for each in image_size)
+    width, height = (short_side if side == shorter else int(short_side * side / shorter) for side in image_size)
     return width, height
 
 
 def to_array(image: Image) -> NDArray[np.uint8]:
-    """Pixels [height, width, channels]."""
+    """Return the pixels, [height, width, channels]."""
     pixels: NDArray[np.uint8] = np.asarray(image)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
 def read_picture(data: bytes, name: str, *, num_channels: int, short_side: int, size: int) -> NDArray[np.uint8]:
-    """Decoded, resized and cut: [size, size, channels]. Raises BrokenPictureError."""
+    """Decode, resize and crop a picture, and return its pixels [size, size, channels].
+
+    Raises:
+        BrokenPictureError: the picture cannot be decoded.
+    """
     return resize_and_crop(decode(data, name, num_channels, least=short_side), short_side, size)
 
 
 def _plain(error: Exception) -> str:
-    """Pillow names the object in memory, which tells nobody anything."""
+    """Return the text of an error, without Pillow's name of the object in memory, which does not help the user."""
     text = str(error)
     if "cannot identify image file" in text:
         return "it is none of these"

@@ -1,13 +1,13 @@
 """An index over tar shards in WebDataset's layout: any sample is read by its offset, and no tar is unpacked.
 
-A folder holds `*.tar`, each with members `<key>.<jpg|jpeg|png|webp>` and `<key>.cls` (the class number as text), and
-where classes have names `classes.json`, a list of them. Beside these lies the index:
+A folder has `*.tar`, each with members `<key>.<jpg|jpeg|png|webp>` and `<key>.cls` (the class number as text). If the
+classes have names, `classes.json` lists them. The index is in the same folder:
 
     index.npy    structured, one row a sample: shard (u4), offset of the picture's bytes (u8), size (u4), label (i4)
-    index.json   version, num_samples, num_classes, the SHA-256 of index.npy; of each shard its name, size, SHA-256 and
-                 num_samples. Written last: without it there is no index.
+    index.json   version, num_samples, num_classes, the SHA-256 of index.npy; name, size, SHA-256 and num_samples of
+                 each shard. It is written last: without it there is no index.
 
-No torch: the command line reads and writes it too.
+No torch: the command line reads and writes the index too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ ROWS, ABOUT, CLASSES = "index.npy", "index.json", "classes.json"
 ROW = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("size", "<u4"), ("label", "<i4")])
 _LABEL = "cls"
 _BLOCK = tarfile.BLOCKSIZE
-_LARGEST = 2**32 - 1  # bytes of a picture
+_LARGEST = 2**32 - 1  # most bytes of a picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One tar as the index knows it."""
+    """One tar as the index records it."""
 
     name: str
     size: int
@@ -51,7 +51,7 @@ class Shard:
 
 @dataclass(slots=True, kw_only=True)
 class IndexedShard:
-    """What `index_shard` found: the rows of its samples (their `shard` is 0), and what is wrong with it."""
+    """Result of `index_shard`: the rows of the shard's samples (their `shard` is 0), and the shard's problems."""
 
     shard: Shard
     rows: NDArray[Any]
@@ -60,7 +60,7 @@ class IndexedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardIndex:
-    """The index of one folder. `rows` is memory-mapped: its pages are read when they are asked for."""
+    """Index of one folder. `rows` is memory-mapped: its pages are read on demand."""
 
     folder: Path
     rows: NDArray[Any]
@@ -71,29 +71,34 @@ class ShardIndex:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The tars of a folder, by name. Raises DataError: there are none."""
+    """Return the tars of a folder, sorted by name.
+
+    Raises:
+        DataError: the folder cannot be read, or has no tar.
+    """
     try:
-        found = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
     except OSError as error:
         raise DataError(
             f"{folder} must be a folder of tar shards that this user can read on every node: {error.strerror} "
             f"(on {socket.gethostname()}). Fix: check the path and its permissions."
         ) from error
-    if not found:
+    if not paths:
         raise DataError(
             f"{folder} holds no *.tar; shards are plain tars with members KEY.jpg and KEY.cls (compressed ones cannot "
             "be read by offset: unpack .tar.gz with gunzip). Fix: check the path, or make shards of a folder of "
             "pictures with hpc-trainer data prepare."
         )
-    return found
+    return paths
 
 
 def index_shard(path: Path, num_classes: int | None = None) -> IndexedShard:
-    """Rows of all whole samples of one tar, in the order in which they lie in it. The tar is read twice: its headers
-    for the rows, all of it for its SHA-256.
+    """Return the rows of all complete samples of one tar, in their order in the tar.
+
+    The tar is read twice: its headers for the rows, all of it for its SHA-256.
 
     Args:
-        num_classes: labels must lie below it; None: any from 0 on.
+        num_classes: labels must be less than this number; None allows any label from 0 on.
 
     Raises:
         DataError: the file cannot be read at all.
@@ -114,40 +119,46 @@ def index_shard(path: Path, num_classes: int | None = None) -> IndexedShard:
 
 
 def build_index(folder: Path) -> ShardIndex:
-    """Indexes all tars of `folder`, one after the other, and writes the index.
+    """Index all tars of `folder`, one after the other, and write the index.
 
-    Raises DataError: a tar is damaged, or a sample is not whole: each with file and byte. Nothing is written then.
+    Raises:
+        DataError: a tar is damaged, or a sample is incomplete; the message has file and byte. Nothing is written then.
     """
     names = read_classes(folder)
-    found = [index_shard(path, len(names) if names else None) for path in shard_paths(folder)]
-    return write_index(folder, found, len(names) if names else None)
+    shards = [index_shard(path, len(names) if names else None) for path in shard_paths(folder)]
+    return write_index(folder, shards, len(names) if names else None)
 
 
 def write_index(folder: Path, found: Sequence[IndexedShard], num_classes: int | None = None) -> ShardIndex:
-    """Writes the index of shards that `index_shard` has read, in this order.
+    """Write the index of shards that `index_shard` has read, in this order.
 
-    A reader sees the old one, none, or the new one. `num_classes`: None, one more than the largest label.
+    A reader sees the old index, none, or the new index.
 
-    Raises DataError: one of them has problems, or there is no sample.
+    Args:
+        found: the indexed shards.
+        num_classes: number of classes; None: one more than the largest label.
+
+    Raises:
+        DataError: a shard has problems, or there is no sample.
     """
-    problems = [problem for each in found for problem in each.problems]
+    problems = [problem for indexed in found for problem in indexed.problems]
     if problems:
         raise DataError(
             f"{folder} has {len(problems)} problem(s), and an index would hide them: {told(problems)}. Fix: write "
             "these shards anew, or take them out of the folder."
         )
-    rows = np.concatenate([each.rows for each in found]) if found else np.empty(0, dtype=ROW)
+    rows = np.concatenate([indexed.rows for indexed in found]) if found else np.empty(0, dtype=ROW)
     if not len(rows):
         raise DataError(f"{folder}: its {len(found)} tar(s) hold no sample. Fix: check the path, or write them anew.")
-    rows["shard"] = np.repeat(np.arange(len(found)), [len(each.rows) for each in found])
+    rows["shard"] = np.repeat(np.arange(len(found)), [len(indexed.rows) for indexed in found])
     about = {
         "version": VERSION,
         "num_samples": len(rows),
         "num_classes": num_classes or int(rows["label"].max()) + 1,
         "rows_sha256": _sha256_of_rows(rows),
-        "shards": [asdict(each.shard) for each in found],
+        "shards": [asdict(indexed.shard) for indexed in found],
     }
-    (folder / ABOUT).unlink(missing_ok=True)  # the old one would vouch for the new rows
+    (folder / ABOUT).unlink(missing_ok=True)  # the old index.json would declare the new rows valid
     with whole_file(folder / ROWS) as file:
         np.save(file, rows, allow_pickle=False)
     write_json(folder / ABOUT, about)
@@ -155,13 +166,14 @@ def write_index(folder: Path, found: Sequence[IndexedShard], num_classes: int | 
 
 
 def read_index(folder: Path) -> ShardIndex:
-    """The index of a folder, memory-mapped; milliseconds, whatever its size.
+    """Read the index of a folder, memory-mapped; takes milliseconds for any size.
 
-    Raises DataError: there is none, it is damaged, or of another version.
+    Raises:
+        DataError: the index is missing, damaged or of another version.
     """
     about = read_json(folder / ABOUT)
     if about is None:
-        shard_paths(folder)  # says what is wrong with the folder, if that is it
+        shard_paths(folder)  # raises the error of the folder, if the folder is wrong
         raise DataError(
             f"{folder} holds tars and no {ABOUT}. Samples are read by their offset, which the index knows. Fix: write "
             f"it once with: hpc-trainer data index {folder}"
@@ -172,18 +184,22 @@ def read_index(folder: Path) -> ShardIndex:
             f"it anew with: hpc-trainer data index {folder}"
         )
     try:
-        shards = tuple(Shard(**each) for each in about["shards"])
+        shards = tuple(Shard(**shard) for shard in about["shards"])
         rows = np.load(folder / ROWS, mmap_mode="r", allow_pickle=False)
         num_samples, num_classes, digest = about["num_samples"], about["num_classes"], about["rows_sha256"]
-        if rows.dtype != ROW or rows.shape != (num_samples,) or sum(each.num_samples for each in shards) != num_samples:
+        if (
+            rows.dtype != ROW
+            or rows.shape != (num_samples,)
+            or sum(shard.num_samples for shard in shards) != num_samples
+        ):
             raise ValueError(f"it has {rows.shape} rows of {rows.dtype} where {num_samples} of {ROW} are told")
-        if not num_samples or num_classes < 1 or any(Path(each.name).name != each.name for each in shards):
+        if not num_samples or num_classes < 1 or any(Path(shard.name).name != shard.name for shard in shards):
             raise ValueError("a number or a name in it cannot be")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"the index of {folder} is damaged: {error}. Fix: write it anew with: hpc-trainer data index {folder}"
         ) from error
-    content = json.dumps([digest, num_classes, [(each.name, each.size, each.sha256) for each in shards]])
+    content = json.dumps([digest, num_classes, [(shard.name, shard.size, shard.sha256) for shard in shards]])
     return ShardIndex(
         folder=folder,
         rows=np.asarray(rows),  # slicing np.memmap itself makes a memmap object each time
@@ -194,7 +210,7 @@ def read_index(folder: Path) -> ShardIndex:
 
 
 def missing_shards(index: ShardIndex) -> Iterator[Problem]:
-    """Shards that are not there, as this node sees the folder, or have another size than the index says."""
+    """Yield the shards that this node does not see in the folder, or that differ in size from the index."""
     for shard in index.shards:
         path = os.path.join(index.folder, shard.name)  # noqa: PTH118  (of 10,000 shards a Path costs as much again)
         try:
@@ -207,7 +223,7 @@ def missing_shards(index: ShardIndex) -> Iterator[Problem]:
 
 
 def damaged_shards(index: ShardIndex) -> Iterator[Problem]:
-    """Shards whose bytes, or rows whose bytes, are not those that were indexed. Reads all of them."""
+    """Yield the shards, and the file of rows, whose bytes differ from the indexed ones; read all bytes."""
     if _sha256_of_rows(index.rows) != (read_json(index.folder / ABOUT) or {}).get("rows_sha256"):
         yield Problem(str(index.folder / ROWS), "its SHA-256 is not the one that index.json has")
     missing = list(missing_shards(index))
@@ -220,7 +236,11 @@ def damaged_shards(index: ShardIndex) -> Iterator[Problem]:
 
 
 def read_classes(folder: Path) -> list[str] | None:
-    """The names in `classes.json`, None where there is none. Raises DataError: it is no list of distinct names."""
+    """Return the names in `classes.json`; None if the file is missing.
+
+    Raises:
+        DataError: the file is not a list of distinct names.
+    """
     path = folder / CLASSES
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
@@ -237,12 +257,12 @@ def read_classes(folder: Path) -> list[str] | None:
 
 class _Member(NamedTuple):
     name: str
-    offset: int  # of its bytes
+    offset: int  # byte at which the member's content begins
     size: int
 
 
 class _Scan:
-    """Reads the headers of one tar, and gathers rows and problems."""
+    """Scan of the headers of one tar, which collects rows and problems."""
 
     def __init__(self, file: str, num_classes: int | None) -> None:
         self.rows: list[tuple[int, int, int, int]] = []
@@ -257,7 +277,7 @@ class _Scan:
                 end = tar.offset
         except (tarfile.TarError, ValueError) as error:
             return self._problem(f"it is no whole, plain tar ({error}); it has {size} bytes", size)
-        # tarfile takes a header that it cannot read for the end, and so does it a file that is cut between members.
+        # tarfile treats an unreadable header as the end, and also the end of a file that is cut between members.
         file.seek(end)
         last = file.read(_BLOCK)
         if len(last) < _BLOCK:
@@ -270,7 +290,7 @@ class _Scan:
         key, members = "", dict[str, _Member]()
         labels: dict[str, bytes] = {}
         while (info := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
+            tar.members = []  # type: ignore[attr-defined]  # otherwise tarfile keeps all of them
             folder, _, name = info.name.rpartition("/")
             stem, dot, extension = name.partition(".")
             if not (info.isreg() and dot and stem) or info.issparse():

@@ -1,4 +1,4 @@
-"""Pictures in tar shards, read by their offset. No torch."""
+"""Source of pictures in tar shards, read by their offset. No torch."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from hpc_trainer.datasets.preprocessing import class_numbers
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.errors import DataError
 
-_MOST_OPEN = 256  # of the 1,024 files that a process may usually have open
+_MOST_OPEN = 256  # files; a process may usually have 1,024 open
 
 
 class ShardSource:
-    """Samples of an index. Each process opens shards when it first reads from them, and the index is memory-mapped.
+    """Samples of an index. Each process opens a shard when it first reads from it, and the index is memory-mapped.
 
-    A fork may use its parent's files: reading at an offset moves no position that they would share.
+    A fork may use its parent's open files: reading at an offset moves no shared position.
     """
 
     def __init__(self, config: ImageShardsConfig, split: str, classes: Sequence[str] | None = None) -> None:
@@ -90,7 +90,7 @@ class ShardSource:
 
     @property
     def index(self) -> ShardIndex:
-        """The whole index of the folder, both splits where they share one."""
+        """Return the whole index of the folder, with both splits if they share a folder."""
         return self._index
 
     def __len__(self) -> int:
@@ -98,8 +98,8 @@ class ShardSource:
 
     def labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `PictureSource`."""
-        found: NDArray[np.int64] = self._index.rows[self._in_index(rows)]["label"].astype(np.int64)
-        return found if self._numbers is None else self._numbers[found]
+        labels: NDArray[np.int64] = self._index.rows[self._in_index(rows)]["label"].astype(np.int64)
+        return labels if self._numbers is None else self._numbers[labels]
 
     def place(self, row: int) -> tuple[str, int]:
         """See `PictureSource`."""
@@ -134,7 +134,7 @@ class ShardSource:
         return missing_shards(replace(self._index, folder=self._folder))
 
     def damaged(self) -> Iterator[Problem]:
-        """See `PictureSource`. Of the shared folder, wherever this process reads."""
+        """See `PictureSource`. Check the shared folder, also if this process reads copies."""
         return damaged_shards(self._index)
 
     def _in_index(self, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -144,13 +144,13 @@ class ShardSource:
         return self._index.rows[row if self._rows is None else int(self._rows[row])]
 
     def _file(self, shard: int) -> int:
-        found = self._files.pop(shard, None)
-        if found is None:
+        descriptor = self._files.pop(shard, None)
+        if descriptor is None:
             if len(self._files) >= _MOST_OPEN:
-                os.close(self._files.pop(next(iter(self._files))))  # the one that was not asked for longest
-            found = os.open(self._folder / self._index.shards[shard].name, os.O_RDONLY | os.O_CLOEXEC)
-        self._files[shard] = found
-        return found
+                os.close(self._files.pop(next(iter(self._files))))  # the file that was not used for longest
+            descriptor = os.open(self._folder / self._index.shards[shard].name, os.O_RDONLY | os.O_CLOEXEC)
+        self._files[shard] = descriptor
+        return descriptor
 
     def __del__(self) -> None:
         for file in getattr(self, "_files", {}).values():

@@ -1,4 +1,4 @@
-"""What a source of pictures is: bytes and a class for each number. No torch: `data check` reads it too."""
+"""Protocol of a source of pictures: bytes and a class for each number. No torch: `data check` uses sources too."""
 
 from __future__ import annotations
 
@@ -15,39 +15,43 @@ from hpc_trainer.datasets.problem import Problem
 
 
 class PictureSource(Protocol):
-    """Pictures of one split, numbered from 0: the same ones on every node."""
+    """Pictures of one split, numbered from 0, with the same numbers on every node."""
 
     num_classes: int
 
     @property
     def classes(self) -> Sequence[str] | None:
-        """Their names, by number; None: they have none."""
+        """Return the class names by number; None if the classes have no names."""
         ...
 
     def __len__(self) -> int: ...
 
     def labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Class numbers, 0 to num_classes - 1."""
+        """Return the class numbers of these pictures, 0 to num_classes - 1."""
         ...
 
     def place(self, row: int) -> tuple[str, int | None]:
-        """Which file, and the byte in it from which on the picture lies; None: the file is the picture."""
+        """Return the picture's file, and the byte at which the picture begins; None if the file is the picture."""
         ...
 
     def read(self, row: int) -> bytes:
-        """The file's bytes as they are stored. Raises DataError: they cannot be read."""
+        """Return the picture's bytes as they are stored.
+
+        Raises:
+            DataError: the bytes cannot be read.
+        """
         ...
 
     def digest(self) -> str:
-        """SHA-256: the same where names, sizes and classes are the same."""
+        """Return a SHA-256 that is the same for equal names, sizes and classes."""
         ...
 
     def missing(self) -> Iterator[Problem]:
-        """Files that are known to be missing on this node. Quick: reads no picture."""
+        """Return the files that are known to be missing on this node; quick, because no picture is read."""
         ...
 
     def damaged(self) -> Iterator[Problem]:
-        """Files that are missing, or whose bytes are not those of a recorded checksum. Reads all of them."""
+        """Return the files that are missing, or whose bytes differ from a recorded checksum; read all files."""
         ...
 
 

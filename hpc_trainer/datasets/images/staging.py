@@ -1,9 +1,9 @@
-"""Copies of shards on a node's own disk: made once for all ranks there, checked by their SHA-256, used again later.
+"""Copies of shards on a node's own disk: made once for all ranks there, checked by their SHA-256, and reused later.
 
-    STAGE_DIR/hpc_trainer-UID/DIGEST/shard-000000.tar ..    only whole, checked copies have these names
+    STAGE_DIR/hpc_trainer-UID/DIGEST/shard-000000.tar ..    only complete, checked copies have these names
     STAGE_DIR/hpc_trainer-UID/DIGEST.lock                   held by the process that copies
 
-A copy gets its name when it is whole, checked and on the disk: nothing half-copied is ever read. No torch.
+A copy gets its name when it is complete, checked and on the disk, so that no partial copy is ever read. No torch.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _LOOK_EVERY_S = 0.2
 
 
 class _NotStagedError(Exception):
-    """Why the shared folder is read instead."""
+    """Reason why the shared folder is read instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What the process that waits or copies does meanwhile: it says that it lives, and asks whether to go on."""
+    """Callbacks of a process that waits or copies: `beat` reports that it is alive, `should_stop` asks it to end."""
 
     beat: Callable[[], None]
     should_stop: Callable[[], bool]
 
 
 def staged(index: ShardIndex, stage_dir: str | None) -> Path:
-    """Where this process reads the shards of `index`: the copies on this node if they are all there."""
+    """Return the folder from which this process reads the shards: the copies on this node if all of them exist."""
     if stage_dir is None:
         return index.folder
     try:
@@ -54,12 +54,13 @@ def staged(index: ShardIndex, stage_dir: str | None) -> Path:
 
 
 def stage(index: ShardIndex, stage_dir: str, signs: Signs) -> str:
-    """Sees to it that the shards are on this node; what became of it, in a sentence. Every rank calls it.
+    """Copy the shards to this node if they are not there, and return a sentence on the result. Every rank calls this.
 
-    One process copies, the others wait for it. With too little room, or where the folder cannot be used, the shared
-    folder is read.
+    One process copies, the others wait. If there is too little room, or the folder cannot be used, the shared folder is
+    read.
 
-    Raises DataError: a shard's bytes are not those that were indexed.
+    Raises:
+        DataError: a shard's bytes differ from the indexed ones.
     """
     try:
         place = _place(stage_dir)
@@ -76,7 +77,11 @@ def stage(index: ShardIndex, stage_dir: str, signs: Signs) -> str:
 
 
 def _place(stage_dir: str) -> Path:
-    """The user's own folder there, made if need be."""
+    """Return the user's own folder in `stage_dir`, and create it if it does not exist.
+
+    Raises:
+        _NotStagedError: the folder cannot be used.
+    """
     path = Path(os.path.expandvars(stage_dir))
     if "$" in str(path) or not path.is_absolute():
         raise _NotStagedError("a variable in it is not set there, or it is no absolute path")
@@ -84,21 +89,25 @@ def _place(stage_dir: str) -> Path:
     try:
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)
-        check_trusted(place)  # others may write /tmp, and must not hand us their pictures
+        check_trusted(place)  # others may write to /tmp, and must not give us their pictures
     except (OSError, HpcTrainerError) as error:
         raise _NotStagedError(str(error)) from error
     return place
 
 
 def _left(index: ShardIndex, folder: Path) -> list[Shard]:
-    """Shards without a copy in `folder`."""
+    """Return the shards without a copy in `folder`."""
     gone = {problem.file for problem in missing_shards(replace(index, folder=folder))}
     return [shard for shard in index.shards if str(folder / shard.name) in gone]
 
 
 @contextlib.contextmanager
 def _locked(path: Path, signs: Signs) -> Iterator[None]:
-    """While this process alone holds the lock. The kernel frees it when its holder dies."""
+    """Hold the lock exclusively. The kernel frees it when its holder dies.
+
+    Raises:
+        _NotStagedError: the run is asked to stop while this process waits.
+    """
     with path.open("w") as file:
         while True:
             try:
@@ -124,14 +133,14 @@ def _copy_all(index: ShardIndex, folder: Path, signs: Signs) -> str:
             "are free"
         )
     folder.mkdir(mode=0o700, exist_ok=True)
-    for path in folder.glob("*.part"):  # of a process that was killed
+    for path in folder.glob("*.part"):  # partial copies of a killed process
         path.unlink()
     try:
         for shard in left:
             _copy(index.folder / shard.name, folder / shard.name, shard, signs)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            shutil.rmtree(folder, ignore_errors=True)  # nobody reads a part, and nobody else would give the room back
+            shutil.rmtree(folder, ignore_errors=True)  # partial copies are useless, and nothing else frees their room
         raise
     fsync_folder(folder)
     seconds = max(1e-3, time.monotonic() - begin)

@@ -1,1 +1,1 @@
-"""Data sets of files that hold numbers, tokens or columns."""
+"""Data sets from files of numbers, tokens or columns."""

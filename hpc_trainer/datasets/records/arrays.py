@@ -1,4 +1,4 @@
-"""Inputs and targets as arrays of files: .npy memory-mapped, .npz and .parquet read into memory (`data=arrays`)."""
+"""Inputs and targets from array files: .npy memory-mapped, .npz and .parquet read into memory (`data=arrays`)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hpc_trainer.tasks.cross_entropy import IGNORED
 
 _BLOCK_BYTES = 1 << 24
 _CHECKED_AT_START = 1 << 28
-"""Bytes of inputs that are looked at as a whole before the first step; of larger ones each batch is."""
+"""Most bytes of inputs that are checked completely before the first step; of larger inputs each batch is checked."""
 
 
 class Arrays:
-    """Rows of two arrays. A pickled copy maps or reads the files itself when first asked."""
+    """Rows of two arrays. A pickled copy maps or reads the files itself at its first batch."""
 
     def __init__(
         self, path: Path, config: ArraysConfig, kind: TargetKind, rows: NDArray[Any] | None, num_classes: int | None,
@@ -47,9 +47,12 @@ class Arrays:
         return len(self._arrays()[1]) if self._rows is None else len(self._rows)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs float32 [batch, *input_shape], times `data.input_scale`; targets int64 of classes, else float32.
+        """Return inputs float32 [batch, *input_shape], times `data.input_scale`, and targets.
 
-        Raises DataError: an input is not finite.
+        Targets are int64 if they are classes, else float32.
+
+        Raises:
+            DataError: an input is not finite.
         """
         inputs, targets = self._arrays()
         rows = index_array(indices, len(self))
@@ -67,14 +70,14 @@ class Arrays:
         return torch.from_numpy(taken), torch.from_numpy(targets[rows].astype(wanted, copy=False))
 
     def fingerprint(self) -> str:
-        """SHA-256 (16 hex digits) of blocks spread over the files and of what is read of them how."""
+        """Return the SHA-256 (16 hex digits) of blocks spread over the files, and of the keys that read them."""
         config = self._config
         facts = (config.inputs, config.targets, config.input_scale, self._kind.value, self.num_classes)
         rows = None if self._rows is None else (len(self._rows), self._rows[:1].tolist())
         return digest_of_files(_files(self._path, config), (facts, rows))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A memmap pickles as a copy of all its bytes.
+        # A pickled memmap is a copy of all its bytes.
         return {**self.__dict__, "_pair": None}
 
     def _arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -84,7 +87,7 @@ class Arrays:
 
 
 def build(config: ArraysConfig, split: Split, task: TaskConfig) -> Arrays:
-    """The train or the eval rows, with targets as `task` takes them.
+    """Build the train or the eval rows, with targets as `task` takes them.
 
     Raises:
         ConfigError: shapes, dtypes or values do not fit; the message has the file and the row.
@@ -96,7 +99,7 @@ def build(config: ArraysConfig, split: Split, task: TaskConfig) -> Arrays:
     train = Path(config.path).expanduser()
     path = train if config.eval_path is None or split == "train" else Path(config.eval_path).expanduser()
     inputs, targets = _read(path, config)
-    if len(inputs) != len(targets):  # of headers that do not say so
+    if len(inputs) != len(targets):  # for files whose headers do not have the length
         raise ConfigError(f"{path}: {config.inputs} has {len(inputs)} rows, {config.targets} {len(targets)}.")
     others, first = (inputs, targets) if path == train else _read(train, config)
     num_classes = _num_classes(config, first, kind, train)
@@ -110,24 +113,32 @@ def build(config: ArraysConfig, split: Split, task: TaskConfig) -> Arrays:
 
 
 def _num_classes(config: ArraysConfig, targets: NDArray[Any], kind: TargetKind, path: Path) -> int | None:
-    """Classes, or of other tasks the numbers of a target."""
+    """Return the number of classes; for other tasks the numbers of a target, or None.
+
+    Raises:
+        ConfigError: all targets are one class.
+    """
     if kind in (TargetKind.numbers, TargetKind.labels):
         return int(np.prod(targets.shape[1:], dtype=np.int64))
     if kind is TargetKind.any and targets.dtype.kind == "f":
         return config.num_classes
-    found = max(int(block.max()) for block in _blocks(targets)) + 1
-    if config.num_classes is None and found < 2 and kind is TargetKind.classes:
+    count = max(int(block.max()) for block in _blocks(targets)) + 1
+    if config.num_classes is None and count < 2 and kind is TargetKind.classes:
         raise ConfigError(
             f"{path}: all of {config.targets} is one class, and there must be two or more to tell apart. Save others "
             "too, or set data.num_classes."
         )
-    return config.num_classes or found
+    return config.num_classes or count
 
 
 def _check_targets(
     targets: NDArray[Any], kind: TargetKind, num_classes: int | None, path: Path, config: ArraysConfig
 ) -> None:
-    """Raises ConfigError, with the row: a value that the task cannot take."""
+    """Check that the task can take each target.
+
+    Raises:
+        ConfigError: a value does not fit; the message has the row.
+    """
     start = 0
     for block in _blocks(targets):
         flat = block.reshape(len(block), -1)
@@ -140,7 +151,7 @@ def _check_targets(
         elif kind is TargetKind.labels:
             is_wrong = (flat != 0) & (flat != 1)
         if is_wrong.any():
-            row, column = (int(each[0]) for each in np.nonzero(is_wrong))
+            row, column = (int(indices[0]) for indices in np.nonzero(is_wrong))
             value = flat[row, column].item()
             rule = (
                 "labels are 0 or 1 each" if kind is TargetKind.labels else f"classes are 0 to {(num_classes or 0) - 1}"
@@ -162,7 +173,7 @@ def _check_finite(inputs: NDArray[Any], path: Path, name: str) -> None:
 
 
 def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # it becomes infinite, and that is looked for
+    with np.errstate(over="ignore"):  # a value that overflows becomes infinite, which is checked
         return values.astype(np.float32, copy=False)
 
 
@@ -171,7 +182,7 @@ def _not_finite(path: Path, name: str, row: int) -> str:
 
 
 def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Parts of some MB: a memory-mapped array is never in memory as a whole."""
+    """Yield blocks of some MB, so that a memory-mapped array is never in memory as a whole."""
     rows = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         yield array[start : start + rows]
@@ -186,22 +197,26 @@ def _files(path: Path, config: ArraysConfig) -> list[Path]:
 
 
 def _read(path: Path, config: ArraysConfig) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Inputs and targets; of .npy files nothing is read yet. Raises DataError: they are damaged."""
+    """Return inputs and targets; .npy files are mapped, not read.
+
+    Raises:
+        DataError: a file is damaged.
+    """
     names = (config.inputs, config.targets)
     try:
         if path.is_dir():
-            # Plain arrays over the maps: slicing np.memmap itself makes a memmap object each time.
-            found = [np.asarray(np.load(each, mmap_mode="r", allow_pickle=False)) for each in _files(path, config)]
+            # Plain arrays over the maps, because slicing np.memmap itself makes a memmap object each time.
+            arrays = [np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in _files(path, config)]
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
-                found = [file[name] for name in names]
+                arrays = [file[name] for name in names]
         else:
-            found = _columns(path, names)
+            arrays = _columns(path, names)
     except HpcTrainerError:
         raise
     except (OSError, ValueError, EOFError, KeyError) as error:
         raise DataError(f"{path} cannot be read: {error}. Write it again, or name another.") from error
-    return found[0], found[1]
+    return arrays[0], arrays[1]
 
 
 def _columns(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
@@ -210,13 +225,17 @@ def _columns(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
 
 
 def _column(column: Any, path: Path, name: str) -> NDArray[Any]:
-    """Numbers [rows], or [rows, ...] of lists of one length. Raises ConfigError: lengths differ, or a value is none."""
+    """Return numbers [rows], or [rows, ...] for lists of one length.
+
+    Raises:
+        ConfigError: lengths differ, or a value is missing.
+    """
     if column.null_count:
         row = column.is_null().to_numpy(zero_copy_only=False).argmax()
         raise ConfigError(f"{path}: {name} has no value in row {row}. Fill it in.")
     if not hasattr(column, "flatten"):
-        found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return found
+        values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return values
     flat = _column(column.flatten(), path, name)
     length, rest = divmod(len(flat), max(1, len(column)))
     lengths = np.full(len(column), length)

@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's `save_to_disk` (`data=hf_dataset`): images, numbers or tokens, by sample number."""
+"""Data set from a folder of Hugging Face's `save_to_disk` (`data=hf_dataset`): images, numbers or tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIX = "Mend the data set and save it again."
 
 
 class HfDataset:
-    """Rows of one split. A pickled copy opens the folder itself when first asked."""
+    """Rows of one split. A pickled copy opens the folder itself at its first batch."""
 
     def __init__(
         self, folder: Path, parts: HfParts, config: HfDatasetConfig, kind: TargetKind, split: Split,
@@ -56,10 +56,14 @@ class HfDataset:
         return len(self._rows)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images float32 [batch, channels, height, width] in 0..1, numbers float32 [batch, ...], or tokens int64
-        [batch, seq_len]; and targets.
+        """Return inputs and targets.
 
-        Raises DataError, with the row: an image cannot be decoded or has another size, a value is none or not finite.
+        Inputs are images float32 [batch, channels, height, width], normalised or in 0..1, numbers float32 [batch, ...],
+        or tokens int64 [batch, seq_len].
+
+        Raises:
+            DataError: an image cannot be decoded or has another size, or a value is missing or not finite; the message
+                has the row.
         """
         rows = self._rows[index_array(indices, len(self))].tolist()
         if self._parts.target is None:
@@ -74,8 +78,8 @@ class HfDataset:
         return torch.from_numpy(self._inputs(rows)), wanted
 
     def fingerprint(self) -> str:
-        """SHA-256 (16 hex digits) of blocks spread over the arrow files, and of what is read of them how."""
-        config, files = self._config, [Path(each["filename"]) for each in self._open().cache_files]
+        """Return the SHA-256 (16 hex digits) of blocks spread over the arrow files, and of the keys that read them."""
+        config, files = self._config, [Path(file["filename"]) for file in self._open().cache_files]
         facts = (config.input, config.target, config.image_size, config.num_channels, config.seq_len, config.vocab_size)
         return digest_of_files(files, (facts, self._kind.value, len(self._rows), int(self._rows[0])))
 
@@ -83,22 +87,22 @@ class HfDataset:
         return {**self.__dict__, "_source": None}
 
     def _open(self) -> Any:
-        """The columns that count, memory-mapped; images as bytes: decoding them is ours, which asks no network."""
+        """Return the needed columns, memory-mapped, with images as bytes: our own decoding uses no network."""
         if self._source is None:
             datasets = optional("datasets", f"data.path={self._folder}")
             try:
-                found = datasets.load_from_disk(str(self._folder), keep_in_memory=False)
+                dataset = datasets.load_from_disk(str(self._folder), keep_in_memory=False)
             except (OSError, ValueError) as error:
                 raise DataError(f"{self._folder} cannot be read: {error}. Save the data set again.") from error
             target = self._parts.target
-            found = found.select_columns([self._parts.input.name, *([] if target is None else [target.name])])
+            dataset = dataset.select_columns([self._parts.input.name, *([] if target is None else [target.name])])
             if self._parts.input.kind == IMAGE:
-                found = found.cast_column(self._parts.input.name, datasets.Image(decode=False))
-            self._source = found.with_format(None)
+                dataset = dataset.cast_column(self._parts.input.name, datasets.Image(decode=False))
+            self._source = dataset.with_format(None)
         return self._source
 
     def _described(self) -> dict[str, Any]:
-        """Return the preprocessing: that of the model, if `fed` states it, else that of the configuration."""
+        """Return the preprocessing of the model if `fed` states it, else that of the configuration."""
         config = self._config
         if config.seq_len is not None:
             return tokens(seq_len=config.seq_len, vocab_size=config.vocab_size)
@@ -110,71 +114,83 @@ class HfDataset:
         was = self._fed.get("preprocessing") or {}
         if kind_of(was) != PICTURE:
             return own
-        known = {name: was[name] for name in ("mean", "std") if was.get(name) and len(was[name]) == channels}
+        of_model = {name: was[name] for name in ("mean", "std") if was.get(name) and len(was[name]) == channels}
         if was.get("resize") is not None:
-            known |= {"resize": was["resize"], "crop": was.get("crop")}
-        return own | known
+            of_model |= {"resize": was["resize"], "crop": was.get("crop")}
+        return own | of_model
 
     def _count_classes(self) -> int | None:
-        """Classes, or how many numbers a target has; looks at all targets that are classes."""
+        """Return the number of classes, after a check of all targets; for other tasks the numbers of a target.
+
+        Raises:
+            ConfigError: a target is no class, or all are one class.
+        """
         target, config = self._parts.target, self._config
         if target is None:
             return config.vocab_size
         if self._kind is not TargetKind.classes:
             first = self._column([int(self._rows[0])], target.name)
             return int(np.prod(first.shape[1:], dtype=np.int64))
-        found = self._open().data.column(target.name).to_numpy()
-        known = len(target.classes) if target.classes else int(np.nanmax(found)) + 1
-        # Texts and None make no whole numbers; one column of them is NaN where nothing is.
-        is_wrong = ~((found >= 0) & (found < known) | (found == IGNORED))
+        labels = self._open().data.column(target.name).to_numpy()
+        num_classes = len(target.classes) if target.classes else int(np.nanmax(labels)) + 1
+        # A column with texts or None does not have integers; a missing value in it is NaN.
+        is_wrong = ~((labels >= 0) & (labels < num_classes) | (labels == IGNORED))
         if is_wrong.any():
             row = int(is_wrong.argmax())
             raise ConfigError(
-                f"{self._folder}: {target.name} is {found[row]} in row {row} (in the order of the files), and classes "
-                f"are 0 to {known - 1}. {_FIX}"
+                f"{self._folder}: {target.name} is {labels[row]} in row {row} (in the order of the files), and classes "
+                f"are 0 to {num_classes - 1}. {_FIX}"
             )
-        self.all_targets_count = not bool((found == IGNORED).any())
+        self.all_targets_count = not bool((labels == IGNORED).any())
         if self._fed.get("classes") and target.classes:
-            used = {target.classes[label] for label in np.unique(found[found != IGNORED]).tolist()}
+            used = {target.classes[label] for label in np.unique(labels[labels != IGNORED]).tolist()}
             numbers = class_numbers(self._fed["classes"], target.classes, used, str(self._folder))
             if numbers is not None:
                 self._numbers, self.classes = np.array(numbers, dtype=np.int64), list(self._fed["classes"])
                 return len(self.classes)
-        if known < 2:
+        if num_classes < 2:
             raise ConfigError(f"{self._folder}: all of {target.name} is one class, and two are needed. {_FIX}")
-        return known
+        return num_classes
 
     def _column(self, rows: list[int], name: str) -> NDArray[Any]:
-        """Numbers [rows, ...]. Raises DataError: shapes differ, or one is none or not finite."""
+        """Return numbers [rows, ...].
+
+        Raises:
+            DataError: shapes differ, or a value is missing or not finite.
+        """
         values = self._open()[rows][name]
         try:
-            found = np.array(values, dtype=np.float64 if any(each is None for each in values) else None)
+            numbers = np.array(values, dtype=np.float64 if any(value is None for value in values) else None)
         except ValueError:
-            found = np.array([], dtype=object)
-        if found.dtype == object:
+            numbers = np.array([], dtype=object)
+        if numbers.dtype == object:
             raise DataError(f"{self._folder}: {name} has rows of unlike shapes, or a value that is none. {_FIX}")
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
-            wrong = np.flatnonzero(~np.isfinite(found.reshape(len(rows), -1)).all(axis=1))[0]
+        if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+            wrong = np.flatnonzero(~np.isfinite(numbers.reshape(len(rows), -1)).all(axis=1))[0]
             raise DataError(f"{self._folder}: {name} is missing or not finite in row {rows[wrong]}. {_FIX}")
-        return found
+        return numbers
 
     def _inputs(self, rows: list[int]) -> NDArray[np.float32]:
         name = self._parts.input.name
         if self._parts.input.kind != IMAGE:
-            found = self._column(rows, name).astype(np.float32)
-            found = found[:, None] if found.ndim == 1 else found
+            inputs = self._column(rows, name).astype(np.float32)
+            inputs = inputs[:, None] if inputs.ndim == 1 else inputs
         else:
             images = [self._image(row, cell) for row, cell in zip(rows, self._open()[rows][name], strict=True)]
-            found = np.stack(images)
-        if self.input_shape and found.shape[1:] != self.input_shape:
+            inputs = np.stack(images)
+        if self.input_shape and inputs.shape[1:] != self.input_shape:
             raise DataError(
-                f"{self._folder}: {name} has the shape {list(found.shape[1:])} in rows {rows[:3]}.., and "
+                f"{self._folder}: {name} has the shape {list(inputs.shape[1:])} in rows {rows[:3]}.., and "
                 f"{list(self.input_shape)} in the first one. {_FIX}"
             )
-        return found
+        return inputs
 
     def _image(self, row: int, cell: Any) -> NDArray[np.float32]:
-        """[channels, height, width] in 0..1. Raises DataError: it cannot be decoded, or has another size."""
+        """Return an image [channels, height, width], normalised or in 0..1.
+
+        Raises:
+            DataError: the image cannot be decoded, or has another size.
+        """
         optional("PIL.Image", f"data.path={self._folder}")
         config = self._config
         where = f"{self._folder}: {self._parts.input.name} of row {row}"
@@ -201,7 +217,10 @@ class HfDataset:
         return np.ascontiguousarray((pixels.astype(np.float32) / np.float32(255)).transpose(2, 0, 1))
 
     def _tokens(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Cut after seq_len + 1; what is shorter is padded by token 0, and by targets that count nothing."""
+        """Return inputs and targets from rows that are cut after seq_len + 1 tokens.
+
+        Shorter rows are padded with token 0, and with targets that count nothing.
+        """
         name, (seq_len,) = self._parts.input.name, self.input_shape
         inputs = np.zeros((len(rows), seq_len), dtype=np.int64)
         targets = np.full((len(rows), seq_len), IGNORED, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Rows of a .csv or .parquet file: numbers standardised and categories encoded by the training rows (`data=table`)."""
+"""Rows of a .csv or .parquet file, standardised and encoded by statistics of the training rows (`data=table`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import ConfigError, DataError
 
 LARGEST_ONE_HOT = 10_000
-"""Categories of a column that become an input each; more are most likely a name or an id."""
+"""Most categories of a column that become one input each; a column with more is most likely a name or an id."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A file's columns: numbers float64, texts as they are, None or NaN where nothing is."""
+    """Columns of a file: numbers as float64, texts unchanged, None or NaN for a missing value."""
 
     path: Path
     columns: dict[str, NDArray[Any]]
@@ -39,8 +39,9 @@ class _Rows:
 
 
 class Table:
-    """Inputs float32 [inputs]: numeric columns in their order, mean 0 and standard deviation 1 over the training rows,
-    then the categorical ones.
+    """Rows of a table as inputs float32 [inputs]: numeric columns in their order, then categorical columns.
+
+    Numeric columns have mean 0 and standard deviation 1 over the training rows.
 
     `input_names` has a name for each input, `classes` a name for each class. `preprocessing` has the columns and
     numbers that turn a row into inputs (`datasets/preprocessing.py`).
@@ -64,7 +65,7 @@ class Table:
         return len(self._targets)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs [batch, inputs] and targets: int64 [batch] of classes, float32 [batch] of numbers."""
+        """Return inputs [batch, inputs] and targets [batch]: int64 for classes, float32 for numbers."""
         rows = index_array(indices, len(self))
         inputs = np.zeros((len(rows), *self.input_shape), dtype=np.float32)
         split = self._numbers.shape[1]
@@ -77,7 +78,7 @@ class Table:
         return torch.from_numpy(inputs), self._targets[torch.from_numpy(rows)]
 
     def fingerprint(self) -> str:
-        """SHA-256 (16 hex digits) of blocks spread over the files, and of what is read of them how."""
+        """Return the SHA-256 (16 hex digits) of blocks spread over the files, and of the keys that read them."""
         return self._digest
 
 
@@ -118,9 +119,9 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
     made["classes"] = classes
     names = list(columns.numeric)
     categories = {each["column"]: each["categories"] for each in made["categorical"]}
-    for name, known in categories.items():
+    for name, values in categories.items():
         is_one_hot = config.encoding is Encoding.one_hot
-        names += [f"{name}={each}" for each in [*known, "?"]] if is_one_hot else [name]
+        names += [f"{name}={each}" for each in [*values, "?"]] if is_one_hot else [name]
     class_names = None if classes is None else _names(classes)
     facts = (columns, config.encoding.value, config.missing.value, class_names, split, len(targets))
     return Table(
@@ -128,9 +129,9 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
             [_standardised(mine[each["column"]], each["mean"], each["std"]) for each in made["numeric"]],
             len(targets), np.float32,
         ),
-        _stacked([_codes(mine[name], known) for name, known in categories.items()], len(targets), np.int32),
+        _stacked([_codes(mine[name], values) for name, values in categories.items()], len(targets), np.int32),
         targets,
-        num_codes=[len(known) + 1 for known in categories.values()],
+        num_codes=[len(values) + 1 for values in categories.values()],
         is_one_hot=config.encoding is Encoding.one_hot,
         input_names=names,
         classes=class_names,
@@ -142,7 +143,7 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
 def _encoding(
     train: dict[str, NDArray[Any]], columns: Columns, path: Path, config: TableConfig, was: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the preprocessing of rows: of each column as `was` has it, else from the training rows."""
+    """Return the preprocessing of rows: each column's encoding from `was`, else from the training rows."""
     numeric = {each["column"]: each for each in was.get("numeric", ())}
     categorical = {each["column"]: each for each in was.get("categorical", ())}
     return {
@@ -158,7 +159,12 @@ def _encoding(
 
 
 def _read(path: Path, columns: Columns) -> _Rows:
-    """Raises ConfigError: a value is not of its column's type. DataError."""
+    """Read the columns of a file.
+
+    Raises:
+        ConfigError: a value is not of its column's type.
+        DataError: the file cannot be read.
+    """
     arrow = optional("pyarrow", str(path))
     wanted = {name: arrow.float64() for name in columns.numeric} | {
         name: arrow.string() for name in columns.categorical
@@ -169,14 +175,14 @@ def _read(path: Path, columns: Columns) -> _Rows:
             csv = optional("pyarrow.csv", str(path))
             table = csv.read_csv(
                 path,
-                read_options=csv.ReadOptions(use_threads=False),  # only so messages have the row
+                read_options=csv.ReadOptions(use_threads=False),  # with threads messages would lack the row
                 convert_options=csv.ConvertOptions(
                     column_types=wanted, include_columns=list(wanted), strings_can_be_null=True
                 ),
             )
         else:
-            found = optional("pyarrow.parquet", str(path)).read_table(path, columns=list(wanted))
-            table = arrow.table({name: found.column(name).cast(kind) for name, kind in wanted.items()})
+            parquet = optional("pyarrow.parquet", str(path)).read_table(path, columns=list(wanted))
+            table = arrow.table({name: parquet.column(name).cast(kind) for name, kind in wanted.items()})
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}. Write it again, or name another file.") from error
     except ValueError as error:  # pyarrow's ArrowInvalid
@@ -185,10 +191,14 @@ def _read(path: Path, columns: Columns) -> _Rows:
 
 
 def _check_values(rows: _Rows, columns: Columns, config: TableConfig) -> None:
-    """Raises ConfigError: a value is missing and may not be, or is infinite."""
+    """Check that no value is infinite, and that none is missing where it must not be.
+
+    Raises:
+        ConfigError: a value breaks this rule.
+    """
     for name, values in rows.columns.items():
         is_number = values.dtype.kind == "f"
-        is_missing = np.isnan(values) if is_number else np.array([each is None for each in values], dtype=bool)
+        is_missing = np.isnan(values) if is_number else np.array([value is None for value in values], dtype=bool)
         if is_missing.any() and (name == columns.target or config.missing is Missing.refuse):
             row = int(is_missing.argmax())
             fix = "" if name == columns.target else ", or use data.missing=mean"
@@ -211,10 +221,10 @@ def _targets(
     """
     if kind is not TargetKind.classes:
         return None, torch.from_numpy(mine.astype(np.float32))
-    known = list(was) if was else sorted(set(train.tolist()))
-    numbers = {value: number for number, value in enumerate(known)}
+    classes = list(was) if was else sorted(set(train.tolist()))
+    numbers = {value: number for number, value in enumerate(classes)}
     unknown = next((row for row, value in enumerate(mine.tolist()) if value not in numbers), None)
-    names = _names(known)
+    names = _names(classes)
     if unknown is not None:
         whose = "the model does not know" if was else "no training row has"
         raise ConfigError(
@@ -222,28 +232,28 @@ def _targets(
             f"Classes are {', '.join(names[:10])}{', ..' if len(names) > 10 else ''}. "
             f"{'Take such rows out.' if was else 'Add training rows of it, or leave it out.'}"
         )
-    if len(known) < 2:
+    if len(classes) < 2:
         raise ConfigError(
             f"{path}: all training rows have {columns.target}={names[0]}; a classification needs two classes or more."
         )
-    if not columns.target_is_text and any(value != int(value) for value in known):
+    if not columns.target_is_text and any(value != int(value) for value in classes):
         raise ConfigError(
-            f"{path}: column {columns.target} has {next(v for v in known if v != int(v)):g}, and classes are whole "
+            f"{path}: column {columns.target} has {next(v for v in classes if v != int(v)):g}, and classes are whole "
             "numbers or texts. Use task=regression."
         )
-    return known, torch.tensor([numbers[value] for value in mine.tolist()], dtype=torch.int64)
+    return classes, torch.tensor([numbers[value] for value in mine.tolist()], dtype=torch.int64)
 
 
 def _names(classes: Sequence[Any]) -> list[str]:
-    return [each if isinstance(each, str) else f"{each:g}" for each in classes]
+    return [value if isinstance(value, str) else f"{value:g}" for value in classes]
 
 
 def _statistics(train: NDArray[np.float64]) -> dict[str, float]:
     """Return mean and standard deviation of the training rows with a value; std is 1 for a column of one value."""
-    known = train[~np.isnan(train)]
-    # fsum rounds once: the same bits on every machine, whatever way numpy orders its sums.
-    mean = math.fsum(known) / len(known) if len(known) else 0.0
-    std = math.sqrt(math.fsum((known - mean) ** 2) / len(known)) if len(known) else 0.0
+    present = train[~np.isnan(train)]
+    # fsum rounds once, so the bits are the same on every machine, in whatever order numpy adds.
+    mean = math.fsum(present) / len(present) if len(present) else 0.0
+    std = math.sqrt(math.fsum((present - mean) ** 2) / len(present)) if len(present) else 0.0
     return {"mean": mean, "std": std or 1.0}
 
 
@@ -253,17 +263,17 @@ def _standardised(mine: NDArray[np.float64], mean: float, std: float) -> NDArray
 
 
 def _categories(train: NDArray[Any], name: str, path: Path, config: TableConfig) -> list[str]:
-    known = sorted({value for value in train.tolist() if value is not None})
-    if len(known) > LARGEST_ONE_HOT and config.encoding is Encoding.one_hot:
+    values = sorted({value for value in train.tolist() if value is not None})
+    if len(values) > LARGEST_ONE_HOT and config.encoding is Encoding.one_hot:
         raise ConfigError(
-            f"{path}: column {name} has {len(known)} categories, and at most {LARGEST_ONE_HOT} become an input each. "
+            f"{path}: column {name} has {len(values)} categories, and at most {LARGEST_ONE_HOT} become an input each. "
             "Leave it out of data.categorical, or use data.encoding=ordinal."
         )
-    return known
+    return values
 
 
 def _codes(mine: NDArray[Any], known: Sequence[str]) -> NDArray[np.int32]:
-    """The number of each category; one more for what no training row has, and for what is missing."""
+    """Return each value's category number; unknown and missing values share one further number."""
     numbers = {value: number for number, value in enumerate(known)}
     return np.array([numbers.get(value, len(known)) for value in mine.tolist()], dtype=np.int32)
 

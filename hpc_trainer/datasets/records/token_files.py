@@ -1,8 +1,8 @@
-"""A folder of tokens: documents one after the other in one file that is memory-mapped. numpy only, no torch.
+"""Folder of tokens: documents one after the other in one memory-mapped file. numpy only, no torch.
 
-tokens.bin     all tokens, little-endian; uint16 where vocab_size ≤ 65,536, else uint32
-documents.npy  uint64 [num_documents + 1]: where each document starts, and the end; its end token belongs to it
-meta.json      what they are (`config/data_files/token_meta.py`); written last, so a folder without it is unfinished
+tokens.bin     all tokens, little-endian; uint16 if vocab_size ≤ 65,536, else uint32
+documents.npy  uint64 [num_documents + 1]: the start of each document, and the end; an end token belongs to its document
+meta.json      description (`config/data_files/token_meta.py`); written last, so a folder without it is unfinished
 
 Splits are folders of this kind: `train/` and `eval/` below the prepared folder.
 """
@@ -29,26 +29,27 @@ _REMAKE = "Prepare the folder again, or name another."
 
 @dataclass(frozen=True, slots=True)
 class TokenFolder:
-    """One folder, memory-mapped: nothing of it is read before it is asked for."""
+    """One folder of tokens, memory-mapped: its pages are read on demand."""
 
     path: Path
     meta: TokenMeta
     tokens: NDArray[np.unsignedinteger[Any]]
-    """[num_tokens]."""
+    """Tokens [num_tokens]."""
     documents: NDArray[np.uint64]
-    """[num_documents + 1], see above."""
+    """Starts of the documents, and the end, [num_documents + 1]."""
 
 
 def read_tokens(folder: Path) -> TokenFolder:
-    """The folder, after checks that read its first and last bytes only; `check_tokens` reads all.
+    """Map the folder, after checks that read only its first and last bytes; `check_tokens` reads everything.
 
-    Raises DataError: it is missing, unfinished or damaged, or has no token.
+    Raises:
+        DataError: the folder is missing, unfinished or damaged, or has no token.
     """
     meta = read_meta(folder)
     if not meta.num_tokens:
         raise DataError(f"{folder} holds no token. {_REMAKE}")
     try:
-        # Plain arrays over the maps: slicing np.memmap itself makes a memmap object each time.
+        # Plain arrays over the maps, because slicing np.memmap itself makes a memmap object each time.
         tokens = np.asarray(np.memmap(folder / TOKENS, dtype=stored_dtype(meta.vocab_size), mode="r"))
         documents = np.asarray(np.load(folder / DOCUMENTS, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
@@ -71,15 +72,15 @@ def write_tokens(
     tokenizer: str = BYTES,
     tokenizer_sha256: str | None = None,
 ) -> TokenMeta:
-    """Writes a folder, document by document; killed at any time it is there whole, or refused by `read_tokens`.
+    """Write a folder, document by document; after a kill at any time it is complete, or `read_tokens` refuses it.
 
     Args:
-        folder: is made where it is missing. A finished one is not written over.
-        documents: [length] each, whole numbers 0 .. vocab_size - 1, without an end token.
-        end_of_document: added after each document.
+        folder: the folder, created if it is missing. A finished folder is not overwritten.
+        documents: integers [length] of each document, 0 .. vocab_size - 1, without an end token.
+        end_of_document: token that is added after each document.
 
     Raises:
-        DataError: the folder is finished already, or a token is outside the vocabulary: then nothing counts as written.
+        DataError: the folder is finished already, or a token is outside the vocabulary; then nothing counts as written.
     """
     if (folder / META).exists():
         raise DataError(f"{folder} holds tokens already, and is not written over. Delete it, or name another.")
@@ -106,7 +107,7 @@ def write_tokens(
 
 
 def finish(folder: Path, documents: NDArray[np.uint64], meta: TokenMeta) -> TokenMeta:
-    """Ends the writing of a folder whose `tokens.bin` is there: everything reaches the disk, `meta.json` last."""
+    """Finish a folder whose `tokens.bin` is written: flush everything to the disk, `meta.json` last."""
     np.save(folder / DOCUMENTS, documents, allow_pickle=False)
     for name in (TOKENS, DOCUMENTS):
         with (folder / name).open("rb+") as file:
@@ -117,7 +118,11 @@ def finish(folder: Path, documents: NDArray[np.uint64], meta: TokenMeta) -> Toke
 
 
 def as_stored(document: NDArray[np.integer], vocab_size: int, what: str) -> NDArray[np.unsignedinteger[Any]]:
-    """Tokens [length] in the file's dtype. Raises DataError, naming `what`: one lies outside the vocabulary."""
+    """Return tokens [length] in the file's dtype.
+
+    Raises:
+        DataError: a token is outside the vocabulary; the message names `what`.
+    """
     tokens = np.asarray(document)
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "ui"):
         raise DataError(f"{what} must be whole numbers [length]; it is {tokens.dtype} {list(tokens.shape)}.")
@@ -128,27 +133,28 @@ def as_stored(document: NDArray[np.integer], vocab_size: int, what: str) -> NDAr
 
 
 def check_tokens(folder: Path) -> TokenFolder:
-    """`read_tokens` that reads everything: the checksum, the order of documents, tokens within the vocabulary.
+    """Read a whole folder, and check the checksum, the order of documents, and the range of the tokens.
 
-    Raises DataError: the first thing that is wrong.
+    Raises:
+        DataError: a check failed; the first failure is reported.
     """
-    found = read_tokens(folder)
+    tokens = read_tokens(folder)
     digest = hashlib.sha256()
-    for start in range(0, found.meta.num_tokens, _BLOCK):
-        block = found.tokens[start : start + _BLOCK]
+    for start in range(0, tokens.meta.num_tokens, _BLOCK):
+        block = tokens.tokens[start : start + _BLOCK]
         digest.update(block.tobytes())
-        if int(block.max()) >= found.meta.vocab_size:
+        if int(block.max()) >= tokens.meta.vocab_size:
             raise DataError(
-                f"{folder / TOKENS} has the token {int(block.max())}, and a vocabulary of {found.meta.vocab_size}. "
+                f"{folder / TOKENS} has the token {int(block.max())}, and a vocabulary of {tokens.meta.vocab_size}. "
                 f"{_REMAKE}"
             )
-    if digest.hexdigest() != found.meta.tokens_sha256:
+    if digest.hexdigest() != tokens.meta.tokens_sha256:
         raise DataError(f"{folder / TOKENS} has changed since it was written (SHA-256). {_REMAKE}")
-    if np.any(found.documents[1:] < found.documents[:-1]):
+    if np.any(tokens.documents[1:] < tokens.documents[:-1]):
         raise DataError(f"{folder / DOCUMENTS} is damaged: a document ends before it starts. {_REMAKE}")
-    return found
+    return tokens
 
 
 def stored_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Of tokens in the file, on a machine of either byte order."""
+    """Return the dtype of tokens in the file, which is the same on machines of both byte orders."""
     return np.dtype(dtype_of(vocab_size)).newbyteorder("<")

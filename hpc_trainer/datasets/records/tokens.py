@@ -1,4 +1,4 @@
-"""Windows of tokens of prepared folders (`token_files.py`), memory-mapped: documents packed without padding."""
+"""Windows of tokens from prepared folders (`token_files.py`), memory-mapped; documents are packed without padding."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from hpc_trainer.tasks.cross_entropy import IGNORED
 
 
 class Tokens:
-    """Sample i belongs to the source whose share of the epoch it falls into, a function of i alone; so proportions are
-    exact in each epoch. A source with a larger share than it has windows begins again with its first one.
+    """Windows of tokens from several sources, in fixed proportions.
 
-    A pickled copy holds no tokens; it maps the files itself when first asked, as loader processes need.
+    The source of sample i is a function of i alone, so that proportions are exact in each epoch. A source with fewer
+    windows than its share starts again with its first window.
+
+    A pickled copy has no tokens; it maps the files itself at its first batch, as loader processes need.
     """
 
     def __init__(self, sources: Sequence[Source], shares: Sequence[int], *, seq_len: int, mask_starts: bool) -> None:
@@ -41,20 +43,21 @@ class Tokens:
         self._end = sources[0].meta.end_of_document if mask_starts else None
         self._sources = sources
         self._stops = np.cumsum(shares)
-        self._num_windows = np.array([each.num_windows(seq_len) for each in sources])
+        self._num_windows = np.array([source.num_windows(seq_len) for source in sources])
         self._tokens: list[NDArray[np.unsignedinteger[Any]]] = []
 
     def __len__(self) -> int:
         return int(self._stops[-1])
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [batch, seq_len] and targets of the same shape: each token's target is the one after it.
+        """Return tokens int64 [batch, seq_len] and targets of the same shape: each token's target is the next token.
 
-        Raises DataError: a file has gone, or has a token outside the vocabulary.
+        Raises:
+            DataError: a file is missing, or has a token outside the vocabulary.
         """
         rows = index_array(indices, len(self))
         if not self._tokens:
-            self._tokens = [read_tokens(each.folder).tokens for each in self._sources]
+            self._tokens = [read_tokens(source.folder).tokens for source in self._sources]
         numbers = np.searchsorted(self._stops, rows, side="right")
         firsts = (rows - np.concatenate(([0], self._stops))[numbers]) % self._num_windows[numbers]
         (seq_len,) = self.input_shape
@@ -71,24 +74,24 @@ class Tokens:
         tokens = torch.from_numpy(windows)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if self._end is not None:
-            targets = targets.masked_fill(inputs == self._end, IGNORED)  # a single row is one storage with its inputs
+            targets = targets.masked_fill(inputs == self._end, IGNORED)  # a single row shares its inputs' storage
         return inputs, targets
 
     def fingerprint(self) -> str:
-        """SHA-256 (16 hex digits) of what the folders say of their content, the parts that are used, and the shares."""
-        facts = [[*each.meta.to_json().items(), each.start, each.stop] for each in self._sources]
+        """Return the SHA-256 (16 hex digits) of the folders' metadata, the parts that are used, and the shares."""
+        facts = [[*source.meta.to_json().items(), source.start, source.stop] for source in self._sources]
         return hashlib.sha256(json.dumps([facts, self._stops.tolist()]).encode()).hexdigest()[:16]
 
     def problems(self) -> Iterator[Problem]:
-        """Folders whose bytes are not what their checksums say, for `data check`."""
-        for folder in dict.fromkeys(each.folder for each in self._sources):
+        """Yield the folders whose bytes differ from their checksums, for `data check`."""
+        for folder in dict.fromkeys(source.folder for source in self._sources):
             try:
                 check_tokens(folder)
-            except DataError as error:  # noqa: PERF203 -- each folder's own
+            except DataError as error:  # noqa: PERF203 -- each folder has its own error
                 yield Problem(str(folder), str(error))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A memmap pickles as a copy of all its bytes.
+        # A pickled memmap is a copy of all its bytes.
         return {**self.__dict__, "_tokens": []}
 
 
@@ -107,8 +110,8 @@ def build(config: TokensConfig, split: Split, fed: Mapping[str, Any] | None = No
     if was is not None:
         meta = sources[0].meta
         check_tokenizer(was, meta.tokenizer_sha256, meta.tokenizer, str(sources[0].folder))
-    for each in sources:
-        read_tokens(each.folder)
-    sizes = [each.num_windows(config.seq_len) for each in sources]
-    shares = epoch_shares(sizes, [each.weight for each in sources]) if split == "train" else sizes
+    for source in sources:
+        read_tokens(source.folder)
+    sizes = [source.num_windows(config.seq_len) for source in sources]
+    shares = epoch_shares(sizes, [source.weight for source in sources]) if split == "train" else sizes
     return Tokens(sources, shares, seq_len=config.seq_len, mask_starts=config.mask_document_starts)

@@ -1,1 +1,1 @@
-"""The code as it stood at submit: which files, whose they are, and the archive that workers start from."""
+"""The code as it was at submit: its files, their owners, and the archive that workers start from."""

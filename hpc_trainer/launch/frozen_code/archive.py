@@ -1,4 +1,4 @@
-"""The frozen code on the disk: runs/<sweep>/code/<digest>.zip, written whole or not at all."""
+"""The archive of frozen code, runs/<sweep>/code/<digest>.zip, written atomically."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.shared_folder import age_on_server_s, is_there
 
-# What a killed submit left half written is removed once no living one can still be at it.
+# A file that a killed submit left half written is removed when no live submit can still be writing it.
 _STALE_S = 3600.0
 
 
 def archive_of(paths: SweepPaths, digest: str) -> Path:
-    """Where the code of this digest (64 hex digits) lies in a sweep's folder."""
+    """Return the path of the archive with this digest (64 hex digits) in a sweep's folder."""
     return paths.code / f"{digest[:12]}.zip"
 
 
 def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
-    """Writes the archive into the sweep's folder, unless it is there, and returns it. Workers start from it.
+    """Write the archive that workers start from into the sweep's folder, unless it exists, and return its path.
 
-    It appears whole, by a rename, flushed to the disk: killed in the middle, there is none.
+    The archive is flushed to the disk and appears by a rename; if this process is killed before, there is no archive.
 
     Raises:
-        SubmitError: the archive of this digest was changed; UntrustedFileError: others may have changed it.
+        SubmitError: the archive of this digest was changed.
+        UntrustedFileError: others may have changed the archive.
     """
     archive = archive_of(paths, snapshot.digest)
     make_folder(paths.code)
@@ -53,7 +54,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
     _remove_stale(paths.code)
     with whole_file(archive) as file:
         file.write(_pack(snapshot))
-        os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o444)  # nothing has a reason to write it again
+        os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o444)  # read-only: it is never written again
     fsync_folder(paths.folder)
     return archive
 

@@ -1,4 +1,4 @@
-"""Which frozen files are no longer what they were when runs of a sweep were submitted. Writes nothing."""
+"""Search for frozen files that have changed since runs of a sweep were submitted. Writes nothing."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _OURS = "hpc_trainer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeChange:
-    """Runs that stay as they are, and the files of their frozen code that are other ones now."""
+    """Files of frozen code that have changed since, and the number of runs that keep the frozen code."""
 
     code: str
-    """Digest of their code, 64 hex digits."""
+    """Digest of the runs' code, 64 hex digits."""
     num_runs: int
     files: tuple[str, ...]
-    """Names in the frozen copy, as `my_project/my_lab/net.py`; modules first, those of hpc_trainer last."""
+    """Names in the frozen copy, as `my_project/my_lab/net.py`; modules first, files of hpc_trainer last."""
 
 
 def find_changes(
     paths: SweepPaths, codes: Mapping[str, int], now: Snapshot | None
 ) -> tuple[list[CodeChange], list[str]]:
-    """The changes since, and what cannot be said.
+    """Return the changes of the code since these runs were submitted, and a note on each code that is unknown.
 
     Args:
-        codes: digest of frozen code -> runs that it was frozen for; "": with snapshot=off, for nobody.
+        codes: number of runs by the digest of their frozen code; the digest is "" with snapshot=off.
         now: the code that these runs would import if they were submitted now.
     """
-    found, notes = [], []
+    changes, notes = [], []
     for code, num_runs in codes.items():
         unknown = f"Nobody knows whether the code of {num_runs} run(s) has changed since"
         if not code:
@@ -54,12 +54,17 @@ def find_changes(
             continue
         files = () if now is None else tuple(sorted(_changed(was, now), key=_order))
         if files:
-            found.append(CodeChange(code=code, num_runs=num_runs, files=files))
-    return found, notes
+            changes.append(CodeChange(code=code, num_runs=num_runs, files=files))
+    return changes, notes
 
 
 def _read_manifest(paths: SweepPaths, code: str) -> dict[str, Any]:
-    """Raises ValueError: it is not that of this digest; OSError, KeyError, BadZipFile."""
+    """Read the manifest of the archive with this digest.
+
+    Raises:
+        ValueError: the manifest has another digest.
+        OSError, KeyError, BadZipFile: the archive cannot be read.
+    """
     with zipfile.ZipFile(archive_of(paths, code)) as file:
         manifest: dict[str, Any] = json.loads(file.read(MANIFEST))
     if manifest_digest(manifest) != code:
@@ -68,10 +73,15 @@ def _read_manifest(paths: SweepPaths, code: str) -> dict[str, Any]:
 
 
 def _changed(was: Mapping[str, Any], now: Snapshot) -> Iterator[str]:
-    """Of folders that both hold a package of: a project that was moved or copied is the same one."""
+    """Yield the names of changed files; roots are matched by a shared package.
+
+    A project that was moved or copied therefore counts as the same project.
+    """
     files: Mapping[str, list[str]] = now.manifest["files"]
     for root in was["roots"]:
-        shared = (each for each in now.manifest["roots"] if each["packages"].keys() & root["packages"].keys())
+        shared = (
+            root_now for root_now in now.manifest["roots"] if root_now["packages"].keys() & root["packages"].keys()
+        )
         here = next(shared, None)
         if here is None:
             continue
@@ -79,14 +89,14 @@ def _changed(was: Mapping[str, Any], now: Snapshot) -> Iterator[str]:
             top, _, below = name.partition("/")
             if top != root["name"]:
                 continue
-            found = files.get(f"{here['name']}/{below}")
-            is_same = found == entry if found is not None else _stands_there(Path(here["source"], below), entry)
+            entry_now = files.get(f"{here['name']}/{below}")
+            is_same = entry_now == entry if entry_now is not None else _stands_there(Path(here["source"], below), entry)
             if not is_same:
                 yield name
 
 
 def _stands_there(path: Path, entry: list[str]) -> bool:
-    """True of a file that is as it was and no longer frozen: `snapshot.exclude` is another one."""
+    """Return True if a file is unchanged, though it is no longer frozen because `snapshot.exclude` has changed."""
     mode, sha256 = entry
     try:
         read = None if mode == LINK else read_file(path)

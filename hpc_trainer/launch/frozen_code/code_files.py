@@ -1,4 +1,4 @@
-"""Which files of a folder are code to freeze: what git knows or would add, or what Python can import from there."""
+"""Choice of a folder's files to freeze: files that git tracks or would add, or files that Python can import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.monitoring.secret_names import is_secret
 from hpc_trainer.runtime.environment.git import run_git
 
-# A home folder under git, on a slow file system: better an answer than a login shell that hangs.
+# A home folder under git on a slow file system: an error is better than a login shell that hangs.
 _GIT_TIMEOUT_S = 30.0
 _NEVER = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", "*.pyo", ".venv", ".tox", ".nox", ".mypy_cache", ".ruff_cache",
@@ -25,23 +25,23 @@ _NEVER = (
 )  # fmt: skip
 MODULES = (".py", ".so")
 WITH_CONFIGURATION = (*MODULES, ".yaml", ".yml")
-"""Of a script's folder: a Hydra app's configuration lies beside it."""
+"""Suffixes of the files of a script's folder: a Hydra app's configuration is beside the script."""
 _OUTPUTS = ("checkpoints", "wandb", "mlruns", "multirun", "*.ckpt", "*.pt", "*.pth", "*.safetensors", "*.gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the person wants frozen or left out besides what is built in, and where the sweeps lie."""
+    """The user's rules on files to freeze or leave out, besides the built-in rules, and the folder of sweeps."""
 
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     runs_dir: str | None = None
     max_files: int = 10_000
     secrets: list[str] = field(default_factory=list, compare=False)
-    """Takes the names that were left out because they look like secrets."""
+    """Names that were left out because they look like secrets; `leaves_out` appends them."""
 
     def leaves_out(self, name: str, *, is_tracked: bool = False, is_folder: bool = False) -> bool:
-        """True if the file `name` (a path below the root), or all of the folder, is not frozen."""
+        """Return True if the file `name` (a path below the root), or the whole folder, is not frozen."""
         if _matches(name, self.exclude) or _matches(name, _NEVER):
             return True
         if is_secret(name):
@@ -53,7 +53,11 @@ class Rules:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """A pattern with a slash is a path from the root (or a folder above); one without fits any part of the path."""
+    """Return True if a pattern fits `name`.
+
+    A pattern with a slash fits a path from the root, or a folder above it; one without a slash fits any part of the
+    path.
+    """
     of_parts, of_paths = _compile(tuple(patterns))
     parts = name.split("/")
     if of_parts is not None and any(map(of_parts.match, parts)):
@@ -69,18 +73,20 @@ def _compile(patterns: tuple[str, ...]) -> tuple[re.Pattern[str] | None, re.Patt
     def joined(chosen: list[str]) -> re.Pattern[str] | None:
         return re.compile("|".join(map(translate, chosen))) if chosen else None
 
-    return joined([each for each in plain if "/" not in each]), joined([each for each in plain if "/" in each])
+    return joined([pattern for pattern in plain if "/" not in pattern]), joined(
+        [pattern for pattern in plain if "/" in pattern]
+    )
 
 
 def git_top(folder: Path) -> Path | None:
-    """The top of the git checkout that `folder` is in; None outside one. Runs nothing."""
-    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+    """Return the top of the git checkout that contains `folder`; None outside a checkout. Runs no command."""
+    return next((candidate for candidate in (folder, *folder.parents) if (candidate / ".git").exists()), None)
 
 
 def git_files(top: Path, rules: Rules) -> list[str] | None:
-    """Files that git tracks in the working tree as it is, or would add, with submodules and clones inside; sorted.
+    """Return the files of the working tree that git tracks or would add, sorted, with submodules and clones inside.
 
-    Of ignored files only those that `rules.include` names. None if git cannot say: no git here, or no checkout.
+    Ignored files are included only if `rules.include` names them. None if git is missing, or this is no checkout.
 
     Raises:
         ConfigError: git refuses the folder, or takes longer than 30 s.
@@ -91,7 +97,7 @@ def git_files(top: Path, rules: Rules) -> list[str] | None:
         return None
     wanted: set[str] = set()
     nested: list[str] = []
-    for tag, name in ((each[0], each[2:]) for each in listed if each):
+    for tag, name in ((entry[0], entry[2:]) for entry in listed if entry):
         is_tracked = tag != "?"
         if name.endswith("/") or (is_tracked and (top / name).is_dir() and not (top / name).is_symlink()):
             nested.append(name.rstrip("/"))
@@ -100,20 +106,20 @@ def git_files(top: Path, rules: Rules) -> list[str] | None:
     if rules.include:
         # --directory: ignored folders (data, environments) are one entry and are not walked through.
         ignored = _git(top, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", *sweeps)
-        names = [each for each in ignored or [] if each and not each.endswith("/")]
-        wanted.update(each for each in names if _matches(each, rules.include) and not rules.leaves_out(each))
+        names = [name for name in ignored or [] if name and not name.endswith("/")]
+        wanted.update(name for name in names if _matches(name, rules.include) and not rules.leaves_out(name))
     for folder in nested:
         if not rules.leaves_out(folder, is_folder=True) and (top / folder / ".git").exists():
             of_folder = Rules(rules.include, (), rules.runs_dir, rules.max_files)
             inside = git_files(top / folder, of_folder) or []
-            rules.secrets.extend(f"{folder}/{each}" for each in of_folder.secrets)
-            below = (f"{folder}/{each}" for each in inside)
-            wanted.update(each for each in below if not _matches(each, rules.exclude))
-    return sorted(each for each in wanted if not _is_below(top / each, rules.runs_dir))
+            rules.secrets.extend(f"{folder}/{secret}" for secret in of_folder.secrets)
+            below = (f"{folder}/{name}" for name in inside)
+            wanted.update(name for name in below if not _matches(name, rules.exclude))
+    return sorted(name for name in wanted if not _is_below(top / name, rules.runs_dir))
 
 
 def _sweeps_below(top: Path, runs_dir: str | None) -> list[str]:
-    """Options that keep git from walking through the folder of sweeps; what it lists all the same is dropped later."""
+    """Return options that keep git from walking through the folder of sweeps; listed files in it are dropped later."""
     if not _is_below(Path(runs_dir or "/"), str(top)):
         return []
     return ["--exclude=/" + re.sub(r"([\\*?\[!# ])", r"\\\1", os.path.relpath(runs_dir or "/", top)) + "/"]
@@ -130,7 +136,7 @@ def _git(top: Path, *argv: str) -> list[str] | None:
             "snapshot=copy, or snapshot=off."
         ) from error
     if done.returncode == 0:
-        return [os.fsdecode(each) for each in done.stdout.split(b"\0")]
+        return [os.fsdecode(name) for name in done.stdout.split(b"\0")]
     said = done.stderr.decode(errors="replace").strip()
     if "not a git repository" in said:
         return None
@@ -139,22 +145,22 @@ def _git(top: Path, *argv: str) -> list[str] | None:
 
 
 def importable_files(root: Path, packages: Iterable[str], rules: Rules, kinds: tuple[str, ...] = MODULES) -> list[str]:
-    """What Python can import from `root`, sorted: its modules, `packages`, and folders that hold a module.
+    """Return the files that Python can import from `root`, sorted: modules, `packages`, and folders with a module.
 
-    All files of such folders are taken, data beside the code too; not hidden ones, environments, or weights.
+    All files of such folders are included, also data beside the code, but no hidden files, environments or weights.
 
     Args:
-        kinds: how files end that are taken, and that make a folder one to take.
+        kinds: suffixes of the files to include; a folder is included if it contains such a file.
 
     Raises:
-        ConfigError: there are more than `rules.max_files`.
+        ConfigError: there are more than `rules.max_files` files.
     """
-    found: list[str] = []
+    names: list[str] = []
     for name in _importable(root, set(packages), rules, kinds):
-        found.append(name)
-        if len(found) > rules.max_files:
-            raise ConfigError(too_many(root, found, rules.max_files))
-    return sorted(found)
+        names.append(name)
+        if len(names) > rules.max_files:
+            raise ConfigError(too_many(root, names, rules.max_files))
+    return sorted(names)
 
 
 def _importable(root: Path, named: Collection[str], rules: Rules, kinds: tuple[str, ...]) -> Iterator[str]:
@@ -187,7 +193,7 @@ def _holds(folder: str, kinds: tuple[str, ...]) -> bool:
 
 
 def files_below(root: Path, name: str, rules: Rules) -> Iterator[str]:
-    """All files of the folder `name` in `root`; not hidden ones, environments, or weights."""
+    """Yield all files of the folder `name` in `root`, except hidden files, environments and weights."""
     folder = root / name
     if rules.leaves_out(name, is_folder=True) or name.rsplit("/", 1)[-1].startswith("."):
         return
@@ -209,7 +215,7 @@ def _is_below(path: Path, folder: str | None) -> bool:
 
 
 def too_many(root: Path, names: Sequence[str], limit: int) -> str:
-    """The message for more files than may be frozen."""
+    """Return the error message for more files than may be frozen."""
     most = Counter(name.split("/", 1)[0] for name in names).most_common(3)
     listed = ", ".join(f"{top} ({count} files)" for top, count in most)
     largest = most[0][0]
@@ -220,13 +226,13 @@ def too_many(root: Path, names: Sequence[str], limit: int) -> str:
 
 
 def read_file(path: Path) -> tuple[os.stat_result, bytes] | None:
-    """What fstat says, and the content, of a regular file; None for a pipe, a socket, a device, or what is gone.
+    """Return the fstat result and the content of a regular file; None for another kind of file, or a missing one.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     try:
-        # Neither through a link that was put there in this moment, nor waiting for a pipe's writer.
+        # Do not follow a link that was put there this moment, and do not wait for a pipe's writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None

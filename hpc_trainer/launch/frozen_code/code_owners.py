@@ -1,7 +1,7 @@
-"""Whose the files are that would be frozen: a team's folder may hold what a colleague put there.
+"""Owners of the files to freeze: a team's folder may contain a colleague's files.
 
-What somebody else owns is said, because it runs as the person who submits. It is refused where it would be imported
-in place of something that is installed: then nobody has asked for it by its name. What everybody may write is refused.
+Another user's file is reported, because it runs as the user who submits. It is refused if it would be imported in place
+of an installed module, because then nobody has asked for it by name. A file that everybody may write is refused.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hpc_trainer.launch.frozen_code.import_path import is_below, is_environment
 _SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 # Python imports these by itself when it starts.
 _AT_START = ("sitecustomize", "usercustomize")
-# Folders that every checkout has, and that packages install by mistake; nothing installed imports them.
+# Folders that every checkout has and that packages install by mistake; no installed module imports them.
 _NOT_IMPORTED = frozenset({"tests", "test", "docs", "examples", "benchmarks", "scripts", "setup", "conftest"})
 _SHOWN = 3
 
 
 def user_name(uid: int) -> str:
-    """`alice`, or `user 1234` where the number has no name."""
+    """Return the name of a user: `alice`, or `user 1234` if the id has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -34,15 +34,15 @@ def user_name(uid: int) -> str:
 
 
 def check_owners(source: str, places: Sequence[str], files: Mapping[str, os.stat_result]) -> tuple[str, ...]:
-    """What a person should know of the owners of the files of one root.
+    """Return notes for the user on files of one root that belong to other users.
 
     Args:
         source: the root.
-        places: folders below it that are on the path of imports: package.parent, current folder, PYTHONPATH.
-        files: name below the root -> what lstat says.
+        places: folders below the root that are on the import path: package.parent, current folder, PYTHONPATH.
+        files: lstat results by name below the root.
 
     Raises:
-        UntrustedFileError: everybody may write a file, or one of another user would take an installed module's place.
+        UntrustedFileError: everybody may write a file, or another user's file would replace an installed module.
     """
     open_to_all = [name for name, info in files.items() if stat.S_ISREG(info.st_mode) and info.st_mode & stat.S_IWOTH]
     if open_to_all:
@@ -75,14 +75,14 @@ def _listed(source: str, names: Sequence[str]) -> str:
 
 
 def _module(name: str, place: str) -> str | None:
-    """The module, if any, that Python would find by the file `name` if the folder `place` is on the path."""
+    """Return the module that Python would import from the file `name` if `place` is on the path; None if none."""
     if place != ".":
         if not name.startswith(f"{place}/"):
             return None
         name = name[len(place) + 1 :]
     top, _, rest = name.partition("/")
     file = rest or top
-    suffix = next((each for each in _SUFFIXES if file.endswith(each)), None)
+    suffix = next((ending for ending in _SUFFIXES if file.endswith(ending)), None)
     stem = file.removesuffix(suffix or "")
     module = top if rest else stem
     is_one = suffix is not None and module.isidentifier() and (not rest or stem == "__init__")
@@ -90,7 +90,7 @@ def _module(name: str, place: str) -> str | None:
 
 
 def _is_known(module: str, source: str) -> bool:
-    """True if the same name means something else where this root is not on the path."""
+    """Return True if Python finds a module of this name when the root is not on the path."""
     if module in _NOT_IMPORTED:
         return False
     if module in sys.stdlib_module_names or module in _AT_START:
@@ -104,9 +104,11 @@ def _is_known(module: str, source: str) -> bool:
 
 
 def places_of(source: str, packages: Mapping[str, str]) -> list[str]:
-    """Folders below a root, relative to it, that are or were on the path of imports."""
-    entries = (os.path.realpath(each) for each in (str(Path.cwd()), *filter(None, sys.path)))
-    found = (
-        os.path.relpath(each, source) for each in entries if is_below(each, source) and not is_environment(each, source)
+    """Return the folders below a root, relative to it, that are or were on the import path."""
+    entries = (os.path.realpath(entry) for entry in (str(Path.cwd()), *filter(None, sys.path)))
+    inside = (
+        os.path.relpath(entry, source)
+        for entry in entries
+        if is_below(entry, source) and not is_environment(entry, source)
     )
-    return list(dict.fromkeys((*packages.values(), *found)))
+    return list(dict.fromkeys((*packages.values(), *inside)))

@@ -1,13 +1,13 @@
-"""Starts the worker from frozen code: `python runs/<sweep>/code/<digest>.zip ...` runs this file, its `__main__.py`.
+"""Start of the worker from frozen code: `python runs/<sweep>/code/<digest>.zip ...` runs this file as `__main__.py`.
 
-It unpacks the archive on this node's disk, unless another rank has, and puts that on the path. It imports the standard
-library alone, with `import_path.py` and `unpacking.py`, which the archive holds too: the hpc_trainer that is installed
-may be a checkout that somebody is editing, and must not be imported before the path is set.
+It unpacks the archive on this node's disk, unless another rank has done so, and puts the copy on the path. It imports
+only the standard library, and `import_path.py` and `unpacking.py`, which the archive contains too. The installed
+hpc_trainer may be a checkout that somebody is editing, and must not be imported before the path is set.
 
     python ARCHIVE --unpack FOLDER     only unpacks, to look at the code
 
-Whatever else hpc_trainer starts begins here too (runtime/start.py has the command line): `start` runs a module as
-`python -m` does, but for the current folder. There anybody of a team may have put a numpy.py.
+All other processes of hpc_trainer start here too (runtime/start.py has the command line). `start` runs a module as
+`python -m` does, except that the current folder comes last: anybody of a team may have put a numpy.py there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import sys
 
 
 def _comes_last(entry: str) -> bool:
-    """As START of runtime/start.py has it: the current folder, and folders of no environment that others may write."""
+    """Return True for the current folder, and for folders outside environments that others may write.
+
+    START of runtime/start.py has the same rule.
+    """
     if not entry or not os.path.isdir(entry) or os.path.samefile(entry, "."):  # noqa: PTH112, PTH121
         return not entry or os.path.isdir(entry)  # noqa: PTH112
     others_may_write = os.stat(entry).st_mode & 0o022 > 0  # noqa: PTH116
@@ -26,10 +29,10 @@ def _comes_last(entry: str) -> bool:
 
 
 def _leave_current_folder() -> None:
-    """Starts this process anew with -P, where Python has it (3.11), so that the current folder is not on its path.
+    """Restart this process with -P if Python has it (3.11), so that the current folder is not on its path.
 
-    The children of multiprocessing get the option handed on; the variable PYTHONSAFEPATH would reach every program
-    that the person's code starts.
+    Children of multiprocessing inherit the option; the variable PYTHONSAFEPATH would reach every program that the
+    user's code starts.
     """
     if sys.version_info >= (3, 11) and not sys.flags.safe_path and sys.executable:
         os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]])  # noqa: S606
@@ -54,7 +57,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # the files beside this one in the archive, which is the first on the path
+if __name__ == "__main__":  # the files beside this one in the archive, which comes first on the path
     from hpc_trainer_import_path import frozen_path, safe_path  # type: ignore[import-not-found]
     from hpc_trainer_unpacking import (  # type: ignore[import-not-found]
         RefusedCodeError,
@@ -69,26 +72,26 @@ else:
 MAIN, IMPORT_PATH, UNPACKING = "__main__.py", "hpc_trainer_import_path.py", "hpc_trainer_unpacking.py"
 MANIFEST = "manifest.json"
 _CONFIG_ERROR = 78  # never retried (hpc_trainer/errors.py)
-# A client of NFS may take a new name for missing for as long as it keeps attributes of the folder: 60 s (nfs(5)).
+# An NFS client may treat a new name as missing while it caches the folder's attributes: 60 s (nfs(5)).
 _LATE_S = 65.0
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 over names, modes and contents of all files, and over where they came from."""
+    """Return the SHA-256 of a manifest: names, modes and contents of all files, and their sources."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def member(number: int, name: str) -> str:
-    """The name in the archive of the file `name`, the `number`-th; other programs that unpack zip meet no odd ones."""
+    """Return the archive's name for the `number`-th file `name`, so that other unzip programs meet no odd names."""
     return f"code/{name}" if name.isascii() and name.isprintable() and "\\" not in name else f"odd-names/{number}"
 
 
 def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
-    """The manifest, and name -> (mode, content) of each file.
+    """Return the manifest, and (mode, content) of each file by name.
 
     Raises:
-        RefusedCodeError: the content is not what the manifest says, or the manifest not what the archive's name says.
+        RefusedCodeError: the content does not match the manifest, or the manifest does not match the archive's name.
     """
     files: dict[str, tuple[str, bytes]] = {}
     try:
@@ -101,7 +104,7 @@ def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, by
                 if hashlib.sha256(content).hexdigest() != sha256:
                     raise RefusedCodeError(f"{archive} was changed: {name}")
                 files[name] = mode, content
-            # 0.1.0 had one file, and the first 0.2.0 two.
+            # Archives of version 0.1.0 have one starter file, those of the first 0.2.0 two.
             others = {IMPORT_PATH: manifest.get("import_path"), UNPACKING: manifest.get("unpacking")}
             starters = {MAIN: manifest["main"], **others}
             for name, sha256 in starters.items():
@@ -109,16 +112,16 @@ def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, by
                     raise RefusedCodeError(f"{archive} was changed: {name}")
     except RefusedCodeError:
         raise
-    except Exception as error:  # damaged headers make zipfile raise nine kinds, RuntimeError and EOFError among them
+    except Exception as error:  # for damaged headers zipfile raises nine kinds, such as RuntimeError and EOFError
         raise RefusedCodeError(f"{archive} cannot be read: {error}") from error
     return manifest, files
 
 
 def _read_whole(archive: Path) -> bytes:
-    """Read the archive by one open: all that a rank reads of the shared folder.
+    """Read the archive with one open; a rank reads nothing else from the shared folder.
 
-    A file that was replaced on the server answers ESTALE to who has it open, and a client may believe for a while that
-    a new name is missing. To open and list the folder makes it ask (nfs(5), "Directory entry caching").
+    A file that was replaced on the server gives ESTALE to clients that have it open, and a client may treat a new name
+    as missing for a while. Listing the folder makes the client ask the server (nfs(5), "Directory entry caching").
     """
     deadline = time.monotonic() + _LATE_S
     while time.monotonic() < deadline:
@@ -134,7 +137,7 @@ def _read_whole(archive: Path) -> bytes:
 
 
 def _is_listed(file: Path) -> bool:
-    """Return True if a fresh listing of the folder holds the file."""
+    """Return True if a fresh listing of the folder contains the file, or the folder's handle is stale."""
     try:
         return file.name in os.listdir(file.parent)  # noqa: PTH208
     except OSError as error:
@@ -142,15 +145,15 @@ def _is_listed(file: Path) -> bool:
 
 
 def _keeps_bytecode() -> bool:
-    """Return False if the user wants no bytecode, or has it elsewhere."""
+    """Return False if the user wants no bytecode, or keeps it in another folder."""
     return not sys.dont_write_bytecode and sys.pycache_prefix is None
 
 
 def check_trusted(path: Path) -> None:
-    """Refuses what another user owns or others may write, as hpc_trainer.runs.files does.
+    """Refuse a file that another user owns or others may write, as hpc_trainer.runs.files does.
 
     Raises:
-        RefusedCodeError: owner or mode is wrong, or the path is a symbolic link.
+        RefusedCodeError: the owner or mode is wrong, or the path is a symbolic link.
     """
     info = path.lstat()
     if stat.S_ISLNK(info.st_mode):
@@ -166,30 +169,30 @@ def use_frozen_code(archive: Path) -> None:
     """Unpack the archive on this node if need be, and put the code on sys.path and PYTHONPATH.
 
     Raises:
-        RefusedCodeError: it is not what was submitted, or others may have changed it.
+        RefusedCodeError: the archive differs from the submitted one, or others may have changed it.
     """
-    for each in (archive.parent.parent, archive.parent, archive):
-        check_trusted(each)
+    for place in (archive.parent.parent, archive.parent, archive):
+        check_trusted(place)
     manifest, files = read_archive(archive)
     folder, is_local = place_code(archive, files)
     check_trusted(folder)
     if _keeps_bytecode() and not is_compiled(folder, files, is_local=is_local):
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    # The current folder first: what was frozen of it takes its place, and comes before what is installed.
-    path = ["", *(each for each in _given_path if os.path.realpath(each) != str(archive))]
+    # The current folder first: its frozen copy takes its place, before installed packages.
+    path = ["", *(entry for entry in _given_path if os.path.realpath(entry) != str(archive))]
     sys.path[:] = safe_path(frozen_path(path, folder, manifest["roots"]))
     ours = [entry for entry in sys.path if entry.startswith(f"{folder}{os.sep}")]
-    given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    outside = [each for each in frozen_path(given, folder, manifest["roots"]) if each not in ours]
-    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in [*ours, *outside] if os.pathsep not in each)
-    # For a program that is started by the path of its file (worker/program_start.py): where its copy is.
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    outside = [entry for entry in frozen_path(given, folder, manifest["roots"]) if entry not in ours]
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in [*ours, *outside] if os.pathsep not in entry)
+    # Folders of the copies, for a program that is started by the path of its file (worker/program_start.py).
     copies = {root["source"]: str(folder / root["name"]) for root in manifest["roots"]}
     os.environ["HPC_TRAINER_FROZEN_CODE"] = json.dumps(copies)
 
 
 def start(path: Sequence[str]) -> None:
-    """Runs `python -c START MODULE ARGUMENT...` (runtime/start.py) as `python -m MODULE ARGUMENT...`.
+    """Run `python -c START MODULE ARGUMENT...` (runtime/start.py) as `python -m MODULE ARGUMENT...`.
 
     Args:
         path: sys.path as Python made it.
@@ -202,12 +205,12 @@ def start(path: Sequence[str]) -> None:
 
 
 def _hold_stop_signals() -> None:
-    """Until the worker's handlers stand (runtime/stop.py): unpacking may take seconds."""
+    """Block stop signals until the worker has set its handlers (runtime/stop.py): unpacking may take seconds."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
 
 
 def main() -> None:
-    """Runs `python -m hpc_trainer.worker` of the frozen code, with this process's arguments."""
+    """Run `python -m hpc_trainer.worker` of the frozen code, with this process's arguments."""
     archive = Path(sys.argv[0]).resolve()
     _hold_stop_signals()
     try:

@@ -1,6 +1,6 @@
-"""Where modules are looked for: frozen code in place of what was frozen, and last what others may have put there.
+"""Order of the import path: frozen copies in place of the frozen folders, and folders that others may write last.
 
-Each archive of frozen code holds this file beside `frozen_worker.py`: it imports the standard library alone.
+Each archive of frozen code has this file beside `frozen_worker.py`, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from typing import Any
 
 
 def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`path` (as sys.path) with every folder of a frozen root replaced by its copy, so that the order stays.
+    """Return `path` (as sys.path) with each folder of a frozen root replaced by its copy, in the same order.
 
-    A folder that lay in a root and holds nothing frozen is dropped, but not one of an environment that lies in the
-    root, as .venv does: what pip installed is not frozen. The packages that were frozen by name are found in
-    the copy whatever else is on the path: where they are not, their folder is put first.
+    A folder of a root is dropped if nothing of it is frozen, unless it belongs to an environment in the root, such as
+    .venv: packages that pip installed are not frozen. Packages that were frozen by name are always found in the copy:
+    if another folder of the path would win, the copy's folder is put first.
     """
     by_depth = sorted(roots, key=lambda root: len(root["source"]), reverse=True)
-    found: list[str] = []
+    entries: list[str] = []
     for entry in path:
         real = os.path.realpath(entry or os.curdir)
         for root in by_depth:
             if is_below(real, root["source"]) and not is_environment(real, root["source"]):
                 copy = folder / root["name"] / os.path.relpath(real, root["source"])
-                found += [os.path.normpath(copy)] if copy.is_dir() else []
+                entries += [os.path.normpath(copy)] if copy.is_dir() else []
                 break
         else:
-            found.append(entry)
-    found = list(dict.fromkeys(found))
+            entries.append(entry)
+    entries = list(dict.fromkeys(entries))
     for root in roots:
         for package, place in root["packages"].items():
             copy_place = os.path.normpath(folder / root["name"] / place)
-            if not _is_found_in(package, copy_place, found):
-                found = [copy_place, *(entry for entry in found if entry != copy_place)]
-    return found
+            if not _is_found_in(package, copy_place, entries):
+                entries = [copy_place, *(entry for entry in entries if entry != copy_place)]
+    return entries
 
 
 def is_below(path: str, folder: str) -> bool:
-    """True for `folder` itself and what lies in it."""
+    """Return True if `path` is `folder` itself or is inside it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def is_environment(path: str, root: str) -> bool:
-    """True for a folder of installed packages below `root`: of this Python, or named as such folders are."""
+    """Return True for a folder of installed packages below `root`: this Python's, or one named like such folders."""
     below = Path(os.path.relpath(path, root)).parts
-    prefixes = {os.path.realpath(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+    prefixes = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
     return bool({"site-packages", "dist-packages"} & set(below)) or any(
-        is_below(path, each) and is_below(each, root) and each != root for each in prefixes
+        is_below(path, prefix) and is_below(prefix, root) and prefix != root for prefix in prefixes
     )
 
 
@@ -62,14 +62,14 @@ def _is_found_in(package: str, place: str, path: list[str]) -> bool:
     if spec is None:
         return False
     locations = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return any(str(each).startswith(place + os.sep) for each in locations)
+    return any(str(location).startswith(place + os.sep) for location in locations)
 
 
 def safe_path(path: Sequence[str]) -> list[str]:
-    """`path` (as sys.path) with folders that others may write last, and after them the current folder.
+    """Return `path` (as sys.path) with folders that others may write last, and after them the current folder.
 
-    Everything else is found before: frozen code, the standard library, what is installed. Folders of an environment
-    stay where they are, also one that a team may write: it is the Python that was asked for.
+    Frozen code, the standard library and installed packages come before them. Folders of an environment keep their
+    place, even if a team may write them: the user asked for that Python.
     """
     groups: tuple[list[str], ...] = ([], [], [])
     try:
@@ -80,12 +80,15 @@ def safe_path(path: Sequence[str]) -> list[str]:
         groups[_danger(entry)].append(entry)
     if groups[1]:
         sys.stderr.write(f"others may write {', '.join(groups[1])}: looked in after what is installed.\n")
-    # The person's own word for -P: not there at all.
+    # PYTHONSAFEPATH is the user's own request for -P: the current folder is left out.
     return [*groups[0], *groups[1], *([] if os.environ.get("PYTHONSAFEPATH") else groups[2][:1])]
 
 
 def _danger(entry: str) -> int:
-    """Of an entry of the path: 0 where the person alone puts modules, 1 where others may, 2 in the current folder."""
+    """Rank a path entry by trust: 2 for the current folder, 1 for a folder that others may write, else 0.
+
+    Folders of an environment rank 0, whoever may write them.
+    """
     try:
         info = Path(entry).stat()
         is_here = os.path.samestat(info, Path().stat())
@@ -95,13 +98,16 @@ def _danger(entry: str) -> int:
         return 2
     prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix)
     is_installed = {"site-packages", "dist-packages"} & set(Path(entry).parts) or any(
-        is_below(os.path.realpath(entry), os.path.realpath(each)) for each in prefixes
+        is_below(os.path.realpath(entry), os.path.realpath(prefix)) for prefix in prefixes
     )
     return int(not is_installed and stat.S_ISDIR(info.st_mode) and _others_may_write(info))
 
 
 def _others_may_write(info: os.stat_result) -> bool:
-    """True unless the owner alone may; a group of that account alone is the owner (config/compose/own_files.py)."""
+    """Return True unless only the owner may write; a private group of the owner counts as the owner.
+
+    config/compose/own_files.py has the same rule.
+    """
     if not info.st_mode & stat.S_IWGRP or info.st_mode & stat.S_IWOTH:
         return bool(info.st_mode & stat.S_IWOTH)
     try:

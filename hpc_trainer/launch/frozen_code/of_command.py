@@ -1,4 +1,4 @@
-"""What of `train.command` is frozen, and what a run reads as it stands when it starts, for `plan` and `submit`."""
+"""Note for `plan` and `submit` on files of `train.command`: frozen files, and files that a run reads at its start."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST_COMMANDS, _MOST_NAMES = 20, 8
 
 
 def frozen_of_command(specs: Sequence[RunSpec], code: Snapshot | None) -> Iterator[str]:
-    """Yield a sentence on what of the runs' commands is frozen; none for apps, and with snapshot=off.
+    """Yield a sentence on the frozen parts of the runs' commands; none for apps, and with snapshot=off.
 
     Args:
-        code: what is frozen; None if all code is installed.
+        code: the frozen code; None if all code is installed.
     """
     configs = [spec.config for spec in specs if spec.config["snapshot"]["mode"] != SnapshotMode.off.value]
     commands = sorted(commands_of(configs))[:_MOST_COMMANDS]
@@ -62,7 +62,7 @@ def _is_frozen(path: Path, code: Snapshot | None) -> bool:
 
 
 def _data(words: Sequence[str], folder: str, known: set[str]) -> Iterator[str]:
-    """Yield words, and values of options, that name a file or a folder that is there."""
+    """Yield the arguments, and the values of options, that name an existing file or folder."""
     for word in words[1:]:
         name = word.partition("=")[2] if word.startswith("-") else word
         if not name or "{" in name or name in known or name in (".", "..", "/"):

@@ -1,4 +1,4 @@
-"""Which code a sweep was submitted from: the frozen copy, and the git revision of the working folder."""
+"""Record of the code that a sweep was submitted from: the frozen copy, and the working folder's git revision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hpc_trainer.runtime.environment.git import git_says
 
 
 def code_revision(code: Snapshot | None = None) -> dict[str, Any]:
-    """`hpc_trainer` version, git revision and digest of the uncommitted difference; None outside a checkout.
+    """Return the `hpc_trainer` version, git revision, digest of the uncommitted difference, and the frozen code.
 
-    With it what was frozen: digest, folders that it was taken from, links that were left out; None if nothing was.
+    Revision and difference are None outside a checkout. The frozen code's record has its digest, source folders and
+    omitted links; it is None if nothing was frozen.
     """
     revision = git_says(".", "rev-parse", "HEAD")
     diff = git_says(".", "diff", "--no-ext-diff", "--no-textconv", "HEAD") if revision else None

@@ -1,9 +1,8 @@
-"""Reads the code that is frozen at submit, from which waiting and requeued runs start (`archive.py` writes it).
+"""Code that is frozen at submit, from which waiting and requeued runs start; `archive.py` writes it.
 
-Frozen is what a person edits: the checkout or folder that holds the packages which the runs' `_target_` and
-`train.main` name, or the scripts that `train.command` runs, and hpc_trainer itself where it runs from a checkout. What
-pip installed (site-packages) is not.
-docs/decisions/0008-frozen-code.md has the reasons.
+Code that a user edits is frozen: the checkout or folder with the packages that the runs' `_target_` and `train.main`
+name, or with the scripts that `train.command` runs, and hpc_trainer itself if it runs from a checkout. Packages that
+pip installed (site-packages) are not frozen. docs/decisions/0008-frozen-code.md has the reasons.
 """
 
 from __future__ import annotations
@@ -50,37 +49,37 @@ _FORMAT = 1
 
 @dataclass(slots=True, kw_only=True)
 class Root:
-    """One folder of code: where it lies, what it is called in the copy, and the files below it that are frozen."""
+    """One folder of code: its path, its name in the copy, and the files below it that are frozen."""
 
     source: str
-    """Absolute, without symbolic links."""
+    """Absolute path of the folder, without symbolic links."""
     name: str = ""
     how: str
-    """git or copy."""
+    """Way in which the files were chosen: git or copy."""
     packages: dict[str, str] = field(default_factory=dict)
-    """Top-level package -> the folder below `source` that must be on sys.path for it."""
+    """Folder below `source` that must be on sys.path, by top-level package."""
     files: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
-    """Names that would be among the files, were they not those of secrets."""
+    """Names left out of the files because they look like secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The code as it stood when this was made, in memory. Nothing is written."""
+    """Code at the moment when this object was made, in memory. Nothing is written."""
 
     digest: str
-    """SHA-256, 64 hex digits, over names, modes and contents of all files and the folders that they come from."""
+    """SHA-256 (64 hex digits) over names, modes and contents of all files, and their source folders."""
     manifest: Mapping[str, Any]
     contents: Mapping[str, tuple[str, bytes]]
-    """Name in the copy -> (mode, content); of a link its target."""
+    """(mode, content) by name in the copy; the content of a link is its target."""
     roots: tuple[Root, ...]
     left_out: tuple[str, ...]
-    """Links that lead out of their root, or to what is not frozen; files whose names are those of secrets."""
+    """Links that lead out of their root or to files that are not frozen, and files with names of secrets."""
     notes: tuple[str, ...] = ()
-    """What the person should know of whose the code is."""
+    """Notes for the user on the owners of the code."""
 
     def provenance(self) -> dict[str, Any]:
-        """What sweep.json keeps of it."""
+        """Return the record of this code for sweep.json."""
         return {
             "digest": self.digest,
             "roots": [{"source": root.source, "name": root.name, "how": root.how} for root in self.roots],
@@ -91,21 +90,21 @@ class Snapshot:
 
 
 def read_code(specs: Sequence[RunSpec], runs_dir: Path, *, is_look: bool = False) -> Snapshot | None:
-    """The code that these runs will import, as it stands now; None with snapshot=off, or if all of it is installed.
+    """Read the present code that these runs will import; None with snapshot=off, or if all of it is installed.
 
     Args:
-        is_look: only to compare: also with snapshot=off.
+        is_look: read the code only to compare it, also with snapshot=off.
 
     Raises:
-        ConfigError: the runs disagree about `snapshot`, a package is not among the files that would be frozen, there
-            is more than `snapshot.max_mb` or `snapshot.max_files`, or a file cannot be read.
-        UntrustedFileError: somebody else's file would take the place of an installed module, or everybody may write it.
+        ConfigError: the runs disagree about `snapshot`, a package is not among the files that would be frozen, the code
+            exceeds `snapshot.max_mb` or `snapshot.max_files`, or a file cannot be read.
+        UntrustedFileError: another user's file would replace an installed module, or everybody may write a file.
     """
     if not specs:
         return None
     configs = _distinct(specs)
     config = configs[0]["snapshot"]
-    if any(each["snapshot"] != config for each in configs):
+    if any(other["snapshot"] != config for other in configs):
         raise ConfigError("snapshot is one for a whole grid: submit each part by a command of its own.")
     if config["mode"] == SnapshotMode.off.value and not is_look:
         return None
@@ -122,21 +121,21 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path, *, is_look: bool = False
 
 
 def is_same_code(one: Sequence[RunSpec], other: Sequence[RunSpec]) -> bool:
-    """True if the runs of both name the same code."""
+    """Return True if both groups of runs name the same code."""
     return _code_names(_distinct(one)) == _code_names(_distinct(other))
 
 
 def _distinct(specs: Sequence[RunSpec]) -> list[Mapping[str, Any]]:
-    """Their configurations, once each where they share the sections that name code, as almost all of a grid do."""
+    """Return one configuration for each set of shared sections that name code; most runs of a grid share them."""
     names = ("model", "data", "optim", "train", "snapshot")
-    found = {tuple(id(spec.config[name]) for name in names): spec.config for spec in specs}
-    return list(found.values())
+    by_sections = {tuple(id(spec.config[name]) for name in names): spec.config for spec in specs}
+    return list(by_sections.values())
 
 
 def _code_names(configs: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[Path]]:
-    """Top-level packages, and the scripts that commands run."""
-    packages = {target.split(".", 1)[0] for each in configs for target in targets_of(each).values()}
-    packages |= {name for each in configs for name in each["snapshot"]["packages"]}
+    """Return the top-level packages, and the scripts that commands run."""
+    packages = {target.split(".", 1)[0] for config in configs for target in targets_of(config).values()}
+    packages |= {name for config in configs for name in config["snapshot"]["packages"]}
     scripts: set[Path] = set()
     for command, folder in commands_of(configs):
         words = split_command(command)
@@ -147,15 +146,15 @@ def _code_names(configs: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[Pat
 
 def commands_of(configs: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
     """Return each command with the folder that its scripts are relative to."""
-    trains = [each["train"] for each in configs if each["train"].get("command")]
-    return {(each["command"], each.get("command_from") or each.get("command_dir") or ".") for each in trains}
+    trains = [config["train"] for config in configs if config["train"].get("command")]
+    return {(train["command"], train.get("command_from") or train.get("command_dir") or ".") for train in trains}
 
 
 def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, *, prefer_git: bool) -> list[Root]:
     roots: dict[str, Root] = {}
     for path in sorted(scripts):
         if path.is_file() and not _is_installed(path.resolve()):
-            name = path.name.removesuffix(".py")  # its folder is on the path of imports, as Python has it for a script
+            name = path.name.removesuffix(".py")  # Python puts a script's folder on the import path
             _add_root(roots, name, path.absolute(), rules, prefer_git=prefer_git)
     for package in sorted(packages):
         for location in locations_of(package):
@@ -163,7 +162,7 @@ def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, 
                 _add_root(roots, package, location, rules, prefer_git=prefer_git)
     ours = Path(hpc_trainer.__file__).resolve().parent
     if not _is_installed(ours) and not any(_provides(root, "hpc_trainer", ours) for root in roots.values()):
-        # Of our own checkout the package alone: nothing in it needs the tests, and a run's conf/ is in its spec.
+        # Only the package of our own checkout: nothing in it needs the tests, and a run's conf/ is in its spec.
         source = str(ours.parent)
         root = roots.setdefault(source, Root(source=source, how="copy"))
         root.files = sorted({*root.files, *files_below(ours.parent, "hpc_trainer", Rules())})
@@ -172,17 +171,20 @@ def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, 
 
 
 def locations_of(package: str) -> list[Path]:
-    """Where Python finds a top-level package or module, the current folder first, as the worker. Imports nothing."""
+    """Return the places of a top-level package or module, searched like in the worker: the current folder first.
+
+    Nothing is imported.
+    """
     spec = PathFinder.find_spec(package, [str(Path.cwd()), *(entry for entry in sys.path if entry)])
     if spec is None:
         try:
-            spec = importlib.util.find_spec(package)  # editable installs that bring a finder of their own
+            spec = importlib.util.find_spec(package)  # editable installs with their own finder
         except (ImportError, ValueError):
             spec = None
     if spec is None:
-        return []  # perhaps the nodes have it
+        return []  # the nodes may have it
     if spec.submodule_search_locations:
-        return [Path(each).absolute() for each in spec.submodule_search_locations]
+        return [Path(location).absolute() for location in spec.submodule_search_locations]
     return [Path(spec.origin).absolute()] if spec.has_location and spec.origin else []
 
 
@@ -193,13 +195,13 @@ def _is_installed(location: Path) -> bool:
 
 
 def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules, *, prefer_git: bool) -> None:
-    # A link to a package elsewhere: what is frozen is what it leads to, if that can be imported by the same name.
+    # The target of a link to a package elsewhere is frozen, if it can be imported by the same name.
     real = location.resolve()
     if real.name != location.name:
         real = location.parent.resolve() / location.name
     entry = real.parent
-    known = next((root for root in roots.values() if _provides(root, package, real)), None)
-    if known is not None:
+    provider = next((root for root in roots.values() if _provides(root, package, real)), None)
+    if provider is not None:
         return
     top = git_top(entry) if prefer_git else None
     if top is not None and str(top) not in roots:
@@ -224,25 +226,25 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
 
 
 def _taken(rules: Rules) -> list[str]:
-    """The secrets that were met since it was last asked."""
-    found = sorted(set(rules.secrets))
+    """Return the names of secrets that were met since the last call, and forget them."""
+    secrets = sorted(set(rules.secrets))
     rules.secrets.clear()
-    return found
+    return secrets
 
 
 def _provides(root: Root, package: str, location: Path) -> bool:
-    """True if the root's files hold the package that Python finds at `location`; notes where."""
+    """Return True if the root's files include the package that Python finds at `location`, and record its place."""
     if not location.is_relative_to(root.source):
         return False
     name = str(location.relative_to(root.source))
-    is_there = name in root.files or any(each.startswith(f"{name}/") for each in root.files)
+    is_there = name in root.files or any(file.startswith(f"{name}/") for file in root.files)
     if is_there:
         root.packages[package] = str(Path(name).parent)
     return is_there
 
 
 def _named(roots: Iterable[Root]) -> list[Root]:
-    """The roots with names for their folders in the copy: readable in a traceback, and each once."""
+    """Return the roots, sorted, with unique names for their folders in the copy that are readable in a traceback."""
     taken: set[str] = set()
     listed = sorted(roots, key=lambda root: root.source)
     for root in listed:
@@ -286,7 +288,7 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
 
 
 def starter_code() -> dict[str, bytes]:
-    """What an archive starts with, by the names there: the files that open it on the node."""
+    """Return the content of the files that open an archive on the node, by their names in it."""
     files = {MAIN: frozen_worker.__file__, IMPORT_PATH: import_path.__file__, UNPACKING: unpacking.__file__}
     return {name: Path(file).read_bytes() for name, file in files.items()}
 
@@ -294,15 +296,20 @@ def starter_code() -> dict[str, bytes]:
 def _contents(
     root: Root, left_out: list[str], infos: dict[str, os.stat_result]
 ) -> Iterator[tuple[str, tuple[str, bytes]]]:
-    """Name -> (mode, content). Adds to `left_out` what is not frozen, to `infos` what lstat says of what is."""
+    """Yield the name, mode and content of each frozen file.
+
+    Args:
+        left_out: gets the paths of links that are not frozen.
+        infos: gets the lstat result of each frozen file.
+    """
     folders = {name[:end] for name in root.files for end in range(len(name)) if name[end] == "/"}
-    known = {*root.files, *folders}
+    frozen = {*root.files, *folders}
     for name in root.files:
         path = Path(root.source, name)
         if path.is_symlink():
-            # Relative, so that it leads into the copy and not back to what is being edited.
+            # A relative target leads into the copy, not back to the files that are being edited.
             goal = os.path.realpath(path)
-            if os.path.relpath(goal, root.source) in known and not Path(goal).is_symlink():  # no loop
+            if os.path.relpath(goal, root.source) in frozen and not Path(goal).is_symlink():  # no loop
                 target = os.path.relpath(goal, os.path.realpath(path.parent))
                 infos[name] = path.lstat()
                 yield name, (LINK, os.fsencode(target))
@@ -316,7 +323,11 @@ def _contents(
 
 
 def _check_size(roots: Sequence[Root], config: Mapping[str, Any]) -> None:
-    """Before anything is read: the login node's memory is shared."""
+    """Refuse too much code before anything is read, because the login node's memory is shared.
+
+    Raises:
+        ConfigError: the code exceeds `snapshot.max_files` or `snapshot.max_mb`.
+    """
     num_files = sum(len(root.files) for root in roots)
     if num_files > config["max_files"]:
         largest = max(roots, key=lambda root: len(root.files))
@@ -324,7 +335,7 @@ def _check_size(roots: Sequence[Root], config: Mapping[str, Any]) -> None:
     sizes: list[tuple[int, str]] = []
     for root in roots:
         for name in root.files:
-            with contextlib.suppress(OSError):  # deleted, and git has not been told
+            with contextlib.suppress(OSError):  # deleted, though git still lists it
                 sizes.append((os.lstat(f"{root.source}/{name}").st_size, name))
     total = sum(size for size, _ in sizes)
     if total > config["max_mb"] * 1e6:

@@ -1,9 +1,9 @@
-"""Frozen code on a node's own disk: unpacked once for all ranks there, compared before it is used, removed when old.
+"""Frozen code on a node's own disk: unpacked once for all ranks there, checked before use, removed when old.
 
 A rank that imports 600 files one by one from the shared folder makes thousands of lookups there, and 500 ranks make
-them at once. So a rank reads the archive alone from the shared folder (docs/decisions/0055). If no disk of the node
-will do, the code is unpacked beside the archive. Each archive holds this file beside `frozen_worker.py`: it imports
-the standard library alone.
+them at once. Therefore a rank reads only the archive from the shared folder (docs/decisions/0055). If no disk of the
+node is suitable, the code is unpacked beside the archive. Each archive has this file beside `frozen_worker.py`, so it
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pathlib import Path
 
 LINK = "link"
 Files = Mapping[str, tuple[str, bytes]]
-"""Name -> (mode, content) of each frozen file; the content of a link is its target."""
+"""(mode, content) of each frozen file by name; the content of a link is its target."""
 
 # 300 files of 8 kB take 0.1 s on a local disk, some seconds on a busy parallel file system.
 _UNPACK_WAIT_S = 20.0
-# After it whoever compiles the frozen code was killed: 600 modules take 0.6 s of a core.
+# After this time the rank that compiles the frozen code counts as killed: 600 modules take 0.6 s of a core.
 _COMPILES_S = 300.0
-# A copy that no run has used for so long is removed; what a killed rank left half unpacked is removed sooner.
+# A copy that no run has used for this long is removed; a half-unpacked copy of a killed rank is removed sooner.
 _UNUSED_S = 7 * 86400.0
 _HALF_S = 3600.0
-# Whoever removes an old copy holds its lock for the time of a rename.
+# A process that removes an old copy holds its lock for the time of a rename.
 _HOLD_WAIT_S = 5.0
-# File systems of a node's own. One that is not named here may be a network's: its locks and renames are not relied on.
+# Kinds of a node's own file systems. Any other kind may be a network's, whose locks and renames are not reliable.
 _LOCAL_KINDS = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "ramfs", "rootfs", "overlay",
      "aufs", "fuse.fuse-overlayfs")
@@ -47,21 +47,21 @@ _MODULE_IN_C = re.compile(r"\.so(\.\d+)*$")
 
 
 class RefusedCodeError(Exception):
-    """The archive is not what was submitted, or others may have changed it."""
+    """Error of an archive that differs from the submitted one, or that others may have changed."""
 
 
 def place_code(archive: Path, files: Files) -> tuple[Path, bool]:
     """Return the folder with the unpacked files, and True if it lies on this node's own disk.
 
     Raises:
-        RefusedCodeError: the files do not stay what was submitted.
+        RefusedCodeError: the files do not stay as they were submitted.
     """
     reasons = []
     for place in node_places():
-        found = _copy_in(place, archive.stem, files)
-        if isinstance(found, Path):
-            return found, True
-        reasons.append(f"{place}: {found}")
+        copy = _copy_in(place, archive.stem, files)
+        if isinstance(copy, Path):
+            return copy, True
+        reasons.append(f"{place}: {copy}")
     if os.environ.get("SLURM_LOCALID", "0") == "0":
         sys.stderr.write(
             f"no folder of this node can hold the frozen code ({'; '.join(reasons)}). "
@@ -73,21 +73,21 @@ def place_code(archive: Path, files: Files) -> tuple[Path, bool]:
 def node_places() -> list[str]:
     """Return folders that may lie on this node's own disk, the best first.
 
-    `tempfile.gettempdir` is not asked: it creates a file to try each folder, and falls back to the current one.
+    `tempfile.gettempdir` is not used: it creates a file to try each folder, and falls back to the current folder.
     """
     named = (os.environ.get("SLURM_TMPDIR", ""), os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp")  # noqa: S108
-    return list(dict.fromkeys(os.path.normpath(each) for each in named if os.path.isabs(each)))  # noqa: PTH117
+    return list(dict.fromkeys(os.path.normpath(place) for place in named if os.path.isabs(place)))  # noqa: PTH117
 
 
 def _private_folder(place: str, files: Files) -> Path:
-    """Return the user's own folder in `place`. It is made if need be.
+    """Return the user's own folder in `place`, and create it if it does not exist.
 
     Raises:
         OSError: others could replace the folder or write it, the place is no local disk, or there is no room.
     """
     real = Path(place).resolve(strict=True)
-    for each in (real, *real.parents):
-        _check_parent(each)
+    for parent in (real, *real.parents):
+        _check_parent(parent)
     kind = file_system_of(str(real))
     if kind is not None and kind not in _LOCAL_KINDS:
         raise OSError(f"its file system is {kind}, and not known to be this node's own")
@@ -111,9 +111,9 @@ def _private_folder(place: str, files: Files) -> Path:
 
 
 def _check_parent(folder: Path) -> None:
-    """Raise PermissionError if another user may rename what lies in `folder`."""
+    """Raise PermissionError if another user may rename entries of `folder`."""
     info = folder.stat()
-    # In a user namespace whoever is not mapped, root among them, is the overflow user.
+    # In a user namespace every unmapped user, including root, is the overflow user.
     if info.st_uid not in (os.getuid(), 0, _overflow_user()):
         raise PermissionError(f"{folder} belongs to user {info.st_uid}")
     if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
@@ -129,7 +129,11 @@ def _overflow_user() -> int:
 
 
 def file_system_of(folder: str) -> str | None:
-    """Return the kind of the file system of a folder without links, as ext4; None if the system does not say."""
+    """Return the kind of a folder's file system, as ext4; None if the system does not say.
+
+    Args:
+        folder: path without symbolic links.
+    """
     found: tuple[int, str | None] = (-1, None)
     try:
         lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
@@ -140,13 +144,13 @@ def file_system_of(folder: str) -> str | None:
         mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place.split(" ")[4])
         if folder == mount or folder.startswith(mount.rstrip("/") + "/"):
             found = max(found, (len(mount), rest.split(" ")[0]), key=lambda each: each[0])
-            if found[0] == len(mount):  # of two mounts at one place the later one is seen
+            if found[0] == len(mount):  # the later of two mounts at one place hides the earlier one
                 found = len(mount), rest.split(" ")[0]
     return found[1]
 
 
 def _copy_in(place: str, name: str, files: Files) -> Path | str:
-    """Return the copy, compared and held so that nobody removes it while this process lives; else why there is none."""
+    """Return the checked copy, held so that nobody removes it while this process lives; else the reason for none."""
     try:
         folder = _private_folder(place, files) / name
         for _ in range(3):
@@ -159,10 +163,13 @@ def _copy_in(place: str, name: str, files: Files) -> Path | str:
 
 
 def hold(folder: Path) -> bool:
-    """Mark a copy as used until this process and the processes that it forks have ended, and as used now.
+    """Mark a copy as used now, and as in use until this process and the processes that it forks have ended.
 
-    The mark is a shared flock of the folder, which the kernel takes back whatever ends a process. systemd-tmpfiles
-    leaves alone what lies below such a folder (tmpfiles.d(5)). False if the copy was removed meanwhile.
+    The mark is a shared flock of the folder; the kernel releases it however a process ends. systemd-tmpfiles spares
+    everything below such a folder (tmpfiles.d(5)).
+
+    Returns:
+        False if the copy was removed meanwhile.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -173,7 +180,7 @@ def hold(folder: Path) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             break
-        except BlockingIOError:  # somebody removes it
+        except BlockingIOError:  # another process is removing it
             if time.monotonic() > deadline:
                 os.close(descriptor)
                 raise
@@ -187,7 +194,7 @@ def hold(folder: Path) -> bool:
 
 
 def remove_old(folder: Path) -> None:
-    """Remove from the user's folder on this node what no process holds and none has used for seven days."""
+    """Remove copies that no process holds and none has used for seven days from the user's folder on this node."""
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             limit = time.time() - (_HALF_S if path.name.startswith(".") else _UNUSED_S)
@@ -205,7 +212,7 @@ def _remove_unused(path: Path, limit: float) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by nobody
         if os.fstat(descriptor).st_mtime > limit:  # it was used since it was looked at
             return
-        # Out of the way first: a rank that starts now finds none, or one that is whole.
+        # Rename first: a rank that starts now finds no copy, or a complete one.
         away = path.with_name(f".{uuid.uuid4().hex}.tmp")
         path.rename(away)
         shutil.rmtree(away, ignore_errors=True)
@@ -214,7 +221,7 @@ def _remove_unused(path: Path, limit: float) -> None:
 
 
 def find_change(folder: Path, files: Files) -> str | None:
-    """The first file that differs in the unpacked `folder` from what it must be; None if there is none."""
+    """Return the first file of the unpacked `folder` that differs from `files`; None if no file differs."""
     for name, (mode, content) in files.items():
         path = f"{folder}/{name}"
         try:
@@ -229,46 +236,49 @@ def find_change(folder: Path, files: Files) -> str | None:
             return name
     start = len(f"{folder}/")
     for parent, folders, names in os.walk(folder):
-        folders[:] = [each for each in folders if each != "__pycache__"]  # Python writes it when it imports
-        for each in names:
-            if f"{parent}/{each}"[start:] not in files:
-                return f"{parent}/{each}"[start:]
+        folders[:] = [
+            folder_name for folder_name in folders if folder_name != "__pycache__"
+        ]  # Python writes it when it imports
+        for file_name in names:
+            if f"{parent}/{file_name}"[start:] not in files:
+                return f"{parent}/{file_name}"[start:]
     return None
 
 
 def unpack(folder: Path, files: Files) -> None:
-    """Write the files into `folder`, a name that nobody else uses. Not flushed to the disk: the archive has been.
+    """Write the files into `folder`, a name that nobody else uses.
 
-    What is there already was made by this call, and the answer was lost (NFS): so nothing is made by O_EXCL.
+    Nothing is flushed to the disk: the archive has been flushed. A file that exists already was made by this call, and
+    NFS lost the answer; therefore no file is created with O_EXCL.
     """
     below = {name[:end] for name in files for end in range(len(name)) if name[end] == "/"}
-    for each in (folder, *(folder / name for name in sorted(below))):
-        each.mkdir(mode=0o755, exist_ok=True)  # a default ACL may give the group more than the umask lets
+    for subfolder in (folder, *(folder / name for name in sorted(below))):
+        subfolder.mkdir(mode=0o755, exist_ok=True)  # a default ACL may give the group more than the umask allows
     for name, (mode, content) in files.items():
         path = f"{folder}/{name}"
         if mode == LINK:
             with contextlib.suppress(FileExistsError):
                 Path(path).symlink_to(os.fsdecode(content))
             continue
-        # Read-only: an editor that follows a traceback to here says so before it changes what waiting runs import.
+        # Read-only: an editor that follows a traceback to this copy warns before it changes the code of waiting runs.
         bits = 0o555 if mode == "755" else 0o444
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, bits), "wb") as file:
             file.write(content)
 
 
 def is_compiled(folder: Path, files: Files, *, is_local: bool) -> bool:
-    """Return True if all modules of the copy have bytecode of this Python. One rank makes what is missing.
+    """Return True if all modules of the copy have bytecode of this Python; one rank writes the missing bytecode.
 
-    Then Python never writes any there: 3.10, 3.11 and early releases of 3.12 and 3.13 put in place what a full disk has
-    cut (CPython issue 126606), and every later import of it fails. On a local disk the other ranks wait: else each
-    would compile all that it imports. On a shared folder they do not.
+    Python itself then never writes bytecode there. 3.10, 3.11 and early releases of 3.12 and 3.13 keep bytecode that a
+    full disk has truncated (CPython issue 126606), and every later import of it fails. On a local disk the other ranks
+    wait, because each would otherwise compile all its imports. On a shared folder they do not wait.
     """
     claim = folder.with_name(f"{folder.name}.compiling")
     missing = _without_bytecode(folder, files)
     if not missing:
         return True
     if not is_local:
-        with contextlib.suppress(OSError):  # of a rank that was killed: two that compile do no harm
+        with contextlib.suppress(OSError):  # the claim of a killed rank; two ranks that compile do no harm
             if time.time() - claim.stat().st_mtime > _COMPILES_S:
                 claim.unlink()
     try:
@@ -287,7 +297,7 @@ def is_compiled(folder: Path, files: Files, *, is_local: bool) -> bool:
 
 
 def _waits_for(claim: Path) -> bool:
-    """Wait until a claim on a local disk is free; False if it is not in time."""
+    """Wait until a claim on a local disk is free; return False if it is not free in time."""
     deadline = time.monotonic() + _UNPACK_WAIT_S
     while (give_back := take(claim, is_local=True)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -297,7 +307,7 @@ def _waits_for(claim: Path) -> bool:
 
 
 def _without_bytecode(folder: Path, files: Files) -> dict[str, str]:
-    """Module -> where its bytecode is to be."""
+    """Return the path that the bytecode must have, for each module without bytecode."""
     there: dict[str, set[str]] = {}
     missing = {}
     for name, (mode, _) in files.items():
@@ -316,13 +326,13 @@ def _without_bytecode(folder: Path, files: Files) -> dict[str, str]:
 
 
 def _compile(source: str, target: str) -> None:
-    """Puts the bytecode of one file in place when it is whole on the disk: `py_compile` does not look.
+    """Write the bytecode of one file, and move it into place only if it is complete, which `py_compile` does not check.
 
-    It is taken as it is (PEP 552, unchecked): it is the sources that are compared. Of what is no Python there is none:
-    whoever imports it is told.
+    Python uses the bytecode unchecked (PEP 552), because the sources are compared. A file that is not valid Python gets
+    no bytecode; its import raises the error.
 
     Raises:
-        OSError, EOFError, ValueError: there was no room for it.
+        OSError, EOFError, ValueError: the disk has no room for the bytecode.
     """
     temporary = f"{target}.{uuid.uuid4().hex}"
     try:
@@ -341,12 +351,13 @@ def _compile(source: str, target: str) -> None:
 
 
 def ensure_unpacked(folder: Path, files: Files, *, is_local: bool) -> Path:
-    """Return `folder` with exactly these files. Every rank calls it; one unpacks, the others wait.
+    """Return `folder` with exactly these files. Every rank calls this function; one unpacks, the others wait.
 
-    The folder appears whole, by a rename. One that was changed is set aside and written anew.
+    The folder appears complete, by a rename. A folder that was changed is set aside and written again.
 
     Raises:
-        RefusedCodeError: the files do not stay what was submitted; OSError: they cannot be written.
+        RefusedCodeError: the files do not stay as they were submitted.
+        OSError: the files cannot be written.
     """
     if find_change(folder, files) is None:
         return folder
@@ -370,7 +381,7 @@ def _unpack_anew(folder: Path, files: Files, change: str) -> None:
             folder.rename(folder.with_name(f"{folder.name}.changed-{uuid.uuid4().hex[:8]}"))
     try:
         unpack(temporary, files)
-        with contextlib.suppress(OSError):  # it is there by now: another rank was faster
+        with contextlib.suppress(OSError):  # another rank was faster, and the folder exists by now
             temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -378,9 +389,9 @@ def _unpack_anew(folder: Path, files: Files, change: str) -> None:
 
 @contextlib.contextmanager
 def _turn(folder: Path, *, is_local: bool) -> Iterator[None]:
-    """Wait until nobody unpacks `folder`, or until another folder stands there, and keep others from it.
+    """Wait until nobody unpacks `folder`, or another folder has taken its place; meanwhile others wait for this rank.
 
-    This only saves work: whoever unpacks may have been killed or stopped, and two that unpack do no harm.
+    This only saves work: the rank that unpacks may have been killed or stopped, and two that unpack do no harm.
     """
     claim, first = folder.with_name(f"{folder.name}.unpacking"), _inode(folder)
     deadline = time.monotonic() + _UNPACK_WAIT_S
@@ -406,10 +417,10 @@ def _inode(folder: Path) -> int | None:
 
 
 def take(claim: Path, *, is_local: bool) -> Callable[[], None] | None:
-    """Take a claim and return what gives it back; None if somebody has it.
+    """Take a claim and return a function that gives it back; None if another process has the claim.
 
-    On a local disk the claim is a flock, which ends with its process. On a shared folder locks may not hold, or hang:
-    there it is that the file exists.
+    On a local disk the claim is a flock, which ends with its process. On a shared folder locks may not work, or hang,
+    so the claim is the existence of the file.
     """
     if is_local:
         descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -1,1 +1,1 @@
-"""A run started once more, from the code that it had: `hpc-trainer reproduce`."""
+"""Second start of a run from its original code: `hpc-trainer reproduce`."""

@@ -1,4 +1,4 @@
-"""The code of a run that nothing was frozen of: the revision that git recorded, with the difference that it had."""
+"""Code of a run without frozen code: the recorded git revision, with the recorded uncommitted difference."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _OURS = "hpc_trainer"
 
 
 def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) -> Snapshot | None:
-    """The code that the run imported, to be frozen; None if all of it was installed.
+    """Return the code that the run imported, ready to be frozen; None if all of it was installed.
 
-    Nothing is written but a folder that is gone afterwards: the repositories stay as they are.
+    Only a temporary folder is written; the repositories stay unchanged.
 
     Args:
-        recorded: `code` of the record of what the run ran with.
+        recorded: `code` in the record of the run's environment.
 
     Raises:
-        RunStateError: it cannot be had back: no checkout, a revision that is gone, a difference that was not kept.
+        RunStateError: the code cannot be restored: there is no checkout, the revision is gone, or the difference was
+            not kept.
     """
     if spec.is_program:
         raise RunStateError(
@@ -37,8 +38,8 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
         )
     places = {name: place for name, place in (recorded.get("places") or {}).items() if name != _OURS}
     mine = {name: _checkout_of(place, recorded.get("checkouts") or []) for name, place in places.items()}
-    installed = [name for name, found in mine.items() if found is None and _is_installed(places[name])]
-    lost = sorted(name for name, found in mine.items() if found is None and name not in installed)
+    installed = [name for name, checkout in mine.items() if checkout is None and _is_installed(places[name])]
+    lost = sorted(name for name, checkout in mine.items() if checkout is None and name not in installed)
     if lost:
         raise RunStateError(
             f"{', '.join(lost)} was imported from {places[lost[0]]}, which is no git checkout, and nothing was frozen "
@@ -46,7 +47,9 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
         )
     with tempfile.TemporaryDirectory(prefix="hpc-trainer-checkout-") as folder:
         entries = []
-        for number, checkout in enumerate({each["top"]: each for each in mine.values() if each}.values()):
+        for number, checkout in enumerate(
+            {checkout["top"]: checkout for checkout in mine.values() if checkout}.values()
+        ):
             top = Path(folder, str(number), Path(checkout["top"]).name)
             write_checkout(checkout, top)
             inside = (Path(place) for name, place in places.items() if mine[name] is checkout)
@@ -68,10 +71,10 @@ def _is_installed(place: str) -> bool:
 
 
 def write_checkout(checkout: Mapping[str, Any], folder: Path) -> None:
-    """Writes the files of the recorded revision into `folder`, which must not exist, and applies the difference.
+    """Write the files of the recorded revision into `folder`, which must not exist, and apply the difference.
 
     Raises:
-        RunStateError: the revision is not there, or the difference was not kept or does not apply.
+        RunStateError: the revision is missing, or the difference was not kept or does not apply.
     """
     top, revision, digest = str(checkout["top"]), str(checkout["revision"]), checkout.get("diff_sha256")
     if checkout.get("diff") is None and digest is not None:
@@ -79,7 +82,7 @@ def write_checkout(checkout: Mapping[str, Any], folder: Path) -> None:
             f"{top} had a difference from {revision[:12]} that was too long to be kept: the code of then is not known. "
             "Submit with snapshot=git."
         )
-    repository = next((each for each in (top, os.curdir) if _has(each, revision)), None)
+    repository = next((candidate for candidate in (top, os.curdir) if _has(candidate, revision)), None)
     if repository is None:
         raise RunStateError(
             f"the run's code is revision {revision} of {checkout.get('remote') or top}, and neither {top} nor the "
@@ -91,7 +94,7 @@ def write_checkout(checkout: Mapping[str, Any], folder: Path) -> None:
     _git(repository, "checkout-index", "--all", f"--prefix={folder}/", more=index)
     if checkout.get("diff"):
         text = str(checkout["diff"]).encode(errors="surrogateescape")
-        # Apart from any repository around it, whose files git would look for.
+        # Keeps git from looking for files of a repository around the folder.
         alone = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
         try:
             _git(str(folder), "apply", "--whitespace=nowarn", "-", more=alone, given=text)
@@ -110,7 +113,11 @@ def _has(repository: str, revision: str) -> bool:
 
 
 def _git(folder: str, *argv: str, **options: Any) -> None:
-    """`options`: of `run_git`."""
+    """Run git in a folder; `options` are passed to `run_git`.
+
+    Raises:
+        RunStateError: git cannot be run, or fails.
+    """
     try:
         done = run_git(folder, *argv, timeout_s=300, **options)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -121,7 +128,7 @@ def _git(folder: str, *argv: str, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _imports_from(folder: str, entries: list[str]) -> Iterator[None]:
-    """Packages are looked for in `entries` first, and not in the current folder."""
+    """Make Python look for packages in `entries` first, and not in the present current folder."""
     here, path = Path.cwd(), sys.path[:]
     os.chdir(folder)
     sys.path[:0] = entries

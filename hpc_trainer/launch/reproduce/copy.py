@@ -1,4 +1,4 @@
-"""The copy of a run: the same configuration, logged at each step, in a sweep of its own, with the code of then."""
+"""Copy of a run: the same configuration and original code, logged at each step, in its own sweep."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ _EXECUTOR = "cluster.executor="
 
 
 def copy_of(spec: RunSpec, sweep: SweepPaths, words: Sequence[str], *, may_differ: bool = False) -> RunSpec:
-    """The run as it is started again: of the same identity, unless `may_differ`.
+    """Return the spec of the copy; it has the run's identity unless `may_differ`.
 
     Args:
-        words: overrides of `cluster.*` and `hardware.*`; `cluster.executor=slurm` gives it to Slurm. Without that it
-            runs on this machine.
-        may_differ: changes of the hardware that count may be among them: other ranks, another kind of device.
+        words: overrides of `cluster.*` and `hardware.*`. With `cluster.executor=slurm` the copy runs on Slurm, without
+            it on this machine.
+        may_differ: allow hardware changes that affect results: other ranks, another kind of device.
 
     Raises:
-        ConfigError: an override is wrong, or makes another run of it.
+        ConfigError: an override is wrong, or turns the run into another one.
     """
     executors = [word.partition("=")[2] for word in words if word.startswith(_EXECUTOR)] or [Executor.local.value]
-    if executors[-1] not in [each.value for each in Executor]:
-        raise ConfigError(f"{_EXECUTOR}{executors[-1]} must be one of {', '.join(each.value for each in Executor)}.")
+    if executors[-1] not in [executor.value for executor in Executor]:
+        raise ConfigError(
+            f"{_EXECUTOR}{executors[-1]} must be one of {', '.join(executor.value for executor in Executor)}."
+        )
     changes = [word for word in words if not word.startswith(_EXECUTOR)]
     if changes:
         spec = change_specs([spec], changes, may_differ=may_differ)[0]
@@ -60,16 +62,17 @@ def copy_of(spec: RunSpec, sweep: SweepPaths, words: Sequence[str], *, may_diffe
 
 
 def take_archive(digest: str, was: SweepPaths, now: SweepPaths) -> tuple[str, frozenset[str]]:
-    """Copies the frozen code of a run into the sweep of its copy.
-
-    Returns:
-        Its digest, 64 hex digits, and the packages in it.
+    """Copy the frozen code of a run into the sweep of its copy.
 
     Args:
-        digest: its first 12 digits at least.
+        digest: at least the first 12 digits of the code's digest.
+
+    Returns:
+        The code's digest (64 hex digits), and the packages in the code.
 
     Raises:
-        RunStateError: it is gone or was changed; UntrustedFileError: others may have changed it.
+        RunStateError: the code is gone or was changed.
+        UntrustedFileError: others may have changed the code.
     """
     source = archive_of(was, digest)
     if not source.exists():
@@ -89,25 +92,28 @@ def take_archive(digest: str, was: SweepPaths, now: SweepPaths) -> tuple[str, fr
 def start_copy(
     spec: RunSpec, sweep: SweepPaths, *, digest: str | None, code: Snapshot | None, command_line: Sequence[str]
 ) -> list[str]:
-    """Submits the copy; the ids of its jobs.
+    """Submit the copy and return the ids of its jobs.
 
     Args:
-        digest: of the code that it starts from; None: what is installed.
-        code: that code, if it does not lie in the sweep's folder yet.
+        digest: digest of the code that the copy starts from; None: the installed code.
+        code: that code, if it is not in the sweep's folder yet.
 
     Raises:
-        ConfigError, SubmitError, SlurmError: as a submit.
+        ConfigError, SubmitError, SlurmError: as in a submit.
     """
     grid = grid_of_specs(sweep, [spec])
     set_umask(grid.group_readable)
     with submit_lock(sweep) as lock:
         limits = read_limits(with_nodes=True) if grid.executor is Executor.slurm else None
         plan = dataclasses.replace(build_plan(grid, limits=limits), code=digest)
-        return [each.job_id for each in submit_plan(plan, command_line=command_line, code=code, lock=lock).arrays]
+        return [array.job_id for array in submit_plan(plan, command_line=command_line, code=code, lock=lock).arrays]
 
 
 def place_of(was: SweepPaths, run_id: str) -> SweepPaths:
-    """A folder that is not there yet, absolute, within that of the run's sweep: no verb takes it for one of yours."""
+    """Return an unused sweep folder for the copy, as an absolute path.
+
+    The folder is inside the folder of the run's sweep, so that no command treats it as one of the user's own sweeps.
+    """
     folder = was.folder.absolute() / "reproduced"
     numbers = (number for number in range(1, 10_000) if not Path(folder, f"{run_id}-{number}").exists())
     return SweepPaths(folder / f"{run_id}-{next(numbers)}")

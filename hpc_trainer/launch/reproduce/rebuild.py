@@ -1,4 +1,4 @@
-"""An environment of the recorded versions: a venv of its own, filled by pip."""
+"""Environment with the recorded versions: a new venv, filled by pip."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _LAST_LINES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What was installed, and what could not be."""
+    """Rebuilt environment, with its installed distributions and those that could not be installed."""
 
     python: str
-    """Of the new environment, an absolute path."""
+    """Absolute path of the new environment's Python."""
     requirements: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Distributions that came from folders, in words: pip cannot have back what stood there then."""
+    """Descriptions of distributions that came from folders: pip cannot restore the folders' former content."""
 
 
 def requirements_of(record: Mapping[str, Any], frozen: Collection[str]) -> tuple[list[str], list[str]]:
-    """What pip installs for a record, and in words what it cannot.
+    """Return pip's requirements for a record, and descriptions of the distributions that pip cannot install.
 
     Args:
-        frozen: packages that come from frozen code: their distributions are not installed.
+        frozen: packages that come from frozen code; their distributions are not installed.
     """
     wanted, left_out = [], []
     for name, version in record["packages"].items():
@@ -61,17 +61,17 @@ def _is_file(url: str) -> bool:
 def rebuild(
     record: Mapping[str, Any], folder: Path, *, frozen: Collection[str], say: Callable[[str], None] = lambda _: None
 ) -> Rebuilt:
-    """Makes the environment below `folder`, unless it stands there from before. Seconds to many minutes.
+    """Create the environment below `folder`, unless it exists already. Takes seconds to many minutes.
 
-    pip takes packages from where it is configured to (`PIP_INDEX_URL`, `PIP_FIND_LINKS` ..). Nothing but what is
-    recorded is installed: dependencies are among it.
+    pip uses its configured sources (`PIP_INDEX_URL`, `PIP_FIND_LINKS` ..). Only recorded distributions are installed;
+    the record includes dependencies.
 
     Raises:
-        RunStateError: there is no such Python here, or pip cannot have a package back.
+        RunStateError: this machine lacks the recorded Python, or pip cannot install a package.
     """
     python = _python_of(str(record["python"].get("version")))
     wanted, left_out = requirements_of(record, frozen)
-    text = "".join(f"{each}\n" for each in wanted)
+    text = "".join(f"{requirement}\n" for requirement in wanted)
     name = hashlib.sha256(f"{record['python'].get('version')}\n{platform.machine()}\n{text}".encode()).hexdigest()[:12]
     place = folder / f"environment-{name}"
     made = Rebuilt(python=str(place / "bin" / "python"), requirements=tuple(wanted), left_out=tuple(left_out))
@@ -89,14 +89,18 @@ def rebuild(
 
 
 def _python_of(version: str) -> str:
-    """The Python of this machine with the same minor version: this one, or one on PATH."""
+    """Return a Python of this machine with the same minor version: the running one, or one on PATH.
+
+    Raises:
+        RunStateError: there is no such Python.
+    """
     minor = ".".join(version.split(".")[:2])
     if minor == ".".join(platform.python_version_tuple()[:2]):
         return sys.executable
-    found = shutil.which(f"python{minor}")
-    if found is None:
+    path = shutil.which(f"python{minor}")
+    if path is None:
         raise RunStateError(f"the run had Python {version}, and there is no python{minor} on PATH. Install it first.")
-    return found
+    return path
 
 
 def _run(command: list[str], what: str) -> None:
@@ -113,5 +117,5 @@ def _run(command: list[str], what: str) -> None:
 
 
 def _environ() -> dict[str, str]:
-    """What PYTHONPATH names must not pass for installed."""
+    """Return the environment without PYTHONPATH and PYTHONHOME, whose packages must not count as installed."""
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}

@@ -1,7 +1,7 @@
 """`hydra/launcher=hpc_trainer`: the points of a Hydra app's grid as frozen runs (docs/hydra_apps.md).
 
-Hydra imports this at the start of each of its programs, so it imports Hydra alone. It lies in a namespace package, as
-Hydra finds its plugins: `hydra_plugins` has no `__init__.py`.
+Hydra imports this module at the start of each of its programs, so the module imports only Hydra. Hydra finds plugins in
+a namespace package: `hydra_plugins` has no `__init__.py`.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from omegaconf import DictConfig
 
 @dataclass
 class LauncherConf:
-    """`hydra.launcher`: where and how the runs work. What is null is as for `hpc-trainer submit`."""
+    """Keys of `hydra.launcher`: where and how the runs work. A null key has the default of `hpc-trainer submit`."""
 
     _target_: str = "hydra_plugins.hpc_trainer_launcher.HpcTrainerLauncher"
     wait: bool | None = None
-    """true: until the runs have ended. false: return at once. null: wait for sweepers that need values (Optuna's)."""
+    """true: wait until the runs end. false: return at once. null: wait if the sweeper needs values (Optuna's)."""
     fresh: bool = False
-    """true: begin anew what was done before, and set its folder aside."""
+    """true: start finished runs again from the beginning, and set their folders aside."""
     hardware: str | None = None
     cluster: str | None = None
     partition: str | None = None
@@ -32,10 +32,10 @@ class LauncherConf:
     time_limit_min: int | None = None
     sweep_name: str | None = None
     overrides: list[str] = field(default_factory=list)
-    """Further words as they stand before `--app`: ["hardware.num_nodes=2", "train.command_per=node"]."""
+    """Further overrides, as typed before `--app`: ["hardware.num_nodes=2", "train.command_per=node"]."""
 
 
-# Without a schema: the app's own configuration may have keys of another sweeper.
+# No schema: the app's own configuration may have keys of another sweeper.
 _SWEEPER = {"_target_": "hydra_plugins.hpc_trainer_launcher.HpcTrainerSweeper", "params": None}
 
 _store = ConfigStore.instance()
@@ -44,27 +44,27 @@ _store.store(group="hydra/sweeper", name="hpc_trainer", node=_SWEEPER, provider=
 
 
 class HpcTrainerSweeper(BasicSweeper):
-    """Hydra's own sweeper for `--app`, but each point is composed once and not twice: our launcher does it."""
+    """Hydra's own sweeper for `--app`; only our launcher composes the points, so each is composed once, not twice."""
 
     def __init__(self, params: dict[str, str] | None = None, **others: Any) -> None:
         super().__init__(max_batch_size=None, params=params)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Left to the launcher."""
+        """Do nothing: the launcher composes and checks the points."""
 
 
 class HpcTrainerLauncher(Launcher):
-    """Hands a batch of points to `hpc_trainer.hydra_apps.launching`."""
+    """Launcher that hands a batch of points to `hpc_trainer.hydra_apps.launching`."""
 
     def __init__(self, **keys: Any) -> None:
         self._keys = keys
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called once, before the first batch."""
+        """Store Hydra's state; Hydra calls this once, before the first batch."""
         self._given = (hydra_context, task_function, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Submits a run for each of these lists of overrides."""
+        """Submit a run for each list of overrides, and return the results."""
         from hpc_trainer.hydra_apps.launching import launch
 
         return launch(*self._given, self._keys, job_overrides, initial_job_idx)
