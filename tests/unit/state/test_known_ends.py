@@ -132,6 +132,22 @@ def test_what_slurm_once_said_is_known_when_it_has_forgotten_the_job(
         assert submit_grid(grid, retry_failed=True).num_submitted == 0, "a cancelled run is not a failed one"
 
 
+@pytest.mark.parametrize("told", ["journal", "CANCEL"])
+def test_an_end_that_the_runs_own_files_tell_is_not_recorded_again(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, told: str
+) -> None:
+    sweep.submit()
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7\n")
+    sweep.start(age_s=3000)
+    if told == "journal":
+        sweep.end(state=S.FAILED, cause="exception")
+    else:
+        sweep.mark(told)
+    assert _one(sweep).state is (S.FAILED if told == "journal" else S.CANCELLED)
+    assert not sweep.paths.ends.exists()
+
+
 def test_a_later_word_of_slurm_counts_more_than_the_remembered_one(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     """An administrator requeued the job that had been cancelled."""
     sweep.submit()

@@ -113,6 +113,13 @@ def test_the_current_folder_is_on_the_path_as_before_if_it_is_not_frozen(
     assert _start(archive, tmp_path / "elsewhere").stdout.splitlines()[-2] == f"{tmp_path}/elsewhere/sibling.py"
 
 
+def test_nothing_in_the_current_folder_stands_in_for_what_opens_the_archive(project: Path, archive: Path) -> None:
+    write_files(project, {"zipfile.py": "raise SystemExit('of the current folder')\n"})
+    for path in (str(project), "."):
+        done = _start(archive, project, PYTHONPATH=path)
+        assert done.returncode == 5, done.stderr
+
+
 def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: Path, node: Path) -> None:
     folder = node / archive.stem
     assert _start(archive, project).returncode == 5
