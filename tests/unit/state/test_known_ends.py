@@ -148,6 +148,18 @@ def test_an_end_that_the_runs_own_files_tell_is_not_recorded_again(
     assert not sweep.paths.ends.exists()
 
 
+@pytest.mark.parametrize(("specs", "folder"), [(0o600, 0o700), (0o640, 0o750), (0o644, 0o755)])
+def test_who_may_read_the_sweep_may_list_its_ends(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, specs: int, folder: int
+) -> None:
+    sweep.submit()
+    sweep.paths.specs.chmod(specs)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n7\n")
+    assert _one(sweep).state is S.TIMEOUT
+    assert stat.S_IMODE(sweep.paths.ends.stat().st_mode) == folder
+
+
 def test_a_later_word_of_slurm_counts_more_than_the_remembered_one(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     """An administrator requeued the job that had been cancelled."""
     sweep.submit()

@@ -51,6 +51,17 @@ def test_a_run_that_has_ended_and_lacks_its_marker_comes_back(sweep: SweepOnDisk
     assert run.state.needs_submit
 
 
+@pytest.mark.parametrize(("queue", "state"), [("500_0|RUNNING|n7|None|x\n", S.RUNNING), ("", S.UNKNOWN)])
+def test_a_job_that_slurm_has_needs_no_whole_journal(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, queue: str, state: RunState
+) -> None:
+    sweep.start(age_s=3000)
+    with sweep.run().journal(0).open("a") as journal:
+        journal.write("it may have told its end here\n")
+    fake_slurm.answer("squeue", queue)
+    assert _one(sweep).state is state
+
+
 def test_a_result_without_done_is_no_result(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     """Killed between the two; or begun anew."""
     sweep.start(resumed=0)

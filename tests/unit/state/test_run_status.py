@@ -75,6 +75,7 @@ def test_steps_are_shown_as_far_as_they_are_known(sweep: SweepOnDisk, fake_slurm
     assert dataclasses.replace(run, num_steps=0).progress == "7"
     assert dataclasses.replace(run, num_steps=0, step=0).progress == "-"
     assert not dataclasses.replace(run, job_id="host:1:2.3").has_slurm_job
+    assert dataclasses.replace(run, job_id="7_0").has_slurm_job, "of a controller that has just been installed"
 
 
 @pytest.mark.parametrize(("cluster", "own_job"), [(CLUSTER, "600_0"), ("elsewhere", None), (None, None)])

@@ -270,6 +270,14 @@ def test_a_package_behind_a_link_is_frozen_where_it_is(project: Path, runs: Path
     assert names(code, "elsewhere") == ["linked/net.py"]
 
 
+def test_a_package_behind_a_link_of_another_name_is_refused(project: Path, runs: Path, tmp_path: Path) -> None:
+    """The folder that it leads to cannot be imported by the package's name."""
+    write_files(tmp_path / "elsewhere", {"other/net.py": ""})
+    (project / "linked").symlink_to(tmp_path / "elsewhere" / "other")
+    with pytest.raises(ConfigError, match="linked is found at .* a link to another name"):
+        frozen(runs, "linked.net.Net")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_pipes_and_sockets_are_passed_over(project: Path, runs: Path, mode: SnapshotMode) -> None:
     os.mkfifo(project / "my_lab" / "pipe")

@@ -251,6 +251,14 @@ def test_a_time_limit_is_one_that_a_person_would_ask_for() -> None:
         assert need_s / 60 < limit, "the run fits"
 
 
+def test_a_limit_that_is_needed_to_the_minute_is_proposed() -> None:
+    """Half as much again as 20 minutes, with the time for the last save in them, is 30 minutes and not 45."""
+    words = ("experiment=digits", "cluster=slurm", "hardware.time_limit_min=1440")
+    lead_s = facts_of(words).run.spec.shape.signal_lead_s
+    (found,) = _said("time-limit-long", facts_of(words, needs_s=[20 * 60.0 - lead_s]))
+    assert found.set == ("hardware.time_limit_min=30",)
+
+
 def test_saves_at_the_ends_of_attempts_count_as_saves() -> None:
     """Forty saves of a second need no longer interval than 50 s; ten of four seconds would."""
     words = (*SMALL, "checkpoint.every_steps=100")

@@ -17,8 +17,12 @@ from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.monitoring.ledger import RunLedger, TimedOut, ledger_of, match, newest_timeouts
 from hpc_trainer.state.monitoring.ledger_words import duration, ledger_json, ledger_line
+from hpc_trainer.state.status import read_status
+from tests.unit.runs.builders import make_specs
+from tests.unit.state.sweeps import SweepOnDisk
 
 SPENT = {"start_up": 5.0, "imports": 3.0, "step": 80.0, "data_wait": 20.0}
 """Of an attempt whose process began at 1000 and that did 100 steps up to 1108."""
@@ -232,6 +236,18 @@ def test_a_damaged_line_is_told(paths: RunPaths) -> None:
     faults = Faults()
     assert ledger_of(paths, [attempt()], num_gpus=1, faults=faults) is not None
     assert len(faults) == 1
+
+
+def test_a_table_has_the_goodput_of_runs_whose_ledger_tells_of_time(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2))
+    for index, told in enumerate(({"seconds": {}}, {})):
+        sweep.start(index)
+        spent(sweep.run(index), **told)
+    status = read_status(sweep.paths)
+    assert goodputs(status, status.runs) == {sweep.specs[1].run_id: 0.7407}
+    most = [*status.runs] * 100
+    assert goodputs(status, most)
+    assert goodputs(status, [*most, status.runs[0]]) == {}, "a look at many runs does without it"
 
 
 def test_words_and_json(paths: RunPaths) -> None:
