@@ -55,7 +55,7 @@ def test_a_run_that_has_ended_and_lacks_its_marker_comes_back(sweep: SweepOnDisk
 def test_a_job_that_slurm_has_needs_no_whole_journal(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, queue: str, state: RunState
 ) -> None:
-    sweep.start(age_s=3000)
+    sweep.start(age_s=3000, pid=2**22)  # no process of this machine
     with sweep.run().journal(0).open("a") as journal:
         journal.write("it may have told its end here\n")
     fake_slurm.answer("squeue", queue)
