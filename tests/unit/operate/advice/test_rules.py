@@ -270,6 +270,21 @@ def test_saves_at_the_ends_of_attempts_count_as_saves() -> None:
     assert found.set == ("checkpoint.every=auto",)
 
 
+def test_steps_that_were_done_again_count_in_a_run_that_was_interrupted_and_lost_more_than_a_second() -> None:
+    words = (*SMALL, "checkpoint.every_steps=1000")
+    assert _said("saves-seldom", facts_of(words, spent=spent(redone=50.0))) == [], "nothing interrupted it"
+    assert _said("saves-seldom", facts_of(words, attempts=3, spent={"step": 4.0, "redone": 0.9})) == []
+    slow = Pace(steps=10, seconds=1000.0, wait_s=1.0, lines=10)
+    (found,) = _said("saves-seldom", facts_of(words, attempts=3, spent=spent(redone=50.0), pace=slow))
+    assert found.set == ("checkpoint.every_steps=1",), "no step is longer than the best interval"
+
+
+def test_a_compilation_of_less_than_five_seconds_is_not_worth_a_word() -> None:
+    words = (*SMALL, "train.compile=true")
+    assert _said("compile-time", facts_of(words, spent={"step": 1.0, "compile": 4.5})) == []
+    assert len(_said("compile-time", facts_of(words, spent={"step": 1.0, "compile": 5.5}))) == 1
+
+
 def test_a_rank_is_idle_only_beside_others_that_work() -> None:
     def said(*utilisation: float, words: tuple[str, ...] = OWN_LOOP, ranks: int = 2) -> list[Advice]:
         words = (*SLURM, f"hardware=gpu_x{ranks}", *words)
@@ -283,6 +298,8 @@ def test_a_rank_is_idle_only_beside_others_that_work() -> None:
     assert said(0.8, 0.8) == []
     assert said(0.8, 0.0, ranks=8) == [], "of six nobody knows"
     assert said(0.8, 0.0, words=()) == [], "all ranks of the shared loop train"
+    (both,) = said(0.8, 0.0, words=(*OWN_LOOP, "hardware.tasks_per_node=2"))
+    assert {"hardware.gpus_per_node=1", "hardware.tasks_per_node=1"} <= set(both.set)
 
 
 def test_without_gpus_a_rank_that_uses_no_core_is_idle() -> None:

@@ -261,6 +261,9 @@ def test_words_and_json(paths: RunPaths) -> None:
         {"attempt": 0, "job_id": "7_0", "elapsed_s": 108.0, "is_by_slurm": True, "unknown_s": 0.0,
          "seconds": {"step": 80.0, "data_wait": 20.0, "start_up": 5.0, "imports": 3.0}}
     ]  # fmt: skip
+    third = ledger_of(paths, [attempt()], num_gpus=2, allocations=[allocation(1000.0, 325 / 3)])
+    assert third is not None
+    assert ledger_json(third)["attempts"][0]["elapsed_s"] == 108.333, "milliseconds"
     assert [duration(each) for each in (11_520, 200.4, 12.0)] == ["3 h 12 min", "3 min 20 s", "12 s"]
 
 
