@@ -59,7 +59,7 @@ NEAREST = {
     "state/lost": [*_LOST, "state/test_newer_lives.py"],
     "state/monitoring/ask_ledger": ["state/monitoring/test_ledger.py", "operate/test_report.py"],
     "state/monitoring/ledger_words": ["state/monitoring/test_ledger.py"],
-    "state/run_folder": [*_STATE, "state/test_unseen_results.py"],
+    "state/run_folder": [*_STATE, "state/test_unseen_results.py", "state/test_lost_life.py"],
     "state/run_state": [
         "state/test_run_status.py",
         "state/test_ownership.py",
@@ -78,6 +78,7 @@ NEAREST = {
     "launch/frozen_code/changes": ["api/test_changed_code.py"],
     "launch/frozen_code/code_files": [*_FROZEN, "cli/test_permissions.py"],
     "launch/frozen_code/snapshot": ["launch/frozen_code/test_of_command.py"],
+    "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
     "launch/frozen_code/provenance": [*_FROZEN, "launch/reproduce/test_checkout.py"],
     "launch/arrays": ["launch/test_array_parallelism.py"],
     "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],

@@ -134,6 +134,11 @@ def test_a_partition_may_allow_some_qos_only() -> None:
     assert _problems(strict, qos="normal") == _problems(strict, qos="normal,fast", time_limit_min=20) == []
 
 
+def test_accounts_above_go_up_to_the_root() -> None:
+    limits = dataclasses.replace(LIMITS, parents={"team": "lab", "lab": "faculty", "faculty": "root"})
+    assert limits.accounts_above("team") == ["team", "lab", "faculty", "root"]
+
+
 def test_a_guessed_qos_refuses_nothing() -> None:
     two = Association(account="lab", qos=("normal", "fast"), is_default=True)
     guess = dataclasses.replace(LIMITS, associations=(two,), qos_max_time_min={"normal": 5, "fast": 5})

@@ -105,3 +105,13 @@ def test_gpu_hours_count_each_attempt_to_its_end_or_to_the_next(sweep: SweepOnDi
     # An hour up to the next attempt, half an hour up to its end, a quarter of an hour up to now; two GPUs each.
     assert gpu_hours(run) == pytest.approx(2 * 1.75, abs=0.01)
     assert gpu_hours(dataclasses.replace(run, attempts=run.attempts[:1], age_s=time.time())) == 0.0, "a clock was wrong"
+    hour = dataclasses.replace(run.attempts[0], start_time=0.0, end_time=3600.0)
+    assert gpu_hours(dataclasses.replace(run, attempts=[hour])) == 2.0
+
+
+def test_a_heartbeat_of_the_attempt_before_is_no_sign_of_life(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    sweep.start(resumed=0, age_s=7200)
+    sweep.beat(step=7, age_s=5000)
+    sweep.start(attempt=1, resumed=0, age_s=600)
+    assert _one(sweep).age_s == pytest.approx(600, abs=60)

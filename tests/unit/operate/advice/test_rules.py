@@ -279,6 +279,14 @@ def test_steps_that_were_done_again_count_in_a_run_that_was_interrupted_and_lost
     assert found.set == ("checkpoint.every_steps=1",), "no step is longer than the best interval"
 
 
+def test_memory_that_keeps_nobody_from_the_other_gpus_is_nothing_to_say() -> None:
+    """A node of eight GPUs with 2 TB has 256 GB for each."""
+    used = [rank(most_rss=1 * GB, utilisation=0.9)]
+    assert _said("host-memory", facts_of((*GPU, "hardware.mem_gb_per_gpu=256"), ranks=used)) == []
+    (found,) = _said("host-memory", facts_of((*GPU, "hardware.mem_gb_per_gpu=300"), ranks=used))
+    assert found.set[0].startswith("hardware.mem_gb_per_gpu=")
+
+
 def test_a_compilation_of_less_than_five_seconds_is_not_worth_a_word() -> None:
     words = (*SMALL, "train.compile=true")
     assert _said("compile-time", facts_of(words, spent={"step": 1.0, "compile": 4.5})) == []
