@@ -112,6 +112,15 @@ def test_where_the_schedule_lets_it(
         hpc_trainer.submit(*longer, extend=True)
 
 
+def test_a_longer_run_of_another_training_hides_no_twin(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    short = _ids(hpc_trainer.submit(*GRID, "train.num_steps=100"))
+    _done(sweep, fake_slurm, short, 100)
+    other = _ids(hpc_trainer.submit(*GRID, "train.num_steps=200", "optim.weight_decay=0.3"))
+    _done(sweep, fake_slurm, other, 200)
+    assert {each[:-10] for each in other} == {each[:-10] for each in short}, "one label"
+    assert [each.twin for each in hpc_trainer.plan(*GRID, "train.num_steps=300").twins] == short
+
+
 def test_the_first_of_many_that_cannot_go_on_are_named(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     grid = [each for each in GRID if not each.startswith(("schedule=", "seed="))] + [
         "schedule=cosine",

@@ -15,10 +15,13 @@ from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.reading import read_lines
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import Faults, read_lines
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import log_header
+from hpc_trainer.state.known_ends import read_ends
 from hpc_trainer.state.status import RunStatus, read_status
 from hpc_trainer.state.submissions import write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid
@@ -158,6 +161,18 @@ def test_who_may_read_the_sweep_may_list_its_ends(
     fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n7\n")
     assert _one(sweep).state is S.TIMEOUT
     assert stat.S_IMODE(sweep.paths.ends.stat().st_mode) == folder
+
+
+@pytest.mark.parametrize("newer", ["a", "b"])
+def test_of_two_hosts_words_on_one_job_the_newer_counts(sweep: SweepOnDisk, newer: str) -> None:
+    make_folder(sweep.paths.ends)
+    for host in ("a", "b"):
+        state, told_time = (S.TIMEOUT, 200.0) if host == newer else (S.CANCELLED, 100.0)
+        line = {"uuid": "u", "job_id": "500_0", "state": state, "cause": "told", "node": "n7", "time": told_time}
+        append_lines(sweep.paths.ends / f"{host}.jsonl", [line], sealed=True)
+    faults = Faults()
+    assert read_ends(sweep.paths, faults) == {("u", "500_0"): ((S.TIMEOUT, "told", "n7"), 200.0)}
+    assert faults == []
 
 
 def test_a_later_word_of_slurm_counts_more_than_the_remembered_one(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

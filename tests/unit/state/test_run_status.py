@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
 from hpc_trainer.runs.states import NOT_FINITE, RunState
 from hpc_trainer.state.run_status import RunStatus, gpu_hours
 from hpc_trainer.state.status import read_status
@@ -107,6 +108,22 @@ def test_gpu_hours_count_each_attempt_to_its_end_or_to_the_next(sweep: SweepOnDi
     assert gpu_hours(dataclasses.replace(run, attempts=run.attempts[:1], age_s=time.time())) == 0.0, "a clock was wrong"
     hour = dataclasses.replace(run.attempts[0], start_time=0.0, end_time=3600.0)
     assert gpu_hours(dataclasses.replace(run, attempts=[hour])) == 2.0
+
+
+def test_only_a_run_at_work_shows_what_is_wrong_with_its_device(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0)
+    warning = DeviceWarning(
+        rank=0, trouble=Trouble.hot, node="n7", device="H100", detail="up to 93 °C", since=1.0, last=2.0, seconds=1.0
+    )
+    sweep.run().telemetry.mkdir()
+    write_warnings(sweep.run(), 0, 0, [warning])
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    assert _one(sweep).device_warning == warning.text
+    fake_slurm.answer("squeue", "500_0|PENDING||BeginTime|x\n")
+    assert (_one(sweep).state, _one(sweep).device_warning) == (S.REQUEUED, None)
+    sweep.end(state=S.REQUEUED, cause="preempted")
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    assert (_one(sweep).state, _one(sweep).device_warning) == (S.RUNNING, None), "the next attempt has not begun"
 
 
 def test_a_heartbeat_of_the_attempt_before_is_no_sign_of_life(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
