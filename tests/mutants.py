@@ -68,7 +68,7 @@ NEAREST = {
         "state/test_newer_lives.py",
     ],
     "state/run_status": [*_STATE, "operate/test_why.py"],
-    "state/status": [*_LOST, "state/test_nothing_to_ask.py"],
+    "state/status": [*_LOST, "state/test_nothing_to_ask.py", "state/test_run_status.py"],
     "state/submission_fields": ["state/test_submissions.py"],
     "slurm/limits": ["slurm/test_read_limits.py", "slurm/test_preflight.py", "launch/test_arrays.py"],
     "slurm/preemption": ["slurm/test_jobs.py"],

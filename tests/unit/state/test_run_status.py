@@ -65,6 +65,15 @@ def test_a_run_in_slurm_s_queue_does_not_wait_in_the_sweep_s(sweep: SweepOnDisk,
     assert (run.state, run.waits_in_sweep, run.job_id, run.waiting_job) == (S.PENDING, True, None, None)
 
 
+def test_who_brings_in_what_waits_is_known_only_with_a_queue(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    write_waiting(sweep.paths, [sweep.specs[0].run_id], "no room", None)
+    fake_slurm.answer("squeue", "")
+    (note,) = read_status(sweep.paths).notes
+    assert note.startswith("1 run(s) wait in the sweep's own queue, and no top-up job is queued. The submit command")
+    fake_slurm.answer("squeue", error="Unable to contact slurm controller", code=1)
+    assert "1 run(s) wait in the sweep's own queue." in read_status(sweep.paths).notes
+
+
 def test_steps_are_shown_as_far_as_they_are_known(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
     num_steps = sweep.specs[0].num_steps

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.config.schema.data import ImageShardsConfig
 from hpc_trainer.operate.advice import facts
 from hpc_trainer.operate.advice.advised import Tuned, next_words
 from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of
+from hpc_trainer.operate.advice.of_data import _not_staged
 from hpc_trainer.operate.advice.of_request import _idle_among
 from hpc_trainer.operate.advice.rule import Advice, with_values
 from hpc_trainer.operate.advice.rules import RULES, advice_of
@@ -277,6 +279,18 @@ def test_steps_that_were_done_again_count_in_a_run_that_was_interrupted_and_lost
     slow = Pace(steps=10, seconds=1000.0, wait_s=1.0, lines=10)
     (found,) = _said("saves-seldom", facts_of(words, attempts=3, spent=spent(redone=50.0), pace=slow))
     assert found.set == ("checkpoint.every_steps=1",), "no step is longer than the best interval"
+
+
+def test_shards_are_staged_where_a_rank_waits_for_them_with_cores_to_spare() -> None:
+    def found(cpus: float = 0.3, stage_dir: str | None = None) -> int:
+        facts = facts_of(pace=waiting(0.5), ranks=[rank(cpus=cpus)])
+        data = ImageShardsConfig(path="shards", stage_dir=stage_dir)
+        return len([*_not_staged(dataclasses.replace(facts, config=dataclasses.replace(facts.config, data=data)))])
+
+    assert found() == 1
+    assert found(stage_dir="$TMPDIR") == 0
+    assert found(cpus=0.99) == 0
+    assert [*_not_staged(facts_of(pace=waiting(0.5)))] == [], "no shards"
 
 
 def test_memory_that_keeps_nobody_from_the_other_gpus_is_nothing_to_say() -> None:
