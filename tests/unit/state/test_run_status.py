@@ -63,6 +63,8 @@ def test_a_run_in_slurm_s_queue_does_not_wait_in_the_sweep_s(sweep: SweepOnDisk,
     write_waiting(sweep.paths, [sweep.specs[0].run_id], "no room", None)
     run = _one(sweep)
     assert (run.state, run.waits_in_sweep, run.job_id, run.waiting_job) == (S.PENDING, True, None, None)
+    fake_slurm.answer("squeue", "500_0|COMPLETING|n7|None|x\n")
+    assert (_one(sweep).waits_in_sweep, _one(sweep).own_job) == (True, None), "the job that it had is not its own now"
 
 
 def test_who_brings_in_what_waits_is_known_only_with_a_queue(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
