@@ -264,6 +264,10 @@ def test_words_and_json(paths: RunPaths) -> None:
     third = ledger_of(paths, [attempt()], num_gpus=2, allocations=[allocation(1000.0, 325 / 3)])
     assert third is not None
     assert ledger_json(third)["attempts"][0]["elapsed_s"] == 108.333, "milliseconds"
+    lost = attempt(1, start_time=2000.0, end_time=2000 + 100 / 3, resumed_step=100)
+    unknown = ledger_of(paths, [attempt(), lost], num_gpus=2)
+    assert unknown is not None
+    assert ledger_json(unknown)["attempts"][1]["unknown_s"] == 33.333
     assert [duration(each) for each in (11_520, 200.4, 12.0)] == ["3 h 12 min", "3 min 20 s", "12 s"]
 
 
