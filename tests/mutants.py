@@ -17,7 +17,6 @@ import inspect
 import json
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -27,7 +26,7 @@ import time
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ctypes import CDLL
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ NEAREST = {
     "state/lost": [*_LOST, "state/test_newer_lives.py"],
     "state/monitoring/ask_ledger": ["state/monitoring/test_ledger.py", "operate/test_report.py"],
     "state/monitoring/ledger_words": ["state/monitoring/test_ledger.py"],
-    "state/run_folder": _STATE,
+    "state/run_folder": [*_STATE, "state/test_unseen_results.py", "state/test_lost_life.py"],
     "state/run_state": [
         "state/test_run_status.py",
         "state/test_ownership.py",
@@ -68,10 +67,10 @@ NEAREST = {
         "state/test_unseen_results.py",
         "state/test_newer_lives.py",
     ],
-    "state/run_status": _STATE,
-    "state/status": [*_LOST, "state/test_nothing_to_ask.py"],
+    "state/run_status": [*_STATE, "operate/test_why.py"],
+    "state/status": [*_LOST, "state/test_nothing_to_ask.py", "state/test_run_status.py"],
     "state/submission_fields": ["state/test_submissions.py"],
-    "slurm/limits": ["slurm/test_read_limits.py", "launch/test_preflight.py", "launch/test_arrays.py"],
+    "slurm/limits": ["slurm/test_read_limits.py", "slurm/test_preflight.py", "launch/test_arrays.py"],
     "slurm/preemption": ["slurm/test_jobs.py"],
     "slurm/states": ["slurm/test_jobs.py", "slurm/test_queue.py", "slurm/test_accounting.py"],
     "launch/extend": ["api/test_extend.py"],
@@ -79,6 +78,7 @@ NEAREST = {
     "launch/frozen_code/changes": ["api/test_changed_code.py"],
     "launch/frozen_code/code_files": [*_FROZEN, "cli/test_permissions.py"],
     "launch/frozen_code/snapshot": ["launch/frozen_code/test_of_command.py"],
+    "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
     "launch/frozen_code/provenance": [*_FROZEN, "launch/reproduce/test_checkout.py"],
     "launch/arrays": ["launch/test_array_parallelism.py"],
     "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],
@@ -163,16 +163,30 @@ Drawn = tuple[int, Mutant, str]
 """Number in the draw, and the source with the error."""
 
 
-class Player:
-    """A plugin of pytest that plays the collected tests of each mutant in a fork, in place of all tests once."""
+class Failures:
+    """A plugin of pytest that writes the first test that fails into the log."""
 
-    def __init__(self, drawn: Sequence[Drawn], killers: dict[int, str], log: Path) -> None:
-        self._drawn, self._killers, self._log = drawn, killers, log
-        self._failed: list[str] = []
+    def __init__(self, log: Path) -> None:
+        self._log, self._failed = log, ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self._failed.append(report.nodeid)
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed and not self._failed:
+            self._failed = report.nodeid
+            self._log.write_text(self._failed)
+
+
+class Player(Failures):
+    """A plugin of pytest that plays the collected tests of each mutant in a fork, in place of all tests once."""
+
+    def __init__(self, drawn: Sequence[Drawn], answers: Answers, log: Path) -> None:
+        super().__init__(log)
+        self._drawn, self._answers = drawn, answers
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -181,34 +195,58 @@ class Player:
         of_file: dict[str, list[pytest.Item]] = {}
         for item in session.items:
             of_file.setdefault(str(item.path.relative_to(Path.cwd())), []).append(item)
+        judge = Judge(lambda test: self._play([each for each in session.items if each.nodeid == test], {}), self._log)
         for number, mutant, source in self._drawn:
+            self._answers.begin(number)
             items = [item for test in nearest_tests(mutant.path) for item in of_file.get(test, ())]
             try:
-                play = functools.partial(self._play, items, functions_of(mutant.path, source))
-            except Exception as error:  # it counts as one that lives
-                _say(f"{number:3} {mutant}: the function cannot be replaced ({error!r})")
+                changed = functions_of(mutant.path, source)
+            except Exception as error:
+                _say(f"{number:3} {mutant}: the function cannot be replaced ({error!r}), so all is imported anew")
+                self._answers.end(number, _IRREPLACEABLE)
                 continue
-            self._killers[number] = _killer_of(number, mutant, source, play, self._log)
-        # A test that fails without a mutant too has killed none.
-        killing = set(self._killers.values())
-        checked = [item for item in session.items if item.nodeid in killing]
-        _in_fork(functools.partial(self._play, checked, {}), 10**6, 10**6)
-        failing = {line.partition(" ")[2] for line in self._log.read_text().splitlines()}
-        for number, killer in self._killers.items():
-            if killer in failing:
-                self._killers[number] = ""
-                _say(f"{number}: {killer} fails without a mutant too")
+            play = functools.partial(self._play_but, items, changed)
+            self._answers.end(number, judge.killer_of(number, mutant, source, play))
         return True
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        _say(f"pytest's session ends: {excrepr}")
+
+    def _play_but(
+        self, items: Sequence[pytest.Item], changed: dict[types.FunctionType, types.CodeType], left_out: set[str]
+    ) -> int:
+        return self._play([each for each in items if each.nodeid not in left_out], changed)
 
     def _play(self, items: Sequence[pytest.Item], changed: dict[types.FunctionType, types.CodeType]) -> int:
         for function, code in changed.items():
             function.__code__ = code
         for item, after in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
-            if self._failed and changed:
+            if self._failed:
                 break
-        self._log.write_text("".join(f"FAILED {each}\n" for each in self._failed))
         return int(bool(self._failed))
+
+
+class Answers:
+    """What a session of pytest says of its mutants, in a file: it may end before it has played them all."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def begin(self, number: int) -> None:
+        self.end(number, None)
+
+    def end(self, number: int, killer: str | None) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps([number, killer]) + "\n")
+
+    def take(self) -> tuple[dict[int, str], int | None]:
+        """Return the killers by number, and the number of the mutant that was played when the session ended."""
+        told = [json.loads(line) for line in self._file.read_text().splitlines()] if self._file.exists() else []
+        self._file.unlink(missing_ok=True)
+        return {number: killer for number, killer in told if killer is not None}, (
+            told[-1][0] if told and told[-1][1] is None else None
+        )
 
 
 def is_in_function(path: Path, source: str) -> bool:
@@ -255,22 +293,42 @@ def _function(module: types.ModuleType, names: Sequence[str]) -> types.FunctionT
     return found
 
 
-def _killer_of(number: int, mutant: Mutant, source: str, play: Callable[[], int], log: Path) -> str:
-    """Play with the error in the file too, for programs that tests start; the test that fails, "" if none does."""
-    begin, before, time_before = time.monotonic(), mutant.path.read_text(), mutant.path.stat().st_mtime
-    log.write_text("")
-    mutant.path.write_text(source)
-    os.utime(mutant.path, (number, number))  # Python's cache knows a file by its second and its length
-    code = _in_fork(play)
-    mutant.path.write_text(before)
-    os.utime(mutant.path, (time_before, time_before))
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log.read_text(), re.MULTILINE)
-    killer = "" if code == 0 else found[1] if found else "out of time" if code is None else "no test can be imported"
-    _say(f"{number:3} {time.monotonic() - begin:5.1f} s {mutant}: {killer or 'SURVIVED'}")
-    if not killer:
-        changes = list(difflib.unified_diff(before.splitlines(), source.splitlines(), n=0, lineterm=""))
-        _say("\n".join(f"      {line}" for line in changes[3:]))
-    return killer
+class Judge:
+    """Says which test kills a mutant; a test that fails without a mutant too kills none, and is left out."""
+
+    def __init__(self, play_alone: Callable[[str], int], log: Path) -> None:
+        self._play_alone, self._log = play_alone, log
+        self._left_out: set[str] = set()
+        self._sound: set[str] = set()
+
+    def killer_of(self, number: int, mutant: Mutant, source: str, play: Callable[[set[str]], int]) -> str:
+        """Return the test that fails, "" if none does; `play` is given the tests to leave out."""
+        begin = time.monotonic()
+        while (killer := self._play(number, mutant, source, play)) and "::" in killer and not self._is_sound(killer):
+            self._left_out.add(killer)
+            _say(f"    {killer} fails without a mutant too")
+        _say(f"{number:3} {time.monotonic() - begin:5.1f} s {mutant}: {killer or 'SURVIVED'}")
+        if not killer:
+            lines = mutant.path.read_text().splitlines(), source.splitlines()
+            _say("\n".join(f"      {line}" for line in [*difflib.unified_diff(*lines, n=0, lineterm="")][3:]))
+        return killer
+
+    def _play(self, number: int, mutant: Mutant, source: str, play: Callable[[set[str]], int]) -> str:
+        """Play with the error in the file too, for programs that tests start."""
+        before, time_before = mutant.path.read_text(), mutant.path.stat().st_mtime
+        self._log.write_text("")
+        mutant.path.write_text(source)
+        os.utime(mutant.path, (number, number))  # Python's cache knows a file by its second and its length
+        code = _in_fork(functools.partial(play, self._left_out))
+        mutant.path.write_text(before)
+        os.utime(mutant.path, (time_before, time_before))
+        failed = self._log.read_text()
+        return "" if code == 0 else failed or ("out of time" if code is None else f"pytest ends with {code}")
+
+    def _is_sound(self, test: str) -> bool:
+        if test not in self._sound and _in_fork(functools.partial(self._play_alone, test)) == 0:
+            self._sound.add(test)
+        return test in self._sound
 
 
 def _say(text: str) -> None:
@@ -296,51 +354,81 @@ def _in_fork(act: Callable[[], int], most_cpu_s: int = 60, most_s: float = 600.0
             sys.stdout.flush()
             os._exit(code)
     end, found, status = time.monotonic() + most_s, 0, 0
-    while not found and time.monotonic() < end:
-        time.sleep(0.02)
-        found, status = os.waitpid(pid, os.WNOHANG)
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
+    try:
+        while not found and time.monotonic() < end:
+            time.sleep(0.02)
+            found, status = os.waitpid(pid, os.WNOHANG)
+    finally:  # also when this process is told to end
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        with suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
     return os.waitstatus_to_exitcode(status) if found and not os.WIFSIGNALED(status) else None
 
 
+_IRREPLACEABLE = "the function cannot be replaced"
 _WORDS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slurm and not long and not xla",
           "-W", "ignore:Module already imported")  # fmt: skip
 
 
-def _play_anew(tests: Sequence[str], log: Path) -> int:
+def _play_anew(tests: Sequence[str], log: Path, left_out: Collection[str] = ()) -> int:
     """Import all anew, and play until a test fails."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    return int(pytest.main([*_WORDS, "-x", *tests]))
+    _to_nowhere(1, 2)
+    skipped = [f"--deselect={each}" for each in left_out]
+    code = int(pytest.main([*_WORDS, "-x", *skipped, *tests], [Failures(log)]))
+    return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
 
 
-def _play_session(drawn: Sequence[Drawn], killers: dict[int, str], log: Path) -> int:
-    """Play errors in functions, and write the killers of all into the log."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _play_session(drawn: Sequence[Drawn], answers: Answers, log: Path) -> int:
+    """Play errors in functions."""
+    _to_nowhere(1)
     tests = {test for _, mutant, _ in drawn for test in nearest_tests(mutant.path)}
-    tests |= {killer.partition("::")[0] for killer in killers.values() if "::" in killer}
-    code = int(pytest.main([*_WORDS, *sorted(tests)], [Player(drawn, killers, log)]))
-    log.write_text(json.dumps(killers))
-    return code
+    return int(pytest.main([*_WORDS, *sorted(tests)], [Player(drawn, answers, log)]))
+
+
+def _to_nowhere(*descriptors: int) -> None:
+    for each in descriptors:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), each)
 
 
 def play_all(drawn: Sequence[Drawn]) -> dict[int, str]:
     """Return the test that kills each mutant, by its number; "" where none does."""
     log = Path("mutants.log").absolute()
+    CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a session that died has left is ended too
     inside = [each for each in drawn if nearest_tests(each[1].path) and is_in_function(each[1].path, each[2])]
-    killers = {number: "" for number, _, _ in drawn}
+    killers = {number: "" for number, _, _ in drawn} | play_functions(inside, log)
+    judge = Judge(lambda test: _play_anew([test], log), log)
     for number, mutant, source in drawn:
-        if (number, mutant, source) not in inside and (tests := nearest_tests(mutant.path)):
-            killers[number] = _killer_of(number, mutant, source, functools.partial(_play_anew, tests, log), log)
-    if (code := _in_fork(functools.partial(_play_session, inside, killers, log), 10**6, 10**6)) not in (0, 1, 5):
-        sys.exit(f"pytest ended with {code}")
-    return {int(number): killer for number, killer in json.loads(log.read_text()).items()}
+        is_played = (number, mutant, source) in inside and killers[number] != _IRREPLACEABLE
+        if not is_played and (tests := nearest_tests(mutant.path)):
+            killers[number] = judge.killer_of(number, mutant, source, functools.partial(_play_anew, tests, log))
+    return killers
+
+
+def play_functions(drawn: Sequence[Drawn], log: Path) -> dict[int, str]:
+    """Return the killers of errors in functions.
+
+    Whatever ends the session costs no other mutant: it goes on in a new one. A mutant that ends two is killed.
+    """
+    answers, killers = Answers(log.with_suffix(".jsonl")), dict[int, str]()
+    ended: set[int] = set()
+    right = {mutant.path: mutant.path.read_text() for _, mutant, _ in drawn}
+    while rest := [each for each in drawn if each[0] not in killers]:
+        code = _in_fork(functools.partial(_play_session, rest, answers, log), 10**6, 10**6)
+        told, playing = answers.take()
+        killers |= told
+        if playing is None and not told:
+            sys.exit(f"pytest ended with {code} before the first mutant")
+        if playing is not None:
+            _say(f"{playing:3} was played when pytest's session ended with {code}")
+            for path, source in right.items():
+                path.write_text(source)
+            if playing in ended:
+                killers[playing] = "it ends pytest's session"
+            ended.add(playing)
+    return killers
 
 
 def main() -> int:
@@ -348,6 +436,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
     parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--from", type=int, default=1, dest="first", help="number of the draw to begin with")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of the draw: those that survived")
     parser.add_argument("folders", nargs="*", default=FOLDERS, help="folders or files in hpc_trainer")
     given = parser.parse_args()
@@ -362,7 +451,7 @@ def main() -> int:
         sys.path.remove(str(_COSMIC_RAY))  # no test finds what is not ours
         for name in _HEAVY:
             importlib.import_module(name)
-        drawn = [each for each in drawn if given.only is None or each[0] in given.only]
+        drawn = [each for each in drawn if each[0] in (given.only or range(given.first, given.count + 1))]
         killers = play_all(drawn)
         os.chdir("/")
     return _show_table(drawn, killers)
@@ -370,6 +459,7 @@ def main() -> int:
 
 def _enter_copy(folder: Path) -> None:
     """Go to a copy of the project, from which all is imported, here and in programs that tests start."""
+    folder.chmod(0o711)  # a test's program runs as another user, who enters its folder
     for name in ("home", "tmp", "checkout"):
         (folder / name).mkdir()
     copy = folder / "checkout"

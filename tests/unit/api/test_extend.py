@@ -112,6 +112,28 @@ def test_where_the_schedule_lets_it(
         hpc_trainer.submit(*longer, extend=True)
 
 
+def test_a_longer_run_of_another_training_hides_no_twin(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    short = _ids(hpc_trainer.submit(*GRID, "train.num_steps=100"))
+    _done(sweep, fake_slurm, short, 100)
+    other = _ids(hpc_trainer.submit(*GRID, "train.num_steps=200", "optim.weight_decay=0.3"))
+    _done(sweep, fake_slurm, other, 200)
+    assert {each[:-10] for each in other} == {each[:-10] for each in short}, "one label"
+    assert [each.twin for each in hpc_trainer.plan(*GRID, "train.num_steps=300").twins] == short
+
+
+def test_the_first_of_many_that_cannot_go_on_are_named(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    grid = [each for each in GRID if not each.startswith(("schedule=", "seed="))] + [
+        "schedule=cosine",
+        "seed=0,1,2,3,4",
+    ]
+    _done(sweep, fake_slurm, _ids(hpc_trainer.submit(*grid, "train.num_steps=100")), 100)
+    with pytest.raises(ConfigError) as error:
+        hpc_trainer.submit(*grid, "train.num_steps=300", extend=True)
+    first, *named, more, _ = str(error.value).splitlines()
+    assert first.startswith("5 of these runs cannot go on")
+    assert (len(named), more) == (3, "  and 2 more")
+
+
 def test_nothing_to_extend_is_an_error(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     with pytest.raises(ConfigError, match="no run of this grid is new and has a twin in the sweep mine"):
         hpc_trainer.submit(*GRID, extend=True)

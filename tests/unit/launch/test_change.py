@@ -52,6 +52,19 @@ def test_where_and_how_it_runs_may_change(spec: RunSpec) -> None:
     assert spec.shape.time_limit_min != 480, "what was frozen is not edited"
 
 
+def test_what_is_wrong_of_one_run_hides_nothing_of_another(spec: RunSpec) -> None:
+    elastic = make_spec("cluster=slurm", *ELASTIC)
+    alone = []
+    for each in (elastic, spec):
+        with pytest.raises(ConfigError) as one:
+            change_specs([each], ["hardware.tasks_per_node=3"])
+        alone.append(str(one.value))
+    assert alone[0] != alone[1], "a batch of 64 is not three equal parts; this is another run"
+    with pytest.raises(ConfigError) as error:
+        change_specs([elastic, spec], ["hardware.tasks_per_node=3"])
+    assert str(error.value) == "\n".join(alone)
+
+
 def test_a_program_may_run_elsewhere_too() -> None:
     program = make_spec("cluster=slurm", "train.command='sh -c true'")
     made = _changed(program, "cluster.setup=[module load cuda]", "hardware.time_limit_min=5")

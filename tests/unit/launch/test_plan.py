@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -150,9 +152,15 @@ def test_exit_codes_that_the_site_has_taken_are_left_to_it() -> None:
     assert len({instead for _, instead in every}) == 4
 
 
-def _limit_notes(*words: str, start_s: float | None = None, longest_min: int | None = None) -> list[str]:
+def _limit_notes(
+    *words: str,
+    start_s: float | None = None,
+    longest_min: int | None = None,
+    others: Mapping[str, int | None] = MappingProxyType({}),
+) -> list[str]:
     (spec,) = make_specs(1, *words)
     partitions = {"spare": Partition(name="spare", is_default=True, max_time_min=longest_min)}
+    partitions |= {name: Partition(name=name, is_default=False, max_time_min=most) for name, most in others.items()}
     known = Known() if start_s is None else Known(start_s={timeless(spec.shape): start_s})
     plan = build_plan(make_grid(Path("/runs/sweep"), [spec]), known, limits=Limits(partitions=partitions))
     return [note for note in plan.notes if "time_limit_min" in note]
@@ -183,3 +191,6 @@ def test_the_start_that_earlier_runs_had_decides_which_time_limit_is_too_short()
 def test_a_partition_that_ends_before_a_run_can_train_is_named() -> None:
     (note,) = _limit_notes("cluster=slurm", "hardware.time_limit_min=5", start_s=900.0, longest_min=10)
     assert note.endswith("It needs hardware.time_limit_min=19, and the MaxTime of partition spare is 10.")
+    words = ("cluster=slurm", "hardware.time_limit_min=5")
+    (note,) = _limit_notes(*words, start_s=900.0, longest_min=10, others={"short": 18, "enough": 19, "endless": None})
+    assert note.endswith("partition spare is 10. Partitions that allow it: enough, endless.")

@@ -32,7 +32,11 @@ NodeName=n2 State=DOWN NodeAddr=n2 NodeHostName=n2
 
 @pytest.fixture(autouse=True)
 def _mounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_trainer.runs.shared_folder.Path.read_text", lambda path, **options: _MOUNTS)
+    read = Path.read_text
+    monkeypatch.setattr(
+        "hpc_trainer.runs.shared_folder.Path.read_text",
+        lambda path, **options: _MOUNTS if str(path) == "/proc/self/mountinfo" else read(path, **options),
+    )
     for name in ("SCRATCH", "WORK", "PROJECT"):
         monkeypatch.delenv(name, raising=False)
 

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SilentError, SlurmError, SubmitError
+from hpc_trainer.errors import (
+    ConfigError,
+    MissingCommandError,
+    RefusedError,
+    SilentError,
+    SlurmError,
+    SubmitError,
+    UntrustedFileError,
+)
 from hpc_trainer.launch import submit as submit_module
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.settle import settle_intents
@@ -55,6 +63,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def _events(folder: Path) -> list[str]:
     return [record["event"] for record in read_lines(SweepPaths(folder).submissions)]
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_runs_folder_that_others_could_have_filled_is_refused_before_anything_is_written(
+    folder: Path, fake_slurm: FakeSlurm, is_link: bool
+) -> None:
+    specs = make_specs(1, *SLURM)
+    run = SweepPaths(folder).run(specs[0].run_id).folder
+    run.parent.mkdir(parents=True, mode=0o700)
+    if is_link:
+        run.symlink_to("nowhere")
+    else:
+        run.mkdir()
+        run.chmod(0o777)
+    with pytest.raises(UntrustedFileError, match="symbolic link" if is_link else "others may write"):
+        submit(make_grid(folder, specs))
+    assert fake_slurm.calls("sbatch") == []
+    assert not SweepPaths(folder).specs.exists()
 
 
 def test_a_grid_of_50_is_one_sbatch_and_few_files(folder: Path, fake_slurm: FakeSlurm) -> None:

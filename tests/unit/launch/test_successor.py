@@ -70,6 +70,16 @@ def test_one_job_with_the_run_begins_when_the_old_one_has_ended(
     assert submit(make_grid(sweep.folder, make_specs(2, "cluster=slurm"))) == [], "it is at work"
 
 
+def test_it_is_of_the_cluster_of_the_job_that_submits_it(
+    run: RunPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "here")
+    submit_successor(run, "101_1")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "a name that a site set")
+    submit_successor(run, "102")
+    assert [each.cluster for each in read_ledger(run).submissions] == ["here", "here"]
+
+
 def test_nobody_follows_twice(run: RunPaths, fake_slurm: FakeSlurm) -> None:
     submit_successor(run, "101_1")
     assert submit_successor(run, "101_1") is None

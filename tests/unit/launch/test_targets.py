@@ -97,12 +97,16 @@ def test_a_name_that_leads_nowhere_names_where_it_looked_and_the_nearest(
     assert _found(tmp_path, target, f"snapshot={mode}") == Unfound(problems=[told])
 
 
-def test_a_package_that_is_nowhere_names_the_folders_and_the_three_ways(project: Path, tmp_path: Path) -> None:
+def test_a_package_that_is_nowhere_names_the_folders_and_the_three_ways(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "no-such-folder"))
     (told,) = _found(tmp_path, "nowhere_at_all.Net").problems
     assert told.startswith(
         f"model._target_=nowhere_at_all.Net leads nowhere: there is no package or module nowhere_at_all in {project}, "
     )
     assert next(entry for entry in sys.path if "site-packages" in entry) in told
+    assert "no-such-folder" not in told
     assert told.endswith(TO_BE_FOUND)
 
 

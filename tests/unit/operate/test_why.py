@@ -365,6 +365,18 @@ def test_what_a_job_printed_last_is_told_with_what_helps(
     assert "{" not in hint, "the report fills in the same"
 
 
+def test_a_line_that_nobody_knows_stands_before_slurms_own(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """After the worker began: killed, it could write nothing itself."""
+    sweep.start(resumed=0)
+    sweep.paths.scripts.mkdir(exist_ok=True)
+    began = f"{sweep.specs[0].run_id}: attempt 0, rank 0 logs to {sweep.run().log(0, 0)}"
+    ends = "srun: error: n1: task 0: Exited with exit code 2"
+    (sweep.paths.scripts / "500_0.out").write_text(f"{began}\nthe licence has run out\n{ends}\n")
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|2:0|n7\n")
+    assert str(read_status(sweep.paths).runs[0].reason).endswith(": the licence has run out")
+
+
 def test_what_a_job_printed_fills_in_nothing(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     sweep.paths.scripts.mkdir()
     (sweep.paths.scripts / "500_0.out").write_text("bash: {sweep}{0}: command not found\n")

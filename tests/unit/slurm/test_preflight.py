@@ -127,6 +127,18 @@ def test_what_a_site_may_accept_is_not_refused() -> None:
     assert _problems(silent, mem_gb_per_node=64.0) == [], "slurm.conf without RealMemory"
 
 
+def test_a_partition_may_allow_some_qos_only() -> None:
+    strict = dataclasses.replace(LIMITS, partitions={"gpu": dataclasses.replace(GPU, allow_qos=("normal",))})
+    (problem,) = _problems(strict, qos="fast", time_limit_min=20)
+    assert problem.startswith("hardware.qos=fast may not use partition gpu. Use normal.")
+    assert _problems(strict, qos="normal") == _problems(strict, qos="normal,fast", time_limit_min=20) == []
+
+
+def test_accounts_above_go_up_to_the_root() -> None:
+    limits = dataclasses.replace(LIMITS, parents={"team": "lab", "lab": "faculty", "faculty": "root"})
+    assert limits.accounts_above("team") == ["team", "lab", "faculty", "root"]
+
+
 def test_a_guessed_qos_refuses_nothing() -> None:
     two = Association(account="lab", qos=("normal", "fast"), is_default=True)
     guess = dataclasses.replace(LIMITS, associations=(two,), qos_max_time_min={"normal": 5, "fast": 5})

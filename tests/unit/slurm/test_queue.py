@@ -46,6 +46,10 @@ def test_squeue() -> None:
     assert entries["1080_6"].reason == "JobHeldUser"
 
 
+def test_the_first_jobs_of_a_new_controller_have_ids_of_one_digit() -> None:
+    assert list(parse_queue(f"{EMPTY}7_0|PENDING||Priority|x|y|end\n8|PENDING||Priority|x|y|end\n")) == ["7_0", "8"]
+
+
 @pytest.mark.parametrize("text", [EMPTY, EMPTY.rstrip(), f"Welcome.\n\n{EMPTY}", f"{EMPTY}\n\n"])
 def test_an_empty_queue(text: str) -> None:
     assert parse_queue(text) == {}

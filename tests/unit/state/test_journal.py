@@ -14,7 +14,14 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import Faults, read_lines
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state import journal as journal_module
-from hpc_trainer.state.journal import Attempt, Journal, failures_of_storage, restarts_without_progress, successor_jobs
+from hpc_trainer.state.journal import (
+    Attempt,
+    Journal,
+    failures_of_storage,
+    failures_untold,
+    restarts_without_progress,
+    successor_jobs,
+)
 from hpc_trainer.state.submissions import SUCCESSOR, write_confirmation, write_dropped, write_intent
 
 
@@ -230,6 +237,16 @@ def test_only_failures_of_storage_count_against_their_budget(journal: Journal, p
 
 
 # --- what is read back ---
+
+
+def test_only_starts_of_the_job_itself_end_a_row_of_failures_that_nobody_told(journal: Journal) -> None:
+    for number, job_id in enumerate(("6_0", "8_0")):
+        _start(journal, number, job_id, restart_count=1)
+        journal.end(number, state=RunState.REQUEUED, cause="preempted")
+    assert failures_untold(journal.read(), "7_0", 2) == 3
+    _start(journal, 2, restart_count=1)
+    journal.end(2, state=RunState.REQUEUED, cause="preempted")
+    assert failures_untold(journal.read(), "7_0", 2) == 1
 
 
 def test_the_end_tells_what_is_saved_and_when_it_was(tmp_path: Path, journal: Journal) -> None:

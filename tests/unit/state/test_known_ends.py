@@ -15,10 +15,13 @@ from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.reading import read_lines
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import Faults, read_lines
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import log_header
+from hpc_trainer.state.known_ends import read_ends
 from hpc_trainer.state.status import RunStatus, read_status
 from hpc_trainer.state.submissions import write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid
@@ -130,6 +133,46 @@ def test_what_slurm_once_said_is_known_when_it_has_forgotten_the_job(
     if state is S.CANCELLED:
         grid = make_grid(sweep.paths.folder, sweep.specs[:1])
         assert submit_grid(grid, retry_failed=True).num_submitted == 0, "a cancelled run is not a failed one"
+
+
+@pytest.mark.parametrize("told", ["journal", "CANCEL"])
+def test_an_end_that_the_runs_own_files_tell_is_not_recorded_again(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, told: str
+) -> None:
+    sweep.submit()
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7\n")
+    sweep.start(age_s=3000)
+    if told == "journal":
+        sweep.end(state=S.FAILED, cause="exception")
+    else:
+        sweep.mark(told)
+    assert _one(sweep).state is (S.FAILED if told == "journal" else S.CANCELLED)
+    assert not sweep.paths.ends.exists()
+
+
+@pytest.mark.parametrize(("specs", "folder"), [(0o600, 0o700), (0o640, 0o750), (0o644, 0o755)])
+def test_who_may_read_the_sweep_may_list_its_ends(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, specs: int, folder: int
+) -> None:
+    sweep.submit()
+    sweep.paths.specs.chmod(specs)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n7\n")
+    assert _one(sweep).state is S.TIMEOUT
+    assert stat.S_IMODE(sweep.paths.ends.stat().st_mode) == folder
+
+
+@pytest.mark.parametrize("newer", ["a", "b"])
+def test_of_two_hosts_words_on_one_job_the_newer_counts(sweep: SweepOnDisk, newer: str) -> None:
+    make_folder(sweep.paths.ends)
+    for host in ("a", "b"):
+        state, told_time = (S.TIMEOUT, 200.0) if host == newer else (S.CANCELLED, 100.0)
+        line = {"uuid": "u", "job_id": "500_0", "state": state, "cause": "told", "node": "n7", "time": told_time}
+        append_lines(sweep.paths.ends / f"{host}.jsonl", [line], sealed=True)
+    faults = Faults()
+    assert read_ends(sweep.paths, faults) == {("u", "500_0"): ((S.TIMEOUT, "told", "n7"), 200.0)}
+    assert faults == []
 
 
 def test_a_later_word_of_slurm_counts_more_than_the_remembered_one(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

@@ -51,6 +51,29 @@ def test_a_run_that_has_ended_and_lacks_its_marker_comes_back(sweep: SweepOnDisk
     assert run.state.needs_submit
 
 
+@pytest.mark.parametrize(("queue", "state"), [("500_0|RUNNING|n7|None|x\n", S.RUNNING), ("", S.UNKNOWN)])
+def test_a_job_that_slurm_has_needs_no_whole_journal(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, queue: str, state: RunState
+) -> None:
+    sweep.start(age_s=3000, pid=2**22)  # no process of this machine
+    with sweep.run().journal(0).open("a") as journal:
+        journal.write("it may have told its end here\n")
+    fake_slurm.answer("squeue", queue)
+    assert _one(sweep).state is state
+
+
+def test_a_folder_that_may_be_entered_and_not_listed_shows_the_markers_that_it_has(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep.start(resumed=0)
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    monkeypatch.setattr("hpc_trainer.state.status._names_of", lambda folder: [])  # root lists all
+    monkeypatch.setattr("hpc_trainer.state.run_folder.list_folder", lambda path, faults: None)
+    assert _one(sweep).state is S.RUNNING
+    sweep.done()
+    assert _one(sweep).state is S.COMPLETED
+
+
 def test_a_result_without_done_is_no_result(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     """Killed between the two; or begun anew."""
     sweep.start(resumed=0)

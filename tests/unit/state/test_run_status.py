@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
 from hpc_trainer.runs.states import NOT_FINITE, RunState
 from hpc_trainer.state.run_status import RunStatus, gpu_hours
 from hpc_trainer.state.status import read_status
@@ -62,6 +63,17 @@ def test_a_run_in_slurm_s_queue_does_not_wait_in_the_sweep_s(sweep: SweepOnDisk,
     write_waiting(sweep.paths, [sweep.specs[0].run_id], "no room", None)
     run = _one(sweep)
     assert (run.state, run.waits_in_sweep, run.job_id, run.waiting_job) == (S.PENDING, True, None, None)
+    fake_slurm.answer("squeue", "500_0|COMPLETING|n7|None|x\n")
+    assert (_one(sweep).waits_in_sweep, _one(sweep).own_job) == (True, None), "the job that it had is not its own now"
+
+
+def test_who_brings_in_what_waits_is_known_only_with_a_queue(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    write_waiting(sweep.paths, [sweep.specs[0].run_id], "no room", None)
+    fake_slurm.answer("squeue", "")
+    (note,) = read_status(sweep.paths).notes
+    assert note.startswith("1 run(s) wait in the sweep's own queue, and no top-up job is queued. The submit command")
+    fake_slurm.answer("squeue", error="Unable to contact slurm controller", code=1)
+    assert "1 run(s) wait in the sweep's own queue." in read_status(sweep.paths).notes
 
 
 def test_steps_are_shown_as_far_as_they_are_known(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
@@ -75,6 +87,7 @@ def test_steps_are_shown_as_far_as_they_are_known(sweep: SweepOnDisk, fake_slurm
     assert dataclasses.replace(run, num_steps=0).progress == "7"
     assert dataclasses.replace(run, num_steps=0, step=0).progress == "-"
     assert not dataclasses.replace(run, job_id="host:1:2.3").has_slurm_job
+    assert dataclasses.replace(run, job_id="7_0").has_slurm_job, "of a controller that has just been installed"
 
 
 @pytest.mark.parametrize(("cluster", "own_job"), [(CLUSTER, "600_0"), ("elsewhere", None), (None, None)])
@@ -104,3 +117,29 @@ def test_gpu_hours_count_each_attempt_to_its_end_or_to_the_next(sweep: SweepOnDi
     # An hour up to the next attempt, half an hour up to its end, a quarter of an hour up to now; two GPUs each.
     assert gpu_hours(run) == pytest.approx(2 * 1.75, abs=0.01)
     assert gpu_hours(dataclasses.replace(run, attempts=run.attempts[:1], age_s=time.time())) == 0.0, "a clock was wrong"
+    hour = dataclasses.replace(run.attempts[0], start_time=0.0, end_time=3600.0)
+    assert gpu_hours(dataclasses.replace(run, attempts=[hour])) == 2.0
+
+
+def test_only_a_run_at_work_shows_what_is_wrong_with_its_device(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0)
+    warning = DeviceWarning(
+        rank=0, trouble=Trouble.hot, node="n7", device="H100", detail="up to 93 °C", since=1.0, last=2.0, seconds=1.0
+    )
+    sweep.run().telemetry.mkdir()
+    write_warnings(sweep.run(), 0, 0, [warning])
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    assert _one(sweep).device_warning == warning.text
+    fake_slurm.answer("squeue", "500_0|PENDING||BeginTime|x\n")
+    assert (_one(sweep).state, _one(sweep).device_warning) == (S.REQUEUED, None)
+    sweep.end(state=S.REQUEUED, cause="preempted")
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    assert (_one(sweep).state, _one(sweep).device_warning) == (S.RUNNING, None), "the next attempt has not begun"
+
+
+def test_a_heartbeat_of_the_attempt_before_is_no_sign_of_life(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    sweep.start(resumed=0, age_s=7200)
+    sweep.beat(step=7, age_s=5000)
+    sweep.start(attempt=1, resumed=0, age_s=600)
+    assert _one(sweep).age_s == pytest.approx(600, abs=60)

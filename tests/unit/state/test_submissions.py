@@ -40,6 +40,18 @@ def _intent(paths: SweepPaths, *run_ids: str, executor: str = "slurm") -> Submis
     return write_intent(paths, executor=executor, hardware="cpu_x1", run_ids=run_ids)
 
 
+def test_copies_of_what_has_its_lines_are_not_read(paths: SweepPaths) -> None:
+    """A look at 10,000 submissions reads one file."""
+    answered, dropped, open_ = (_intent(paths, each) for each in "abc")
+    write_confirmation(paths, answered, "7")
+    write_dropped(paths, dropped, "nobody has it")
+    for intent in (answered, dropped):
+        (paths.intents / f"{intent.uuid}.json").write_text("damaged\n")
+    assert read_ledger(paths).damage == ()
+    (paths.intents / f"{open_.uuid}.json").write_text("damaged\n")
+    assert read_ledger(paths).damage != ()
+
+
 def test_an_intent_without_an_answer_stands_alone(paths: SweepPaths) -> None:
     assert read_submissions(paths) == []
     intent = _intent(paths, "a", "b")

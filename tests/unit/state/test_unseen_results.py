@@ -5,6 +5,7 @@ The file system itself is played in tests/shared_folder; here it is told that na
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.verdicts import of_unknown
 from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.reading import seal
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.doubts import DoubtKind, kind_of_doubt
+from hpc_trainer.state.finished import read_finished
 from hpc_trainer.state.run_state import CLOCKS_APART_S
 from hpc_trainer.state.status import RunStatus, read_status
 from tests.unit.launch.grids import make_grid
@@ -206,6 +209,18 @@ def test_a_completed_run_whose_folder_was_deleted_is_gone_and_says_so(
     fake_slurm.answer("sacct", "")  # it forgets
     assert _one(sweep).state is RunState.GONE
     assert len(retry(sweep.paths, [run.run_id]).arrays) == 1
+
+
+def test_a_list_of_finished_runs_that_others_may_have_changed_is_not_read(sweep: SweepOnDisk) -> None:
+    list_ = sweep.paths.finished
+    list_.write_text(seal(json.dumps({"runs": {sweep.specs[0].run_id: uuid_of("500")}})) + "\n")
+    list_.chmod(0o600)
+    assert read_finished(sweep.paths) == {sweep.specs[0].run_id: uuid_of("500")}
+    list_.chmod(0o666)
+    assert read_finished(sweep.paths) == {}
+    list_.rename(list_.with_name("other"))
+    list_.symlink_to("other")
+    assert read_finished(sweep.paths) == {}
 
 
 def test_a_job_that_left_files_and_no_end_has_failed_all_the_same(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

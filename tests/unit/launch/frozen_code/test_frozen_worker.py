@@ -113,6 +113,24 @@ def test_the_current_folder_is_on_the_path_as_before_if_it_is_not_frozen(
     assert _start(archive, tmp_path / "elsewhere").stdout.splitlines()[-2] == f"{tmp_path}/elsewhere/sibling.py"
 
 
+def test_nothing_in_the_current_folder_stands_in_for_what_opens_the_archive(project: Path, archive: Path) -> None:
+    write_files(project, {"zipfile.py": "raise SystemExit('of the current folder')\n"})
+    for path in (str(project), "."):
+        done = _start(archive, project, PYTHONPATH=path)
+        assert done.returncode == 5, done.stderr
+
+
+def test_only_folders_that_others_may_write_come_behind_the_standard_library(
+    project: Path, archive: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    write_files(mine, {"zipfile.py": "raise SystemExit('the one that was asked for')\n"})
+    mine.chmod(0o700)
+    assert "the one that was asked for" in _start(archive, project, PYTHONPATH=str(mine)).stderr
+    mine.chmod(0o777)
+    assert _start(archive, project, PYTHONPATH=str(mine)).returncode == 5
+
+
 def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: Path, node: Path) -> None:
     folder = node / archive.stem
     assert _start(archive, project).returncode == 5

@@ -270,6 +270,13 @@ def test_a_package_behind_a_link_is_frozen_where_it_is(project: Path, runs: Path
     assert names(code, "elsewhere") == ["linked/net.py"]
 
 
+def test_a_package_behind_a_link_of_another_name_is_frozen_by_that_name(project: Path, runs: Path) -> None:
+    """The folder that it leads to cannot be imported by the package's name."""
+    (project / "linked").symlink_to("my_lab")
+    code = frozen(runs, "linked.net.Net")
+    assert code.contents["project/linked"] == ("link", b"my_lab")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_pipes_and_sockets_are_passed_over(project: Path, runs: Path, mode: SnapshotMode) -> None:
     os.mkfifo(project / "my_lab" / "pipe")

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.config.schema.data.images import ImageShardsConfig
 from hpc_trainer.operate.advice import facts
 from hpc_trainer.operate.advice.advised import Tuned, next_words
 from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of
+from hpc_trainer.operate.advice.of_data import _not_staged
 from hpc_trainer.operate.advice.of_request import _idle_among
 from hpc_trainer.operate.advice.rule import Advice, with_values
 from hpc_trainer.operate.advice.rules import RULES, advice_of
@@ -251,6 +253,14 @@ def test_a_time_limit_is_one_that_a_person_would_ask_for() -> None:
         assert need_s / 60 < limit, "the run fits"
 
 
+def test_a_limit_that_is_needed_to_the_minute_is_proposed() -> None:
+    """Half as much again as 20 minutes, with the time for the last save in them, is 30 minutes and not 45."""
+    words = ("experiment=digits", "cluster=slurm", "hardware.time_limit_min=1440")
+    lead_s = facts_of(words).run.spec.shape.signal_lead_s
+    (found,) = _said("time-limit-long", facts_of(words, needs_s=[20 * 60.0 - lead_s]))
+    assert found.set == ("hardware.time_limit_min=30",)
+
+
 def test_saves_at_the_ends_of_attempts_count_as_saves() -> None:
     """Forty saves of a second need no longer interval than 50 s; ten of four seconds would."""
     words = (*SMALL, "checkpoint.every_steps=100")
@@ -260,6 +270,41 @@ def test_saves_at_the_ends_of_attempts_count_as_saves() -> None:
     assert _said("saves-often", facts_of(words, attempts=30, **seen)) == []
     (found,) = _said("saves-often", facts_of(words, attempts=1, **seen))
     assert found.set == ("checkpoint.every=auto",)
+
+
+def test_steps_that_were_done_again_count_in_a_run_that_was_interrupted_and_lost_more_than_a_second() -> None:
+    words = (*SMALL, "checkpoint.every_steps=1000")
+    assert _said("saves-seldom", facts_of(words, spent=spent(redone=50.0))) == [], "nothing interrupted it"
+    assert _said("saves-seldom", facts_of(words, attempts=3, spent={"step": 4.0, "redone": 0.9})) == []
+    slow = Pace(steps=10, seconds=1000.0, wait_s=1.0, lines=10)
+    (found,) = _said("saves-seldom", facts_of(words, attempts=3, spent=spent(redone=50.0), pace=slow))
+    assert found.set == ("checkpoint.every_steps=1",), "no step is longer than the best interval"
+
+
+def test_shards_are_staged_where_a_rank_waits_for_them_with_cores_to_spare() -> None:
+    def found(cpus: float = 0.3, stage_dir: str | None = None) -> int:
+        facts = facts_of(pace=waiting(0.5), ranks=[rank(cpus=cpus)])
+        data = ImageShardsConfig(path="shards", stage_dir=stage_dir)
+        return len([*_not_staged(dataclasses.replace(facts, config=dataclasses.replace(facts.config, data=data)))])
+
+    assert found() == 1
+    assert found(stage_dir="$TMPDIR") == 0
+    assert found(cpus=0.99) == 0
+    assert [*_not_staged(facts_of(pace=waiting(0.5)))] == [], "no shards"
+
+
+def test_memory_that_keeps_nobody_from_the_other_gpus_is_nothing_to_say() -> None:
+    """A node of eight GPUs with 2 TB has 256 GB for each."""
+    used = [rank(most_rss=1 * GB, utilisation=0.9)]
+    assert _said("host-memory", facts_of((*GPU, "hardware.mem_gb_per_gpu=256"), ranks=used)) == []
+    (found,) = _said("host-memory", facts_of((*GPU, "hardware.mem_gb_per_gpu=300"), ranks=used))
+    assert found.set[0].startswith("hardware.mem_gb_per_gpu=")
+
+
+def test_a_compilation_of_less_than_five_seconds_is_not_worth_a_word() -> None:
+    words = (*SMALL, "train.compile=true")
+    assert _said("compile-time", facts_of(words, spent={"step": 1.0, "compile": 4.5})) == []
+    assert len(_said("compile-time", facts_of(words, spent={"step": 1.0, "compile": 5.5}))) == 1
 
 
 def test_a_rank_is_idle_only_beside_others_that_work() -> None:
@@ -275,6 +320,8 @@ def test_a_rank_is_idle_only_beside_others_that_work() -> None:
     assert said(0.8, 0.8) == []
     assert said(0.8, 0.0, ranks=8) == [], "of six nobody knows"
     assert said(0.8, 0.0, words=()) == [], "all ranks of the shared loop train"
+    (both,) = said(0.8, 0.0, words=(*OWN_LOOP, "hardware.tasks_per_node=2"))
+    assert {"hardware.gpus_per_node=1", "hardware.tasks_per_node=1"} <= set(both.set)
 
 
 def test_without_gpus_a_rank_that_uses_no_core_is_idle() -> None:

@@ -17,8 +17,12 @@ from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.monitoring.ledger import RunLedger, TimedOut, ledger_of, match, newest_timeouts
 from hpc_trainer.state.monitoring.ledger_words import duration, ledger_json, ledger_line
+from hpc_trainer.state.status import read_status
+from tests.unit.runs.builders import make_specs
+from tests.unit.state.sweeps import SweepOnDisk
 
 SPENT = {"start_up": 5.0, "imports": 3.0, "step": 80.0, "data_wait": 20.0}
 """Of an attempt whose process began at 1000 and that did 100 steps up to 1108."""
@@ -234,6 +238,18 @@ def test_a_damaged_line_is_told(paths: RunPaths) -> None:
     assert len(faults) == 1
 
 
+def test_a_table_has_the_goodput_of_runs_whose_ledger_tells_of_time(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2))
+    for index, told in enumerate(({"seconds": {}}, {})):
+        sweep.start(index)
+        spent(sweep.run(index), **told)
+    status = read_status(sweep.paths)
+    assert goodputs(status, status.runs) == {sweep.specs[1].run_id: 0.7407}
+    most = [*status.runs] * 100
+    assert goodputs(status, most)
+    assert goodputs(status, [*most, status.runs[0]]) == {}, "a look at many runs does without it"
+
+
 def test_words_and_json(paths: RunPaths) -> None:
     spent(paths)
     ledger = ledger_of(paths, [attempt()], num_gpus=2, allocations=[allocation(1000.0, 108.0)])
@@ -245,6 +261,13 @@ def test_words_and_json(paths: RunPaths) -> None:
         {"attempt": 0, "job_id": "7_0", "elapsed_s": 108.0, "is_by_slurm": True, "unknown_s": 0.0,
          "seconds": {"step": 80.0, "data_wait": 20.0, "start_up": 5.0, "imports": 3.0}}
     ]  # fmt: skip
+    third = ledger_of(paths, [attempt()], num_gpus=2, allocations=[allocation(1000.0, 325 / 3)])
+    assert third is not None
+    assert ledger_json(third)["attempts"][0]["elapsed_s"] == 108.333, "milliseconds"
+    lost = attempt(1, start_time=2000.0, end_time=2000 + 100 / 3, resumed_step=100)
+    unknown = ledger_of(paths, [attempt(), lost], num_gpus=2)
+    assert unknown is not None
+    assert ledger_json(unknown)["attempts"][1]["unknown_s"] == 33.333
     assert [duration(each) for each in (11_520, 200.4, 12.0)] == ["3 h 12 min", "3 min 20 s", "12 s"]
 
 
