@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpc_trainer.api import plan, submit, sync
-    from hpc_trainer.runs.told_metrics import log_metrics
+    from hpc_trainer.record.metrics import log_metrics
     from hpc_trainer.training.context import RunContext
 
 __version__: str
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     if name == "log_metrics":
-        from hpc_trainer.runs.told_metrics import log_metrics
+        from hpc_trainer.record.metrics import log_metrics
 
         return log_metrics
     if name == "RunContext":

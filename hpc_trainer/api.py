@@ -15,7 +15,7 @@ from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.operate.find import configured_runs_dir
-from hpc_trainer.operate.sync.sync import SyncResult, sync_named, tracker_named
+from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
 
 
 def plan(

@@ -23,11 +23,11 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered
 from hpc_trainer.errors import ConfigError, visible
 from hpc_trainer.operate.find import find_sweep, list_sweeps
-from hpc_trainer.runs.layout import is_run_id
-from hpc_trainer.runs.metrics_log import WORK
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.lost import told_few
-from hpc_trainer.state.status import SweepStatus
+from hpc_trainer.record.layout import is_run_id
+from hpc_trainer.record.lost import told_few
+from hpc_trainer.record.metrics import WORK
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import SweepStatus
 
 _COLOURS = {
     RunState.COMPLETED: "green",

@@ -14,7 +14,7 @@ from hpc_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_trainer.launch.freeze import Grid
-    from hpc_trainer.runs.spec import RunSpec
+    from hpc_trainer.record.spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,12 @@ from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.cancel import cancelled_with_sweep
 from hpc_trainer.operate.find import elsewhere_too, select
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.local_process import is_alive, pid_of
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import SweepStatus, read_status
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.processes import is_alive, pid_of
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import SweepStatus, read_status
 
-# A top-up job's time limit is half an hour (launch/top_up.py).
+# A top-up job's time limit is half an hour (launch/later_jobs.py).
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 

@@ -16,9 +16,9 @@ from hpc_trainer.cli.common import console, figure, short_duration
 from hpc_trainer.cli.live_table import GpuNow, end_note, gpu_now, table_of
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.waits import active_among, looks
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import RunStatus, SweepStatus
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus
 
 # Shortest time in seconds between two lines of a run in a pipe.
 _LINE_EVERY_S = 10.0

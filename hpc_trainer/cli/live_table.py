@@ -15,11 +15,11 @@ from rich.text import Text
 from hpc_trainer.cli.common import figure, short_duration, short_number, state_style, throughput_words
 from hpc_trainer.cli.fit_table import cut
 from hpc_trainer.cli.terminal import one_line
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.telemetry import newest_samples
-from hpc_trainer.runs.reading import Faults
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import RunStatus
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus
+from hpc_trainer.record.telemetry import newest_samples
 
 _BAR, _WIDE_BAR = 12, 40
 _SHORTEST_ID = 16

@@ -29,10 +29,9 @@ from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import check_one_each, elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import metrics_now, result_rows, sort_rows
-from hpc_trainer.runs.reading import exists
-from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.state.monitoring.ask_ledger import goodputs
-from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.reading import exists
+from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, goodputs, read_status
 
 _MOST_REMARKS = 5
 

@@ -17,7 +17,7 @@ from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.submit import array_script_of
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.states import RunState
 
 _LEFT_OUT_SHOWN = 10
 _RUNS_SHOWN = 50

@@ -10,9 +10,8 @@ from hpc_trainer.cli.common import axis_value, figure, print_table, short_durati
 from hpc_trainer.cli.fit_table import Least, cut
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.results import metrics_now, outcome_metrics
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.monitoring.ask_ledger import goodputs
-from hpc_trainer.state.status import RunStatus, SweepStatus
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, goodputs
 
 _MUCH_WAIT = 0.05  # of a step
 _MOST_OF_CAUSE = 120

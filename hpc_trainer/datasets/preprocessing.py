@@ -18,7 +18,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.config.data_files.token_meta import BYTES
+from hpc_trainer.config.data_files.token_sources import BYTES
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig

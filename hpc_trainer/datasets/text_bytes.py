@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.data_files.token_meta import BYTES
+from hpc_trainer.config.data_files.token_sources import BYTES
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.datasets.digests import spread_digest
 from hpc_trainer.datasets.preprocessing import tokens

@@ -43,10 +43,10 @@ from hpc_trainer.launch.hydra_app import (
     told_points,
 )
 from hpc_trainer.operate.waits import looks
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.shared_folder import is_there
-from hpc_trainer.runs.states import DONE, RunState
-from hpc_trainer.state.status import SweepStatus
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.record.states import DONE, RunState
+from hpc_trainer.record.status import SweepStatus
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RETURNED, RunPaths
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runs.told_metrics import VARIABLE, NewLines, log_metrics
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.layout import RETURNED, RunPaths
+from hpc_trainer.record.metrics import VARIABLE, NewLines, log_metrics
+from hpc_trainer.record.reading import read_json
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hpc_trainer.runs.spec import RunSpec, Shape
+from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.slurm.limits import Limits, SubmitCap
+from hpc_trainer.slurm.shape import Shape
 
 # A dependency is one argument of a command (128 KiB on Linux); the newest jobs end last.
 _MOST_AWAITED = 1000

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
-from hpc_trainer.config.rules.sbatch_options import sbatch_problems
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import Shape
-from hpc_trainer.runs.states import CANCEL
+from hpc_trainer.config.rules.cluster_rules import sbatch_problems
+from hpc_trainer.record.last_words import SETUP_ENDED
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.states import CANCEL
 from hpc_trainer.runtime.pace import JOB_START
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.queue import job_name
-from hpc_trainer.state.last_words import SETUP_ENDED
+from hpc_trainer.slurm.shape import Shape
 
 # Slurm 22.05 to 23.02: srun does not use the job's --cpus-per-task by itself.
 _EXPORT_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"

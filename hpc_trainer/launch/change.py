@@ -17,8 +17,8 @@ from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runs.shape import resources
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.slurm.shape import resources
 
 
 def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ: bool = False) -> list[RunSpec]:

@@ -17,11 +17,11 @@ from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import Grid
-from hpc_trainer.runs.checkpoint_folders import committed
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.shared_folder import is_there
-from hpc_trainer.runs.spec import RunSpec, read_specs
-from hpc_trainer.runs.states import DONE
+from hpc_trainer.record.checkpoint_folders import committed
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.record.spec import RunSpec, read_specs
+from hpc_trainer.record.states import DONE
 from hpc_trainer.training.optim.schedule import learning_rate, momentum
 
 _DIGITS = 10  # digits of the digest, at the end of a run's id

@@ -18,17 +18,16 @@ from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.program import is_one_a_node
-from hpc_trainer.config.rules.code_names import unread_params
-from hpc_trainer.config.rules.command_rules import unread_overrides
+from hpc_trainer.config.rules.code_rules import unread_overrides, unread_params
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import folder_problem
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
-from hpc_trainer.runs.shape import resources
-from hpc_trainer.runs.spec import RunSpec, read_specs
+from hpc_trainer.record.layout import SweepPaths, default_runs_dir
+from hpc_trainer.record.spec import RunSpec, read_specs
+from hpc_trainer.slurm.shape import resources
 
 _DUPLICATES_KEPT = 5
 _Split = tuple[int, tuple[str, ...]]

@@ -11,29 +11,27 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
 from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
-from hpc_trainer.launch.frozen_code.changes import CodeChange, find_changes
-from hpc_trainer.launch.frozen_code.of_command import frozen_of_command
-from hpc_trainer.launch.frozen_code.snapshot import Snapshot, is_same_code, read_code
+from hpc_trainer.launch.frozen_code.archive import CodeChange, find_changes
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, frozen_of_command, is_same_code, read_code
 from hpc_trainer.launch.known import known_of, what_is_known
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
 from hpc_trainer.launch.private_folder import find_private_folder
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.launch.targets import find_nowhere
-from hpc_trainer.runs.files import check_place
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.lock import FileLock, submit_lock
-from hpc_trainer.runs.modes import set_umask
-from hpc_trainer.runs.reading import Faults
-from hpc_trainer.runs.shared_folder import is_there, rename
-from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
-from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.record.files import check_place
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.modes import set_umask
+from hpc_trainer.record.processes import FileLock, submit_lock
+from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.shared_folder import is_there, rename
+from hpc_trainer.record.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
+from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.status import SweepStatus, read_status
+from hpc_trainer.record.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import cancel_jobs
-from hpc_trainer.slurm.limits import Limits
-from hpc_trainer.slurm.read_limits import read_limits
-from hpc_trainer.state.status import SweepStatus, read_status
-from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
+from hpc_trainer.slurm.limits import Limits, read_limits
 
 # A top-up job has half an hour; the lock's holder is a submit that takes seconds, or that died on another machine.
 _TOP_UP_LOCK_S = 900.0

@@ -27,7 +27,7 @@ from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.script_words import argument_problem, plain
 from hpc_trainer.errors import ConfigError, did_you_mean
 from hpc_trainer.launch.freeze import Grid, by_known_names, freeze_grid
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.record.spec import RunSpec
 
 POINTS = "HPC_TRAINER_APP_POINTS"
 """Variable that names a file, into which our launcher writes the points of the app's grid without starting them."""

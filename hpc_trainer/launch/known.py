@@ -12,15 +12,13 @@ from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.launch.arrays import ActiveArray
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.plan import Known, timeless
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import Shape
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.runtime.spans import Kind
-from hpc_trainer.state.lost import told_few
-from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
-from hpc_trainer.state.monitoring.ledger import STARTS
-from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
-from hpc_trainer.state.submissions import Submission
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.ledger import STARTS, Kind
+from hpc_trainer.record.lost import told_few
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run, read_status
+from hpc_trainer.record.submissions import Submission
+from hpc_trainer.slurm.shape import Shape
 
 # Number of finished runs whose folders are read for the duration of a stop.
 _STOPS_LOOKED_AT = 50

@@ -22,17 +22,17 @@ from pathlib import Path
 
 from hpc_trainer.launch.batch_job import worker_command
 from hpc_trainer.launch.submitit_bridge import start_local
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.local_process import is_alive, pid_of
-from hpc_trainer.runs.modes import make_folder, set_umask
-from hpc_trainer.runs.reading import Faults
-from hpc_trainer.runs.shared_folder import is_there, look_anew
-from hpc_trainer.runs.spec import RunSpec, read_specs
-from hpc_trainer.runs.states import CANCEL, DONE, RunState
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.last_words import NOT_STARTED, words_of_setup
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.modes import make_folder, set_umask
+from hpc_trainer.record.processes import is_alive, pid_of
+from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.shared_folder import is_there, look_anew
+from hpc_trainer.record.spec import RunSpec, read_specs
+from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.last_words import NOT_STARTED, words_of_setup
 
 _POLL_S = 0.1
 _LAST_LINES = 12

@@ -11,10 +11,9 @@ from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.rules.memory_ways import ways
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runs.record_values import is_number
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import is_number, read_json
+from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.own_process import OwnProcess
 
 # The CUDA context with NCCL and cuBLAS, and the caching allocator's loss to fragments: figures of experience.

@@ -21,13 +21,14 @@ from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.extend import Twin
 from hpc_trainer.launch.freeze import Grid
-from hpc_trainer.launch.frozen_code.changes import CodeChange
-from hpc_trainer.runs.spec import RunSpec, Shape
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.launch.frozen_code.archive import CodeChange
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import RunState
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
+from hpc_trainer.slurm.jobs import OFF
 from hpc_trainer.slurm.limits import Limits
-from hpc_trainer.slurm.preemption import OFF
 from hpc_trainer.slurm.preflight import find_shape_problems, longest_limit
+from hpc_trainer.slurm.shape import Shape
 
 # Seconds from the allocation to the first step: Python and torch come from a shared file system, not the page cache.
 _START_S = 30.0

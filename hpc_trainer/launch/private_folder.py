@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.runs.shared_folder import is_local, mount_of
-from hpc_trainer.slurm.cluster import node_hosts
+from hpc_trainer.record.shared_folder import is_local, mount_of
+from hpc_trainer.slurm.commands import node_hosts
 
 # File systems that are never exported: tmpfs(5); a container's layers (kernel's overlayfs.rst).
 _MEMORY = {"tmpfs": "memory of", "ramfs": "memory of", "overlay": "a container's own layer on"}

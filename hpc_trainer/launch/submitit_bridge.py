@@ -21,18 +21,18 @@ from typing import Any
 import submitit
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from hpc_trainer.config.rules.sbatch_options import sbatch_flags
+from hpc_trainer.config.rules.cluster_rules import sbatch_flags
 from hpc_trainer.config.script_words import DIRECTIVES
 from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SlurmError, SubmitError
 from hpc_trainer.launch.batch_job import BatchJob, setup_lines
 from hpc_trainer.launch.settle import look_once
-from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import Shape
+from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.accounting import find_ended
 from hpc_trainer.slurm.sbatch import megabytes, submit_script
-from hpc_trainer.state.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
+from hpc_trainer.slurm.shape import Shape
 
 _SRUN_OPTIONS = ("--open-mode=append", "--kill-on-bad-exit=1")
 # slurm.conf: SchedulerParameters=max_script_size, 4 MiB by default.

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.rules.code_names import targets_of
+from hpc_trainer.config.rules.code_rules import targets_of
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.targets import TO_BE_FOUND
 from hpc_trainer.errors import did_you_mean
 from hpc_trainer.launch.frozen_code.import_path import is_environment
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, locations_of
 from hpc_trainer.launch.frozen_code.unpacking import LINK
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.record.spec import RunSpec
 
 # A module whose text contains one of these may make names or modules that no file shows.
 _MADE_WHEN_RUN = ("__path__", "sys.modules", "__getattr__", "globals(", "vars(", "exec(", "setattr(")

@@ -1,6 +1,6 @@
 """Small, readable reference models, and their common checks of the data's shapes.
 
-The values of a configuration were checked when the run was planned (`config/rules/limit_rules.py`).
+The values of a configuration were checked when the run was planned (`config/rules/declared_rules.py`).
 
 Each file holds one class, built as `Class(config, input_shape=..., num_classes=...)`; both values come
 from the data set. `forward(inputs)` returns logits:

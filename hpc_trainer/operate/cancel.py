@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.runs.files import write_json, write_marker
-from hpc_trainer.runs.local_process import is_alive
-from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.record.files import write_json, write_marker
+from hpc_trainer.record.modes import make_folder
+from hpc_trainer.record.processes import is_alive
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.slurm.jobs import cancel_jobs
-from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 
 def cancel_runs(

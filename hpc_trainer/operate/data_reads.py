@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_trainer.operate.torch_process import Tell, ask
 
-_MODULE = "hpc_trainer.worker.data_reads.main"
+_MODULE = "hpc_trainer.worker.data_reads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

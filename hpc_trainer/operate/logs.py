@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.runs.reading import Faults, exists, list_folder, open_file
-from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.reading import Faults, exists, list_folder, open_file
+from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
 
 # Files may be read each second; the state may cost the scheduler a squeue.
 _POLL_S, _ASK_EVERY_S = 1.0, 10.0

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths, is_run_id
-from hpc_trainer.runs.reading import read_json
+from hpc_trainer.record.layout import SWEEP_FILES, SweepPaths, is_run_id
+from hpc_trainer.record.reading import read_json
 
 _MOST_NAMES = 20_000
 """Number of runs after which older sweeps are not listed."""

@@ -8,10 +8,29 @@ from typing import Any
 
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.axes import find_axes, typed_axes
-from hpc_trainer.operate.monitoring.energy import energy_columns
-from hpc_trainer.runs.metrics_log import SPEED, newest_metrics_in, read_metrics
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
+from hpc_trainer.record.metrics import SPEED, newest_metrics_in, read_metrics
+from hpc_trainer.record.reading import is_number
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, gpu_hours
+from hpc_trainer.record.telemetry import J_PER_KWH, newest_energy_j
+
+
+def energy_columns(status: SweepStatus, run: RunStatus) -> dict[str, Any]:
+    """Return `energy_kwh` of all attempts and ranks, `j_per_sample` trained, and `co2_g`; {} if energy is not known."""
+    if not run.attempts:
+        return {}
+    used = newest_energy_j(status.sweep.run(run.run_id), status.faults_of(run.run_id))
+    if used is None:
+        return {}
+    config = run.spec.config
+    num_samples = run.step * int(config.get("train", {}).get("global_batch_size") or 0)
+    factor = config.get("monitor", {}).get("co2_g_per_kwh")
+    return {
+        "energy_kwh": round(used / J_PER_KWH, 6),
+        **({"j_per_sample": round(used / num_samples, 6)} if num_samples else {}),
+        **({"co2_g": round(used / J_PER_KWH * factor, 3)} if is_number(factor) else {}),
+    }
+
 
 _MOST_RUNS = 200
 # Metrics of one moment of training; a table of results shows the outcome.

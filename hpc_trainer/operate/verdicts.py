@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_trainer.runs.states import LOW_GOODPUT, NOT_FINITE, RunState
-from hpc_trainer.state.doubts import DoubtKind, kind_of_doubt
-from hpc_trainer.state.last_words import NOT_STARTED
+from hpc_trainer.record.doubts import DoubtKind, kind_of_doubt
+from hpc_trainer.record.last_words import NOT_STARTED
+from hpc_trainer.record.states import LOW_GOODPUT, NOT_FINITE, RunState
 
 
 @dataclass(frozen=True, slots=True)

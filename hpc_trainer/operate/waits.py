@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.verdicts import SILENT, TAKEN, of_unknown
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
 
 # Run folders are cheap to read; Slurm is asked at most this often (docs of squeue: no tight loops).
 _LOCAL_POLL_S = 0.5
 _SLURM_POLL_S = 10.0
 # A run that no scheduler has will not change by itself after so many seconds without a change. The accounting may be
-# ten minutes behind (state/run_state.py).
+# ten minutes behind (record/run_state.py).
 _PATIENCE_S = 900.0
 
 

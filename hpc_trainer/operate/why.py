@@ -13,26 +13,29 @@ from typing import Any
 from hpc_trainer.config.table.choice import typed_words
 from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.advice.advised import count_of
+from hpc_trainer.operate.evidence import (
+    device_evidence,
+    last_lines,
+    meaning_of,
+    memory_advice,
+    memory_evidence,
+    more_memory,
+    moves_of,
+)
 from hpc_trainer.operate.logs import log_files
-from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
-from hpc_trainer.operate.monitoring.device_evidence import device_evidence, moves_of
-from hpc_trainer.operate.signs import last_lines, meaning_of, more_memory
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
-from hpc_trainer.runs.first_weights import read_first_weights
-from hpc_trainer.runs.monitoring.environment import changes_of
-from hpc_trainer.runs.monitoring.moves import Move
-from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, straggler_lines
-from hpc_trainer.runs.reading import Faults, read_json
-from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.record.environment import changes_of
+from hpc_trainer.record.journal import Attempt
+from hpc_trainer.record.last_words import NOT_STARTED
+from hpc_trainer.record.ledger import RunLedger, ledger_line, newest_timeouts
+from hpc_trainer.record.reading import Faults, read_json
+from hpc_trainer.record.states import NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers
+from hpc_trainer.record.telemetry import Move, Straggler, read_stragglers, straggler_lines
+from hpc_trainer.record.worker_files import read_first_weights
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
-from hpc_trainer.slurm.preemption import OFF, show_preemption
+from hpc_trainer.slurm.jobs import OFF, show_preemption
 from hpc_trainer.slurm.reasons import Reason, explain_reason
-from hpc_trainer.state.journal import Attempt
-from hpc_trainer.state.last_words import NOT_STARTED
-from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
-from hpc_trainer.state.monitoring.ledger import RunLedger, newest_timeouts
-from hpc_trainer.state.monitoring.ledger_words import ledger_line
-from hpc_trainer.state.status import RunStatus, SweepStatus
 
 _TRACEBACK_LINES = 4
 _LAST_LINES = 8

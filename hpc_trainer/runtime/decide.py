@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.states import BATCH_SHELL, ENDS, TIMEOUT, UNEXPLAINED, RunState
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S
 from hpc_trainer.slurm import reasons, states
 
@@ -61,7 +61,7 @@ class StopFacts:
         reason: scontrol's reason for the job's state; "None" if it gives none, "" if scontrol did not answer.
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
-        move_cause: why the run itself leaves a node (`runs.monitoring.moves`); "" if it does not.
+        move_cause: why the run itself leaves a node (`record.telemetry`); "" if it does not.
     """
 
     on_slurm: bool
@@ -98,13 +98,7 @@ class Decision:
 
 
 # States by which Slurm itself says why it takes the nodes back.
-_SAID_PLAINLY = {word: state for word, state in states.ENDS.items() if state.is_interrupted}
-TIMEOUT = "timeout"
-"""Cause of an end by the time limit, with or without its warning."""
-UNEXPLAINED = "unexplained"
-"""Cause of an end before Slurm says whether a user cancelled the job; its accounting will say it."""
-BATCH_SHELL = "batch_shell"
-"""Cause of an end outside the ranks: the batch shell was killed, or ended for a reason of its own."""
+_SAID_PLAINLY = {word: state for word, state in ENDS.items() if state.is_interrupted}
 
 
 def decide_stop(facts: StopFacts) -> Decision:

@@ -1,8 +1,8 @@
-"""Kinds of device that a rank may compute on, with the operations that the engine needs. A new kind is a class here.
+"""Kinds of device on which a rank may compute, what the engine asks of each, and the memory of one rank.
 
-Kinds: the CPU; `cuda`, which includes ROCm because torch gives AMD's GPUs that name; `mps`, Apple's GPUs; `xla`, TPUs
-and other devices of torch-xla. Features of CUDA alone (streams, pinned memory, allocator figures) stay where they are
-used.
+A new kind is a class here. Kinds: the CPU; `cuda`, which includes ROCm because torch gives AMD's GPUs that name; `mps`,
+Apple's; `xla`, TPUs and other devices of torch-xla. What only CUDA has (streams, pinned memory, allocator figures)
+stays where it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.errors import ConfigError, HpcTrainerError, TooLargeError
 
 
 class DeviceKind:
@@ -256,3 +257,33 @@ def kind_of(device: torch.device | str) -> DeviceKind:
 def kinds_in_use() -> Iterator[DeviceKind]:
     """Return the kinds, besides the CPU, whose random numbers this process may draw."""
     return (kind for kind in _KINDS.values() if kind.is_in_use())
+
+
+_GIB = 2**30  # what Slurm calls G
+# Messages of libraries whose own allocations fail, with no error type of their own. The first is the CPU allocator's.
+_WORDS = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return True if `error`, or an error that it was raised from, says that memory was not enough."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError, TooLargeError)):
+            return True
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in _WORDS):
+            return True
+        error = error.__cause__
+    return False
+
+
+def profile_bytes(hardware: HardwareConfig) -> int | None:
+    """Return the bytes of host memory that the hardware profile gives one rank; None if the profile names none."""
+    if hardware.mem_gb_per_node is not None:
+        return int(hardware.mem_gb_per_node * _GIB) // hardware.ranks_per_node
+    if hardware.mem_gb_per_cpu is not None:
+        return int(hardware.mem_gb_per_cpu * hardware.cpus_per_rank * _GIB)
+    return None if hardware.mem_gb_per_gpu is None else int(hardware.mem_gb_per_gpu * _GIB)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device: `NVIDIA A100-SXM4-40GB`, or `cpu`."""
+    return device.type if device.type == "cpu" else kind_of(device).name(device)

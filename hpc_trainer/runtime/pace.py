@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 
-from hpc_trainer.runs.shape import LONGEST_LEAD_S, signal_lead_s
+from hpc_trainer.slurm.shape import LONGEST_LEAD_S, signal_lead_s
 
 # The last steps and saves that count: what was slow an hour ago says little about the next save.
 _KEPT = 200

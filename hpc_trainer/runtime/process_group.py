@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # torch.distributed exports it, but not to type checkers
 
 from hpc_trainer.errors import RankEnvError
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runs.shared_folder import look_anew
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup

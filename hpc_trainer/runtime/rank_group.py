@@ -1,19 +1,31 @@
-"""Ranks of one attempt, and the few messages that they exchange outside the training step.
+"""Ranks of one attempt, and what they say to each other outside the training step.
 
-Messages are JSON in byte tensors: torch's object collectives use pickle, and data from a socket is never unpickled
-here.
+Collectives of the group, errors of an action as JSON that ranks exchange, short messages over the process group's
+key-value store from any thread, and polls on a stop: after the step of a custom loop, and inside an evaluation.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore  # torch.distributed exports it, but not to type checkers
+
+from hpc_trainer.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    HpcTrainerError,
+    StorageError,
+    UntrustedFileError,
+)
+from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.runtime.tensors import LateFlag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +130,121 @@ def is_lost_peer(error: BaseException) -> bool:
     NCCL and the key-value store raise torch.distributed.DistError; gloo a RuntimeError that names its source file.
     """
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/transport/" in str(error))
+
+
+T = TypeVar("T")
+# An error of one rank is raised on all ranks, by its name: nothing is unpickled from a peer.
+_KINDS = {kind.__name__: kind for kind in (CheckpointError, CorruptCheckpointError, StorageError, UntrustedFileError)}
+
+
+def attempt(action: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None]:
+    """Run `action`, which returns JSON, and return (outcome, error); the error is None if there was none."""
+    try:
+        return {"kind": "", "value": action()}, None
+    except HpcTrainerError as error:
+        kind = type(error).__name__
+        return {"kind": kind if kind in _KINDS else CheckpointError.__name__, "text": str(error)}, error
+    except OSError as error:
+        return {"kind": StorageError.__name__, "text": f"{type(error).__name__}: {error}"}, error
+    except Exception as error:  # whatever it is: a rank that left here would leave its peers waiting
+        text = f"{type(error).__name__}: {error}"
+        return {"kind": CheckpointError.__name__, "text": text}, error
+
+
+def raise_any(outcomes: list[dict[str, Any]], cause: Exception | None) -> None:
+    """Raise the errors among the outcomes (by rank) as one error, of their kind if they are all of one kind."""
+    failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome["kind"]}
+    if failed:
+        kinds = {outcome["kind"] for outcome in failed.values()}
+        kind = _KINDS[kinds.pop()] if len(kinds) == 1 else CheckpointError
+        texts = dict.fromkeys(outcome["text"] for outcome in failed.values())
+        if len(failed) < len(outcomes) or len(texts) > 1:
+            texts = dict.fromkeys(f"rank {rank}: {outcome['text']}" for rank, outcome in failed.items())
+        raise kind("; ".join(texts)) from cause
+
+
+def on_rank_zero(group: RankGroup, action: Callable[[], Any]) -> Any:
+    """Return rank 0's result (JSON) on all ranks, or raise its error on all ranks. Collective."""
+    outcome, cause = None, None
+    if group.is_rank_zero:
+        outcome, cause = attempt(action)
+    outcome = group.broadcast(outcome)
+    raise_any([outcome], cause)
+    return outcome["value"]
+
+
+def on_each_rank(group: RankGroup, action: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+    """Run `action` on each rank, and return its results, or raise the errors of all ranks. Collective.
+
+    Args:
+        action: returns (value that stays on this rank, JSON value for all ranks).
+
+    Returns:
+        (value of this rank, JSON values by rank).
+    """
+    kept: list[T] = []
+
+    def share() -> Any:
+        own, shared = action()
+        kept.append(own)
+        return shared
+
+    outcome, cause = attempt(share)
+    outcomes = group.gather(outcome)
+    raise_any(outcomes, cause)
+    return kept[0], [each["value"] for each in outcomes]
+
+
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05
+
+
+class Mail:
+    """Mailbox of the ranks for one purpose. Neither method is collective."""
+
+    def __init__(self, purpose: str) -> None:
+        # No public function returns the default store; torch's own elastic and FSDP parts take it from here too.
+        self._store = PrefixStore(f"hpc_trainer/{purpose}", dist.distributed_c10d._get_default_store())
+
+    def send(self, key: str, value: Any) -> None:
+        """Store `value` (JSON) under `key`, which must be new."""
+        self._store.set(key, json.dumps(value))
+
+    def take(self, keys: list[str]) -> list[Any]:
+        """Wait until all keys exist, remove them, and return their values. Waits for ever for a rank that has died.
+
+        This method polls, because waiting in the store would block every other thread of this rank.
+        """
+        pause_s = _SHORTEST_POLL_S
+        while not self._store.check(keys):
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+        values = [json.loads(self._store.get(key)) for key in keys]
+        for key in keys:
+            self._store.delete_key(key)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class StopPoll:
+    """Poll for a stop signal on any rank of `group`; `flag` is this rank's."""
+
+    group: RankGroup
+    flag: StopFlag
+
+    def ask(self) -> bool:
+        """Return True on all ranks if any got a stop signal; on several GPUs this waits for the step. Collective."""
+        return self._ask(0.0, lambda votes: votes.item() > 0)
+
+    def series(self, after_s: float) -> Callable[[], bool]:
+        """Return a collective call for repeated polls, which ignores signals until they are `after_s` seconds old.
+
+        On several GPUs a call returns the answer of the previous call: reading its own would wait for the device.
+        """
+        late = LateFlag()
+        return lambda: self._ask(after_s, late.read)
+
+    def _ask(self, after_s: float, read: Callable[[torch.Tensor], bool]) -> bool:
+        wish = self.flag.age_s > after_s
+        if self.group.world_size == 1:
+            return wish
+        return read(self.group.sum(torch.full((), float(wish), device=self.group.device)))

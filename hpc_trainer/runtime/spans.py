@@ -9,7 +9,6 @@ construction. Clocks are monotonic: setting the wall clock back has no effect.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import operator
 import os
@@ -18,33 +17,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.monitoring.ledger import spent_so_far
+from hpc_trainer.record.ledger import Kind, spent_so_far
 from hpc_trainer.runtime.pace import job_start_time
 
 _RECENT = 4096
-
-
-class Kind(str, enum.Enum):
-    """Category of an allocated second; exactly one applies."""
-
-    start_up = "start_up"
-    """From the allocation to the first step, except for the kinds below."""
-    imports = "imports"
-    rendezvous = "rendezvous"
-    compile = "compile"
-    restore = "restore"
-    data_wait = "data_wait"
-    step = "step"
-    """Also the time that a user's own loop takes between the calls of its RunContext."""
-    evaluation = "evaluation"
-    save_stall = "save_stall"
-    """Training stood still for a checkpoint."""
-    redone = "redone"
-    """Steps that had to be repeated. Known only afterwards (state/monitoring/ledger.py); no span is of this kind."""
-    hang = "hang"
-    shutdown = "shutdown"
-    program = "program"
-    """A program of `train.command` was running."""
 
 
 class Spans:
@@ -102,7 +78,7 @@ class Spans:
         return totals
 
     def spent(self, steps_done: int) -> dict[str, Any]:
-        """Return `seconds` in the form of the ledger (`runs.monitoring.ledger`), with the steps done in that time."""
+        """Return `seconds` in the form of the ledger (`record.ledger`), with the steps done in that time."""
         return spent_so_far(self.seconds().items(), steps_done=steps_done, allocated_time=job_start_time())
 
     def recent(self) -> list[tuple[Kind, float, float, int | None]]:

@@ -8,9 +8,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError
-from hpc_trainer.runs.monitoring.allocations import Allocation
 from hpc_trainer.slurm.commands import run_slurm
 from hpc_trainer.slurm.queue import CLOCKS_S, JobRow, find_by_uuid, is_job, job_name, table_rows, unreadable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One period in which a job had its nodes; times in seconds since the epoch, `elapsed_s` as sacct reports it."""
+
+    job_id: str
+    start_time: float
+    end_time: float
+    elapsed_s: float
+    state: str
+    """State in Slurm's terms."""
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """Key that distinguishes allocations: a requeued job has one for each start."""
+        return self.job_id, self.start_time
+
 
 _FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment,End"
 _TIMES = "JobID,Start,End,ElapsedRaw,State"

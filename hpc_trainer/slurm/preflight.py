@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hpc_trainer.errors import did_you_mean
-from hpc_trainer.runs.spec import Shape
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 from hpc_trainer.slurm.sbatch import megabytes
+from hpc_trainer.slurm.shape import Shape
 
 
 def find_shape_problems(shape: Shape, hardware: str, limits: Limits) -> list[str]:

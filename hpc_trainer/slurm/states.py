@@ -6,8 +6,6 @@ run, and is shown unchanged.
 
 from __future__ import annotations
 
-from hpc_trainer.runs.states import RunState
-
 PENDING = "PENDING"
 COMPLETING = "COMPLETING"
 COMPLETED = "COMPLETED"
@@ -17,6 +15,10 @@ OUT_OF_MEMORY = "OUT_OF_MEMORY"
 PREEMPTED = "PREEMPTED"
 NODE_FAIL = "NODE_FAIL"
 TIMEOUT = "TIMEOUT"
+DEADLINE = "DEADLINE"
+BOOT_FAIL = "BOOT_FAIL"
+CUT_OUT_OF_MEMORY = "OUT_OF_ME"
+"""sacct cuts its longest word."""
 
 AT_WORK = frozenset({"RUNNING", "CONFIGURING", "STOPPED", "SUSPENDED", "SIGNALING", "RESIZING", "STAGE_OUT"})
 """States of a job that still has its nodes; `scontrol requeue Incomplete` works on it."""
@@ -26,18 +28,3 @@ HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
 TAKEN_BACK = frozenset({"REQUEUED", "REQUEUE_FED"})
 NOT_BEGUN = frozenset({PENDING, *TAKEN_BACK, *HELD})
 NOT_ENDED = HAS_NODES | {PENDING, "REQUEUED"}
-
-ENDS = {
-    FAILED: RunState.FAILED,
-    TIMEOUT: RunState.TIMEOUT,
-    "DEADLINE": RunState.TIMEOUT,
-    NODE_FAIL: RunState.NODE_FAIL,
-    "BOOT_FAIL": RunState.NODE_FAIL,
-    OUT_OF_MEMORY: RunState.OUT_OF_MEMORY,
-    "OUT_OF_ME": RunState.OUT_OF_MEMORY,
-    PREEMPTED: RunState.PREEMPTED,
-    CANCELLED: RunState.CANCELLED,
-}
-"""Run state by the job's end state. COMPLETED is absent: without DONE a run is no success.
-
-"OUT_OF_ME" is sacct's truncated form of OUT_OF_MEMORY."""

@@ -1,14 +1,13 @@
-"""Hooks of a feature in a run: the only interface between the shared loop and features.
+"""What a feature may do to a run: the only way in which the shared loop and a feature know of each other.
 
-A feature `hpc_trainer/features/NAME` that acts in a run has a module `ability` with one class derived from `Ability`,
-bound to the name `ABILITY`. Each method is a hook: the core calls it with the objects that exist by then. A hook that
-a feature does not override changes nothing. Within one hook, features are independent of each other, except for
-`Feature.after` and `Feature.before`.
+The hooks that are called belong to the abilities of the features that are on, found by the names of their folders.
 """
 
 from __future__ import annotations
 
 import contextlib
+import graphlib
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,15 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.declarations import PACKAGE, features
+from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 
 if TYPE_CHECKING:
     from hpc_trainer.datasets.protocol import MapDataset, Split
     from hpc_trainer.tasks.protocol import Task
     from hpc_trainer.training.context import RunContext
-    from hpc_trainer.training.data.batch_sizes import BatchSizes
+    from hpc_trainer.training.data.order import BatchSizes
     from hpc_trainer.training.optim.build import Recipe
     from hpc_trainer.training.parallel.mesh import Mesh
     from hpc_trainer.training.parallel.share import VotingLoss
@@ -235,7 +236,7 @@ class Ability:
             error: the error that ends the run; None if it ends well.
         """
 
-    # When weights are taken out of a run (`worker/deploy/deployed.py`): no hook above was called, nobody trains.
+    # When weights are taken out of a run (`worker/deploy/trained.py`): no hook above was called, nobody trains.
 
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the weights to load into `model`: `weights`, or others with those that the checkpoint leaves out.
@@ -251,3 +252,24 @@ class Ability:
     def deployed(self, model: nn.Module) -> nn.Module:
         """Return the model for use outside training: `model` with its weights, or an equivalent one that costs less."""
         return model
+
+
+def abilities(config: TrainConfig) -> list[Ability]:
+    """Build the abilities of features that are on or part of each run, in the order of `after` and `before`."""
+    active = {feature.name: feature for feature in features() if feature.is_in_each_run or feature.is_on(config)}
+    earlier = {name: set(feature.after) & active.keys() for name, feature in sorted(active.items())}
+    for name, feature in active.items():
+        for later in active.keys() & set(feature.before):
+            earlier[later].add(name)
+    order = graphlib.TopologicalSorter(earlier)
+    return [_load(active[name])(config) for name in order.static_order()]
+
+
+def _load(feature: Feature) -> type[Ability]:
+    kind: type[Ability] = importlib.import_module(f"{PACKAGE}.{feature.name}.ability").ABILITY
+    return kind
+
+
+def overridden(given: Sequence[Ability], hook: str) -> list[Any]:
+    """Return the bound methods of the abilities that override `hook`: a hook that does nothing is not called."""
+    return [getattr(ability, hook) for ability in given if getattr(type(ability), hook) is not getattr(Ability, hook)]

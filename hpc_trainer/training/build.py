@@ -21,19 +21,16 @@ from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.tasks.own import as_task
 from hpc_trainer.tasks.protocol import Task
-from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.ability import Ability, Building, abilities, overridden
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.data.batch_sizes import BatchSizes
-from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.data.order import BatchOrder, BatchSizes
 from hpc_trainer.training.data.target_shares import groups_to_count
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.hooks import abilities, overridden
-from hpc_trainer.training.optim.build import Recipe, build_optimizer, chosen_settings
-from hpc_trainer.training.optim.decay import decaying
+from hpc_trainer.training.optim.build import Recipe, build_optimizer, chosen_settings, decaying
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision.formats import build_scaler, set_precision
+from hpc_trainer.training.precision import build_scaler, set_precision
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper

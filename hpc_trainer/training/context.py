@@ -1,30 +1,176 @@
-"""RunContext: one rank's view of its run. The shared loop and users' own loops use it (docs/own_loop.md)."""
+"""RunContext: one rank's view of its run. The shared loop uses it, and so does a custom loop (docs/own_loop.md).
+
+It knows the rank's place, the optimizer steps of its attempt and where the time went, and how the loop ended, on which
+all ranks agree.
+"""
 
 from __future__ import annotations
 
+import enum
+import operator
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from hpc_trainer.errors import LoopError, NoProgressError
-from hpc_trainer.runs.beat import write_result
-from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.runtime.spans import Kind
+from hpc_trainer.record.files import check_trusted
+from hpc_trainer.record.journal import Journal, restarts_without_progress, successor_jobs
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.ledger import Kind
+from hpc_trainer.record.metrics import read_metrics
+from hpc_trainer.record.worker_files import write_result
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.rank_group import RankGroup, StopPoll
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.runtime.stop_poll import StopPoll
-from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.training.checkpoint.objects import load_objects
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
+from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.ending import Outcome, agree_on_end
-from hpc_trainer.training.progress import RankProgress
+from hpc_trainer.training.reporter import RESERVED, LifeSigns, NoTracker, Reporter, Tracker, cause_of_end, read_numbers
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
-from hpc_trainer.training.save_timer import SaveTimer
-from hpc_trainer.training.saver import Saver
-from hpc_trainer.training.telemetry.life_signs import LifeSigns
-from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
-from hpc_trainer.training.telemetry.reporter import NoTracker, Reporter, Tracker
+from hpc_trainer.training.saver import Saver, SaveTimer
+
+
+@dataclass(slots=True, kw_only=True)
+class RankView:
+    """Part of a RunContext that does not change during training."""
+
+    paths: RunPaths
+    env: RankEnv
+    group: RankGroup
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank's tensors."""
+        return self.group.device
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, 0 to world_size - 1."""
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of this run, ≥ 1."""
+        return self.group.world_size
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """True on the one rank that writes metrics and results."""
+        return self.group.is_rank_zero
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder for files that a loop writes by itself, the same in each attempt; it is created at the first access.
+
+        hpc_trainer keeps no file in this folder, and neither reads nor deletes files in it.
+
+        Raises:
+            UntrustedFileError: another user owns the folder or may write to it, or it is a symbolic link.
+        """
+        return _made(self.paths.output)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Folder in `output_dir` for frameworks that write checkpoints themselves.
+
+        hpc_trainer neither reads nor deletes files in this folder. `save` writes to another folder.
+
+        Raises:
+            UntrustedFileError: as for `output_dir`.
+        """
+        _made(self.paths.output)
+        return _made(self.paths.own_checkpoints)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    check_trusted(folder)
+    return folder
+
+
+_KEPT_STEPS = 256
+
+
+@dataclass(slots=True, kw_only=True)
+class RankProgress(RankView):
+    """Part of a RunContext that counts steps and seconds. `step` is the last step that a method was given."""
+
+    spans: Spans = field(default_factory=Spans)
+    """Record of this rank's time by kind: `with run.spans.within(Kind.evaluation):`."""
+    step_ends: deque[tuple[float, int]] = field(default_factory=partial(deque, maxlen=_KEPT_STEPS))
+    """End of each of the newest steps on this rank (seconds since the epoch) and its number; first, the start."""
+    step: int = 0
+    first_step: int = 0
+    """Step at which steps begin, after a start or a `rewind`."""
+    _done_before: int = 0
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of this attempt, including those that a `rewind` undid."""
+        return self._done_before + self.step - self.first_step
+
+    def spent(self, step: int) -> dict[str, Any]:
+        """Return the time that this rank spent until `step`, in the form of `Spans.spent`."""
+        return self.spans.spent(self._done_before + step - self.first_step)
+
+    def _count_from(self, step: int) -> None:
+        self._done_before = self.steps_done
+        self.step = self.first_step = step
+        self._see(step)
+
+    def _count(self, step: int) -> int:
+        """Record `step` and return it as an int.
+
+        Raises:
+            LoopError: it is less than an earlier step.
+        """
+        step = operator.index(step)
+        if step < self.step:
+            raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")
+        self.step = step
+        self._see(step)
+        return step
+
+    def _see(self, step: int) -> None:
+        if not self.step_ends or self.step_ends[-1][1] != step:
+            self.step_ends.append((time.time(), step))
+
+
+class Outcome(enum.Enum):
+    """The two ways in which a loop ends without an error."""
+
+    done = "done"
+    stopped = "stopped"
+
+
+def agree_on_end(
+    name: str, group: RankGroup, *, has_finished: bool, has_stopped: bool, step: int, num_steps: int
+) -> Outcome:
+    """Return how `name`, a main that has returned at `step`, ended on all ranks. Collective.
+
+    Raises:
+        LoopError: it neither finished nor stopped as all ranks had agreed, or the ranks differ.
+    """
+    mine = "finished" if has_finished else "stopped" if has_stopped else "left early"
+    ends = group.gather([mine, step])
+    if len({how for how, _ in ends}) > 1:
+        listed = ", ".join(f"rank {rank} {how} at step {at}" for rank, (how, at) in enumerate(ends))
+        raise LoopError(f"{name}: all ranks must finish, or all must stop, and {listed}.")
+    if mine == "left early":
+        raise LoopError(
+            f"{name} returned at step {step} of {num_steps}, neither finished nor stopped. Call "
+            "run.finish(metrics) when all steps are done; before, return only after run.should_stop(step) is True."
+        )
+    return Outcome.done if has_finished else Outcome.stopped
+
 
 # Seconds that the last evaluation may continue after a stop signal: well within Slurm's default KillWait of 30 s.
 _LAST_EVALUATION_S = 15.0

@@ -15,12 +15,11 @@ from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.meters import computed, meters_on
 from hpc_trainer.tasks.protocol import Task
-from hpc_trainer.training.data.device_batches import copies_to
-from hpc_trainer.training.data.loader import eval_indices, shares_of
+from hpc_trainer.training.data.loader import copies_to, eval_indices, shares_of
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import ask
-from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import random_state_kept, seed_everything
 
 

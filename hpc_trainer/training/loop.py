@@ -7,21 +7,19 @@ from typing import Any
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.runtime.spans import Kind
-from hpc_trainer.training.ability import GoBackError
+from hpc_trainer.training.ability import GoBackError, overridden
 from hpc_trainer.training.build import Training, open_training
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.data.device_batches import on_device
-from hpc_trainer.training.data.loader import BatchIterator, stream_batches, train_batches
+from hpc_trainer.training.data.loader import BatchIterator, on_device, stream_batches, train_batches
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.hooks import overridden
 from hpc_trainer.training.optim.build import set_momentum
 from hpc_trainer.training.optim.schedule import learning_rate, momentum
 from hpc_trainer.training.parallel.fully_sharded import buffers_shared
+from hpc_trainer.training.speed import Speed
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import StepResult
-from hpc_trainer.training.telemetry.speed import Speed
 
 
 def train(config: TrainConfig, run: RunContext) -> None:

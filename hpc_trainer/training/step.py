@@ -19,12 +19,12 @@ from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import Groups, target_shares
-from hpc_trainer.training.optim import skip
+from hpc_trainer.training.optim import build as skip
 from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate
 from hpc_trainer.training.optim.clip import are_alike, clip_alike
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.parallel.share import StopVote, for_evaluation
-from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.state import TrainState
 
 

@@ -1,4 +1,8 @@
-"""One attempt of one rank: build its context, train, and turn its end into a journal record and an exit code."""
+"""One attempt of one rank: build its context, call `main(config, run)`, and record how it ended.
+
+`main` is the shared loop or the function that `train.main` names; both are called in the same way. Event files of a
+tracker stand beside metrics.jsonl. The end becomes a journal record and an exit code.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +10,128 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
 import torch
 
-from hpc_trainer.config.rules.retention import best_is_max
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.resume_contract import flatten
+from hpc_trainer.config.rules.checkpoint_rules import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
+from hpc_trainer.config.schema.tracker import TrackerName
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
+from hpc_trainer.config.targets import locate
+from hpc_trainer.config.trackers import hyperparameters, missing_package
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
-from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.shared_folder import Watch, is_there
-from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
-from hpc_trainer.runtime.device_memory import is_out_of_memory
-from hpc_trainer.runtime.devices import kind_of
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.ledger import Kind
+from hpc_trainer.record.lr_range import VARIABLE
+from hpc_trainer.record.shared_folder import Watch, is_there
+from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
+from hpc_trainer.record.worker_files import read_failure
+from hpc_trainer.runtime.devices import is_out_of_memory, kind_of
 from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
-from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import SHORTEST_S, Watchdog
-from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.ending import Outcome
-from hpc_trainer.training.save_timer import SaveTimer
-from hpc_trainer.training.telemetry.life_signs import SupersededError
-from hpc_trainer.worker.begin import begin_attempt, check_goodput
-from hpc_trainer.worker.call_main import run_main
-from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
-from hpc_trainer.worker.environment import recording
-from hpc_trainer.worker.failure import conclude_error, record_of_error
+from hpc_trainer.training.loop import train
+from hpc_trainer.training.reporter import NoTracker, SupersededError, Tracker
+from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.training.saver import SaveTimer
+from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording
+from hpc_trainer.worker.conclude import LateStop, Stop, conclude_error, conclude_start, conclude_stop, record_of_error
 from hpc_trainer.worker.flight_recorder import FlightRecorder
-from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.probe import context_class
-from hpc_trainer.worker.telemetry.sampler import sampler_of
-from hpc_trainer.worker.tracker import build_tracker
+from hpc_trainer.worker.telemetry import sampler_of
+
+
+class TensorBoardTracker:
+    """Event files in `folder`; steps after `first_step` of earlier attempts are superseded (purge_step)."""
+
+    def __init__(self, folder: Path, first_step: int, hparams: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter, summary
+
+        self._writer = cast("Any", SummaryWriter(str(folder), purge_step=first_step + 1))
+        summaries: Any = summary.hparams
+        shown = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in hparams.items()}
+        for event in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
+            self._writer.file_writer.add_summary(event)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Add each value as a scalar."""
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+def build_tracker(config: TrainConfig, folder: Path, first_step: int) -> Tracker:
+    """Return a tracker that writes into `folder`, or one that does nothing, by `tracker=`. Call this on rank 0 only.
+
+    Raises:
+        ConfigError: the tracker's package is not installed.
+    """
+    if config.tracker.name is not TrackerName.tensorboard:
+        return NoTracker()
+    missing = missing_package(config.tracker.name)
+    if missing is not None:
+        raise ConfigError(f"{missing}, or tracker=none.")
+    return TensorBoardTracker(folder, first_step, flatten(hyperparameters(to_plain(config))))
+
+
+Main = Callable[[TrainConfig, RunContext], object]
+
+
+def run_main(config: TrainConfig, run: RunContext) -> Outcome:
+    """Run the loop to its end, or to an agreed stop, and return which of them was reached. Collective.
+
+    Raises:
+        ConfigError: `train.main` is not trusted, leads nowhere, or cannot be called.
+        LoopError: main broke a rule of RunContext.
+        Exception: whatever main raises.
+    """
+    main = find_main(config)
+    if config.train.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=False)
+    # Trying cuDNN's kernels for a new shape costs the first step a second or more, and may round differently each time.
+    torch.backends.cudnn.benchmark = not config.train.deterministic
+    seed_everything(config.seed, run.rank)
+    try:
+        main(config, run)
+    finally:
+        run.spans.rest(Kind.shutdown)
+        run.close()
+    return run.conclude(config.train.main or "the shared loop")
+
+
+def find_main(config: TrainConfig) -> Main:
+    """Return the loop of this configuration. Raises ConfigError as `run_main` does."""
+    name = config.train.main
+    if VARIABLE in os.environ:
+        from hpc_trainer.worker.lr_range import try_rates
+
+        return try_rates
+    if name is None:
+        return train
+    target = locate("train.main", name, config.trust)
+    if not callable(target):
+        raise ConfigError(f"train.main={name} must be a function main(config, run), not {type(target).__name__}.")
+    main: Main = target
+    return main
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:

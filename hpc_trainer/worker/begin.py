@@ -1,21 +1,42 @@
-"""Beginning of an attempt, as rank 0 records it. No torch."""
+"""Beginning of an attempt: rank 0 records it, and a thread records the environment that it runs in. No torch.
+
+The environment (record/environment.py) is written beside the training, after its first step.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
-from typing import TYPE_CHECKING
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from hpc_trainer import __version__
+from hpc_trainer.config.program import code_folder
+from hpc_trainer.config.rules.code_rules import packages_of
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import LowGoodputError
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import keep_spent
+from hpc_trainer.record.environment import write_environment
+from hpc_trainer.record.journal import Attempt, Journal
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.ledger import keep_spent, most_timeouts, newest_timeouts, timed_out_words
+from hpc_trainer.record.reading import Faults, read_json
+from hpc_trainer.record.redaction import Redaction
+from hpc_trainer.runtime import machine
+from hpc_trainer.runtime import machine as software
+from hpc_trainer.runtime.code import checkouts_of, code_digests, places_of
 from hpc_trainer.runtime.pace import better_limit_min
 from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.state.journal import Attempt, Journal
-from hpc_trainer.state.monitoring.ledger import most_timeouts, newest_timeouts
-from hpc_trainer.state.monitoring.ledger_words import timed_out_words
+from hpc_trainer.runtime.start import FROZEN_CODE
+from hpc_trainer.runtime.stop import StopFlag, wait_for_record
 
-if TYPE_CHECKING:  # the import brings torch
+if TYPE_CHECKING:
     from hpc_trainer.runtime.rank_group import RankGroup
 
 
@@ -69,3 +90,124 @@ def _goodput_problem(config: TrainConfig, paths: RunPaths, attempts: list[Attemp
         f"for good. An attempt spends {times.other_s:.0f} s on other things than training. To go on: hpc-trainer retry "
         f"{paths.run_id} hardware.time_limit_min={longer_min}"
     )
+
+
+_LOG = logging.getLogger(__name__)
+# A first step that takes longer, such as one that compiles, is not waited for.
+_LONGEST_WAIT_S = 10.0
+_POLL_S = 0.05
+_OURS = "hpc_trainer"
+
+Facts = Callable[[], Mapping[str, Any]]
+
+
+@contextlib.contextmanager
+def recording(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag, *,
+    has_begun: Callable[[], bool] = lambda: True, facts: Facts = dict,
+) -> Iterator[None]:  # fmt: skip
+    """Write the record once the first step of the block is done, at the latest when the block ends.
+
+    The first rank of each node writes; others do nothing. Errors are logged, and do not harm training. A stop does not
+    wait for the record.
+
+    Args:
+        stop: stop flag of this rank.
+        has_begun: returns True once the first step is done.
+        facts: returns what the training itself knows: `code` (package -> digest) and `data` (name -> description).
+    """
+    if env.local_rank != 0:
+        yield
+        return
+    go = threading.Event()
+
+    def work() -> None:
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        while not (go.wait(_POLL_S) or has_begun() or time.monotonic() > deadline):
+            pass
+        try:
+            record = node_facts(env) if env.rank else _record(config, paths, env, facts())
+            write_environment(paths, attempt, record, env.node_rank)
+        except Exception as error:  # of any kind: a record must not end a training
+            _LOG.warning("WARNING: what this attempt runs with was not recorded: %s: %s", type(error).__name__, error)
+
+    thread = threading.Thread(target=work, name="environment", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # no more threads for this user
+        _LOG.warning("WARNING: what this attempt runs with was not recorded: %s", error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        go.set()
+        wait_for_record(thread, _LONGEST_WAIT_S, stop)
+
+
+def node_facts(env: RankEnv) -> dict[str, Any]:
+    """Return the facts that each node records about itself."""
+    return {
+        "node": env.node, "node_rank": env.node_rank, "driver": machine.driver(), "devices": machine.devices(),
+        "cpu": machine.cpu(), "memory_bytes": machine.memory_bytes(), "system": software.system(),
+        "libraries": software.libraries(),
+    }  # fmt: skip
+
+
+def _record(config: TrainConfig, paths: RunPaths, env: RankEnv, facts: Mapping[str, Any]) -> dict[str, Any]:
+    redaction = Redaction.of_process()
+    versions, origins = software.packages()
+    record = {
+        **node_facts(env),
+        "hpc_trainer": __version__,
+        "job_id": env.job_id, "world_size": env.world_size, "num_nodes": env.num_nodes,
+        "nodes": os.environ.get("SLURM_JOB_NODELIST"),
+        "command": _commands(paths, redaction),
+        "code": _code(config, paths, facts, redaction),
+        "python": software.python(), "packages": versions, "origins": redaction.values(origins),
+        "modules": software.modules(), "variables": redaction.variables(software.variables()),
+        "data": redaction.values(facts.get("data") or {}),
+    }  # fmt: skip
+    return {**record, "redacted": redaction.count}
+
+
+def _commands(paths: RunPaths, redaction: Redaction) -> dict[str, Any]:
+    """Return the command that the user typed, if the sweep's newest submit named this run, and this process's own."""
+    sweep = read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}
+    typed = sweep.get("command") if paths.run_id in (sweep.get("run_ids") or ()) else None
+    arguments = redaction.words(map(str, typed)) if isinstance(typed, list) else None
+    return {
+        "submit": None if arguments is None else shlex.join(arguments),
+        "worker": shlex.join(redaction.words(sys.orig_argv)),
+        "folder": str(Path.cwd()),
+    }
+
+
+def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
+    """Return digests of packages, and the frozen code with its revision, or the checkouts if no code was frozen."""
+    packages = packages_of(config)
+    digests = dict(facts.get("code") or code_digests(packages))
+    frozen = _frozen()
+    if frozen is not None:
+        revision = (read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}).get("code") or {}
+        snapshot = revision.get("snapshot") or {}
+        is_of_it = str(snapshot.get("digest", "")).startswith(frozen)
+        revision_facts = {key: revision.get(key) if is_of_it else None for key in ("git_revision", "git_diff_sha256")}
+        return {"frozen": frozen, **revision_facts, "packages": digests, "places": {}, "checkouts": []}
+    places = places_of(packages)
+    ours = places.get(_OURS)
+    folders = {place for name, place in places.items() if name != _OURS}
+    folders |= {code_folder(config.train)} if config.train.command else set()
+    checkouts = checkouts_of(sorted(folders), redaction)
+    if ours is not None:  # of our own checkout only the package: a run needs no tests or pages
+        checkouts += checkouts_of([ours], redaction, within=f":/{_OURS}")
+    return {"frozen": None, "packages": digests, "places": places, "checkouts": checkouts}
+
+
+def _frozen() -> str | None:
+    """Return the first 12 digits of the digest of the frozen code that this process imports; None if there is none."""
+    copies = os.environ.get(FROZEN_CODE)
+    if not copies:
+        return None
+    folders = json.loads(copies)
+    return Path(next(iter(folders.values()))).parent.name if folders else None

@@ -1,4 +1,8 @@
-"""End of an attempt whose run is not done: ask Slurm for the job's state, record the cause, bring the run back once."""
+"""End of an attempt whose run is not done: ask Slurm, record the cause, and bring the run back at most once. No torch.
+
+After an error the first rank that failed is recorded. A stop that cannot reach the end of a step (a data wait, a
+compilation) ends the run without a save.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,36 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ExitCode, MissingCommandError, RefusedError, SlurmError
-from hpc_trainer.runs.files import write_atomic, write_json
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.monitoring.ledger import append_spent
-from hpc_trainer.runs.monitoring.moves import CAUSES, Move, read_move
-from hpc_trainer.runs.reading import is_storage_error, read_json
-from hpc_trainer.runs.shape import shape_of
-from hpc_trainer.runs.shared_folder import is_there
-from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
+from hpc_trainer.errors import (
+    ConfigError,
+    DivergedError,
+    ExitCode,
+    HpcTrainerError,
+    IncompatibleResumeError,
+    LowGoodputError,
+    MissingCommandError,
+    PeerLostError,
+    RefusedError,
+    SlurmError,
+    StuckError,
+)
+from hpc_trainer.record.files import to_json, write_atomic, write_json
+from hpc_trainer.record.journal import Journal, failures_of_storage, failures_untold, log_header
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.ledger import append_spent
+from hpc_trainer.record.reading import is_storage_error, read_json
+from hpc_trainer.record.shared_folder import claim, is_there
+from hpc_trainer.record.states import CANCEL, LOW_GOODPUT, OUT_OF_MEMORY, UNEXPLAINED, RunState
+from hpc_trainer.record.telemetry import CAUSES, Move, read_move
+from hpc_trainer.record.worker_files import own_frame, read_failure
 from hpc_trainer.runtime.decide import (
-    UNEXPLAINED,
     Action,
     Answer,
     Decision,
@@ -35,23 +52,24 @@ from hpc_trainer.runtime.decide import (
     decide_stop,
     decide_successor,
 )
+from hpc_trainer.runtime.pace import job_end_time, last_moment
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import DEVICE, StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.accounting import keeps_accounting, read_accounting
 from hpc_trainer.slurm.commands import has_slurm
-from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, update_job
-from hpc_trainer.slurm.preemption import show_preemption
+from hpc_trainer.slurm.jobs import DEFAULT_KILL_WAIT_S, WORKER_TIMEOUT_S, requeue, show_job, show_preemption, update_job
+from hpc_trainer.slurm.shape import shape_of
 from hpc_trainer.slurm.states import AT_WORK
-from hpc_trainer.state.journal import Journal, failures_of_storage, failures_untold
-from hpc_trainer.training.save_timer import DEADLINE
+from hpc_trainer.training.saver import DEADLINE
 
 if TYPE_CHECKING:
     from hpc_trainer.runtime.rank_group import RankGroup
 
+
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
 _SUCCESSOR_TIMEOUT_S = 120.0
-_SUCCESSOR = "hpc_trainer.launch.successor"
+_SUCCESSOR = "hpc_trainer.launch.later_jobs"
 # sacct reports an end some tenths of a second after it (22.05: 0.3 s); Slurm kills us after KillWait, 30 s by default.
 _ASK_AGAIN_S = (0.3, 0.6, 1.2)
 # Accounting is read for the last day: our own job ends at this moment, by the clock of its node.
@@ -350,3 +368,129 @@ def _accounting(job_id: str) -> tuple[str | None, bool]:
     if entry is None or os.environ.get("SLURM_JOB_NAME") not in (None, entry.name):
         return None, keeps_accounting(timeout_s=WORKER_TIMEOUT_S)
     return entry.state, True
+
+
+_CAUSES = {
+    StuckError.__name__: "stuck",
+    PeerLostError.__name__: "peer_lost",
+    DivergedError.__name__: "diverged",
+    IncompatibleResumeError.__name__: "incompatible_resume",
+    ConfigError.__name__: "invalid_config",
+    LowGoodputError.__name__: LOW_GOODPUT,
+}
+_CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return the exit code of a rank that ends by this error."""
+    code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
+    code = ExitCode.STORAGE if is_storage_error(error) else code  # an unreadable data set or journal
+    return ExitCode.CONFIG if code is ExitCode.USAGE else code
+
+
+def record_of(stop: Stop, code: ExitCode, **fields: Any) -> dict[str, Any]:
+    """Return this rank's record for the failure file, with `type` and `message` among the fields."""
+    return {
+        "rank": stop.env.rank, "node": stop.env.node, "exit_code": int(code), "time": time.time(),
+        "start": log_header(stop.attempt, stop.env.job_id, stop.env.restart_count), **fields,
+    }  # fmt: skip
+
+
+def record_of_error(stop: Stop, error: BaseException) -> dict[str, Any]:
+    """Return this rank's record of an exception for the failure file."""
+    text = "".join(traceback.format_exception(error))
+    frame = own_frame(text, stop.config.trust)
+    return record_of(
+        stop, exit_code_of(error), type=type(error).__name__,
+        message=str(error)[:4000],  # a refused resume names the flag that allows it at its end
+        traceback=text[-8000:], **({} if frame is None else {"frame": frame}),
+    )  # fmt: skip
+
+
+def conclude_error(stop: Stop, record: dict[str, Any]) -> None:
+    """Record the error of this rank, unless another failed before, and conclude the attempt by the first error."""
+    first = record
+    try:
+        first = _first_failure(stop.paths, stop.attempt, record)
+    except OSError as full:  # most likely the disk is full; the journal may still take a line
+        print(f"the error could not be recorded: {full}", file=sys.stderr)
+    cause = first.get("cause") or _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
+    conclude_failure(stop, cause=cause, error=first, is_first=first is record)
+
+
+def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:
+    """Record the error if it is the first one, and return the first; later errors mostly follow from that one.
+
+    An example of a later error is "connection closed by peer".
+    """
+    path = paths.failure(attempt)
+    is_first = claim(path, f"{to_json(record)}\n".encode())
+    return record if is_first else {**record, **read_failure(path)}
+
+
+# After this many seconds of silence in a step or a batch, Slurm is asked, once, for the time when it ends the job.
+_SILENT_S = 8.0
+
+
+class LateStop:
+    """End of this rank shortly before Slurm kills it, if it was asked to stop and has shown no sign of life since.
+
+    Work since the last checkpoint is lost. The run itself is brought back, and its end has a cause in the journal. All
+    ranks are silent then, because those that are not stuck wait for the one that is: each of them leaves by itself.
+    This works only on Slurm: nothing else kills at a known time.
+
+    Args:
+        saved_step: returns the step that is saved by now.
+        leave: ends work of this rank outside this process, before the run is brought back.
+    """
+
+    def __init__(
+        self, stop: Stop, saved_step: Callable[[], int | None], leave: Callable[[], None] = lambda: None
+    ) -> None:
+        self._stop, self._saved_step, self._leave = stop, saved_step, leave
+        self._is_on_slurm = stop.env.job_id[:1].isdecimal()
+        self._last_moment: float | None = None
+        self._has_asked = False
+
+    def look(self, silent_s: float) -> None:
+        """Leave if it is time, and then do not return. For the watchdog's thread."""
+        flag = self._stop.flag
+        flag.look()
+        if not self._is_on_slurm or flag.time is None or min(silent_s, flag.age_s) < _SILENT_S:
+            return
+        if not self._has_asked:
+            self._has_asked, self._last_moment = True, self._ask(flag.time)
+        if self._last_moment is None or time.time() < self._last_moment:
+            return
+        self._leave()
+        saved_step = self._saved_step()
+        kept = "no checkpoint" if saved_step is None else f"the checkpoint of step {saved_step}"
+        print(
+            f"no end of a step for {flag.age_s:.0f} s after {flag.signal_name}, and Slurm ends this job soon: "
+            f"it leaves with {kept}."
+        )
+        code = 1
+        try:
+            code = conclude_start(dataclasses.replace(self._stop, saved_step=saved_step))
+            sys.stdout.flush()
+        finally:
+            os._exit(int(code))
+
+    def _ask(self, signal_time: float) -> float | None:
+        end_time = job_end_time(self._stop.config.hardware.time_limit_min)
+        try:
+            job = show_job(self._stop.env.job_id)
+            preemption = show_preemption(job.partition)
+        except SlurmError as error:
+            print(f"Slurm did not say when it ends this job: {error}")
+            return last_moment(
+                signal_time=signal_time, end_time=end_time, is_at_work=True, kill_wait_s=DEFAULT_KILL_WAIT_S
+            )
+        return last_moment(
+            signal_time=signal_time,
+            end_time=end_time if job.end_time is None else job.end_time,
+            is_at_work=job.state in AT_WORK,
+            preempt_time=job.preempt_time,
+            grace_s=0.0 if preemption is None else preemption.grace_s,
+            kill_wait_s=DEFAULT_KILL_WAIT_S if preemption is None else preemption.kill_wait_s,
+        )

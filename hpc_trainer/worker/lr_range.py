@@ -9,7 +9,7 @@ import contextlib
 import os
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.lr_range import VARIABLE, DivergenceWatch, from_text
+from hpc_trainer.record.lr_range import VARIABLE, DivergenceWatch, from_text
 from hpc_trainer.training.build import open_training
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import open_batches

@@ -1,8 +1,6 @@
-"""One rank of a run whose work is a user's program (`train.command`): its start, its stop and its end.
+"""One rank of a run whose work is a user's program (`train.command`): its start, stop, end and metrics. No torch.
 
-The program's exit code decides (docs/any_program.md). After 0 the run is done. After 75, or any end after a stop
-signal, it goes on later. All other ends are failures. No torch, so that a program in another framework does not share
-its node with torch.
+Rank 0 turns what the program logs into metrics.jsonl, heartbeat.json and, at the end, result.json.
 """
 
 from __future__ import annotations
@@ -11,33 +9,120 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.program import is_of_run
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, NoProgressError, PeerLostError
-from hpc_trainer.runs.failure import own_frame
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.monitoring.redaction import Redaction
-from hpc_trainer.runs.shared_folder import Watch, names_in
-from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import Attempt, Journal, newest_chain, successor_jobs
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.ledger import Kind
+from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metrics_in
+from hpc_trainer.record.modes import make_folder
+from hpc_trainer.record.redaction import Redaction
+from hpc_trainer.record.shared_folder import Watch, names_in
+from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.worker_files import own_frame, write_result
 from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
-from hpc_trainer.state.journal import Attempt, Journal, newest_chain, successor_jobs
-from hpc_trainer.training.telemetry.life_signs import SupersededError
-from hpc_trainer.worker.begin import begin_attempt, check_goodput
-from hpc_trainer.worker.conclude import Stop, conclude_start
-from hpc_trainer.worker.environment import recording
-from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, record_of_error
-from hpc_trainer.worker.late_stop import LateStop
+from hpc_trainer.training.reporter import LifeSigns, SupersededError, cause_of_end
+from hpc_trainer.training.saver import SaveTimer
+from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording
+from hpc_trainer.worker.conclude import (
+    LateStop,
+    Stop,
+    conclude_error,
+    conclude_start,
+    exit_code_of,
+    record_of,
+    record_of_error,
+)
 from hpc_trainer.worker.program_start import Program, environment_of, folder_of, meeting_place, one_line, words_of
-from hpc_trainer.worker.program_story import Story
-from hpc_trainer.worker.telemetry.sampler import sampler_of
+from hpc_trainer.worker.telemetry import sampler_of
+
+
+class Story:
+    """Progress of a user's program in one attempt; only rank 0 has one."""
+
+    def __init__(
+        self, config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag,
+        spent: Callable[[], dict[str, Any]] = dict,
+    ) -> None:  # fmt: skip
+        self.step: int | None = None
+        """Last step that the program logged; None if it has logged none yet."""
+        self.steps_done = 0
+        """Steps done since the first step that the program logged."""
+        self._paths, self._attempt, self._world_size = paths, attempt, env.world_size
+        self._lines = NewLines(paths.told_metrics(attempt))
+        self._metrics: dict[str, float] = {}
+        self._log = MetricsLog(paths.metrics)
+        self._signs = LifeSigns(
+            paths=paths, env=env, attempt=attempt, num_steps=config.train.num_steps,
+            every_s=config.monitor.heartbeat_every_s, saves=SaveTimer(), stop=stop, spent=lambda step: spent(),
+        )  # fmt: skip
+
+    def catch_up(self) -> None:
+        """Take in the metrics that the previous attempt's program logged, and that its worker did not live to read.
+
+        The program may have saved the step of these metrics. Then no later attempt logs that step again.
+        """
+        if self._attempt == 0:
+            return
+        newest = max((record["step"] for record in newest_metrics_in(self._paths.metrics)), default=0)
+        left: list[Told] = []
+        lines = NewLines(self._paths.told_metrics(self._attempt - 1))
+        while batch := list(lines.read()):
+            for told in batch:
+                while left and left[-1].step >= told.step:
+                    left.pop()
+                left.append(told)
+        for told in left:
+            if told.step > newest and told.metrics:
+                self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Take in what is new, and give a sign of life.
+
+        Raises:
+            SupersededError: a later attempt has begun.
+        """
+        for told in self._lines.read():
+            self._take(told)
+        if is_last:  # if the program failed, its lines since the last sign are nowhere else
+            self._signs.every_s = 0.0
+        self._signs.tell(self.step or 0)
+
+    def _take(self, told: Told) -> None:
+        if self.step is None:
+            # The program goes on from its own checkpoint: later steps that were logged before are done again.
+            self._log.rewind(max(0, told.step - 1))
+            self._signs.start(told.step)
+            Journal(self._paths).resume(self._attempt, told.step)
+        elif told.step < self.step:
+            self._log.rewind(max(0, told.step - 1))
+        else:
+            self.steps_done += told.step - self.step
+        self.step = told.step
+        if told.num_steps is not None:
+            self._signs.num_steps = told.num_steps
+        if told.metrics:
+            self._metrics |= told.metrics
+            self._signs.show(told.metrics)
+            self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
+
+    def conclude(self) -> str:
+        """Write result.json and DONE once the program is done on all ranks, and return the cause for the journal."""
+        cause = cause_of_end(self._metrics, None)
+        write_result(
+            self._paths, step=self.step or 0, num_steps=self._signs.num_steps, attempt=self._attempt,
+            world_size=self._world_size, cause=cause, reason=None, metrics=self._metrics,
+        )  # fmt: skip
+        return cause
+
 
 ASKED = "exit 75"
 """Signal in the journal for a stop that the program itself asked for."""

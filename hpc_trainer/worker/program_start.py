@@ -33,11 +33,11 @@ from hpc_trainer.config.program import (
 from hpc_trainer.config.schema.train import CommandEnv, LoopConfig, TrainConfig
 from hpc_trainer.config.shell_text import PYTHON, place_of_text, runs_of
 from hpc_trainer.errors import ConfigError, RankEnvError
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runs.shared_folder import look_anew, names_in
-from hpc_trainer.runs.told_metrics import VARIABLE
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.metrics import VARIABLE
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.shared_folder import look_anew, names_in
 from hpc_trainer.runtime.rank_env import TORCHRUN_NAMES, RankEnv
 from hpc_trainer.runtime.start import FROZEN_CODE
 

@@ -12,19 +12,20 @@ from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import check_place, check_trusted
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.modes import make_folder, set_umask
-from hpc_trainer.runs.reading import is_storage_error
-from hpc_trainer.runs.shared_folder import look_anew, names_in
-from hpc_trainer.runs.spec import read_spec
-from hpc_trainer.runs.states import CANCEL, DONE, RunState
+from hpc_trainer.record.files import check_place, check_trusted
+from hpc_trainer.record.journal import Journal, failures_of_storage, log_header
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.ledger import Kind
+from hpc_trainer.record.modes import make_folder, set_umask
+from hpc_trainer.record.reading import is_storage_error
+from hpc_trainer.record.shared_folder import look_anew, names_in
+from hpc_trainer.record.spec import read_spec
+from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.submissions import newest_of_run, read_submissions
+from hpc_trainer.record.worker_files import read_failure
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
-from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal, failures_of_storage, log_header
-from hpc_trainer.state.submissions import newest_of_run, read_submissions
 
 
 def run(argv: list[str] | None, stop: StopFlag) -> int:
@@ -112,8 +113,7 @@ def _storage_failed(error: OSError, config: TrainConfig, paths: RunPaths, env: R
     """Handle a disk that is full before the attempt begins: rank 0 brings the run back, as after any storage error."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     if env.rank == 0:
-        from hpc_trainer.worker.conclude import Stop
-        from hpc_trainer.worker.failure import conclude_error, record_of_error
+        from hpc_trainer.worker.conclude import Stop, conclude_error, record_of_error
 
         attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
         ended = Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=None)

@@ -23,7 +23,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from hpc_trainer.runs.files import fsync_folder
+from hpc_trainer.record.files import fsync_folder
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 

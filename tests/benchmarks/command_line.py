@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import append_specs
-from hpc_trainer.runs.states import DONE, RunState
-from hpc_trainer.state.journal import Journal
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import append_specs
+from hpc_trainer.record.states import DONE, RunState
 
 REPEATS = 9
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from hpc_trainer.launch.frozen_code.archive import store_code
 from hpc_trainer.launch.frozen_code.snapshot import read_code
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.record.layout import SweepPaths
 from tests.unit.launch.frozen_code.projects import git, write_files
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 REPEATS = 11
 

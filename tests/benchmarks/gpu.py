@@ -32,8 +32,8 @@ import psutil
 
 from hpc_trainer import __version__
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import append_specs
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import append_specs
 from tests.benchmarks.resume import work
 
 RATIO_BUDGET = 0.99

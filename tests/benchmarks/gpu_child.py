@@ -24,8 +24,8 @@ from torch.nn import functional
 from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_spec
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import read_spec
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.data.order import BatchOrder

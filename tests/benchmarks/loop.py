@@ -33,7 +33,7 @@ from torch.nn import functional
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag

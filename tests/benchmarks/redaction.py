@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpc_trainer.runs.monitoring import redaction
-from hpc_trainer.runs.monitoring.redaction import Redaction
-from tests.unit.runs.monitoring.test_redaction import WORST
+from hpc_trainer.record import redaction
+from hpc_trainer.record.redaction import Redaction
+from tests.unit.record.test_redaction import WORST
 
 LENGTH, REPEATS, BUDGET_S = 1_000_000, 5, 0.1
 _SHOWN = 5

@@ -91,7 +91,7 @@ def _first_step() -> None:
 def _prepare(folder: Path) -> tuple[Path, str]:
     """A finished run of 20 steps, and the spec of one that goes on from it."""
     from hpc_trainer.launch.freeze import freeze_grid
-    from hpc_trainer.runs.spec import append_specs
+    from hpc_trainer.record.spec import append_specs
 
     words = [
         "cluster=local", "experiment=digits", "model=mlp", "monitor.log_every_steps=1", "train.eval_every_steps=0",

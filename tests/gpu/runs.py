@@ -16,8 +16,8 @@ import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.spec import append_specs
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.spec import append_specs
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.optim.schedule import learning_rate

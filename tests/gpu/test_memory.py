@@ -7,8 +7,8 @@ import json
 import pytest
 
 from hpc_trainer.launch.memory import find_needs
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_spec
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import read_spec
 from tests.gpu.runs import ON_GPU, Figures, Runs
 
 pytestmark = [ON_GPU, pytest.mark.xdist_group("memory")]  # one at a time: each takes up to 20 GB

@@ -88,7 +88,7 @@ def test_every_module_says_what_it_is_and_lists_sorted_names() -> None:
     assert [f"{_name(path)}: {problem}" for path in PYTHON for problem in _of_module(_tree(path))] == []
 
 
-# Words that only Slurm has; those that our own states share (runs/states.py) are not among them.
+# Words that only Slurm has; those that our own states share (record/states.py) are not among them.
 SLURMS_WORDS = {
     "COMPLETING", "CONFIGURING", "REQUEUE_HOLD", "SPECIAL_EXIT", "BOOT_FAIL", "DEADLINE", "STAGE_OUT", "RESIZING",
     "NonZeroExitCode", "JobLaunchFailure", "RaisedSignal", "JobHeldUser", "GANG", "OFF",

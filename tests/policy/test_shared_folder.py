@@ -1,4 +1,4 @@
-"""Code that goes round `runs/shared_folder.py`: what is right on a local disk, and wrong where two clients see one
+"""Code that goes round `record/shared_folder.py`: what is right on a local disk, and wrong where two clients see one
 folder.
 
 Each exception names the file, the construct and the reason: the folder is of one machine, or of the user, or what is
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[2] / "hpc_trainer"
-_OWNER = "runs/shared_folder.py"
+_OWNER = "record/shared_folder.py"
 
 _LOSES_REPLIES = {"rename", "replace", "link", "renames"}
 _FLAGS = {"O_EXCL", "O_APPEND"}
 
 # file -> construct -> why it is right there.
 ALLOWED: dict[str, dict[str, str]] = {
-    "runs/files.py": {"O_APPEND": "the one place that appends; lines that decide about a run are read back"},
-    "runs/told_metrics.py": {"O_APPEND": "a program's own file of one attempt, with one writer"},
+    "record/files.py": {"O_APPEND": "the one place that appends; lines that decide about a run are read back"},
+    "record/metrics.py": {"O_APPEND": "a program's own file of one attempt, with one writer"},
     "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
     "worker/probe.py": {'mode "a"': "the trace of one rank of a run that certify started: one writer"},
     "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},
@@ -33,23 +33,23 @@ ALLOWED: dict[str, dict[str, str]] = {
         "st_mtime": "old copies on the node's own disk; an old claim costs two ranks that compile",
     },
     "datasets/images/staging.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
-    "worker/telemetry/prometheus.py": {"replace": "in the folder of the node's own collector"},
-    "state/run_folder.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
-    "worker/deploy/weights.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
-    "worker/deploy/quantize.py": {"replace": "in the folder of an export that is being written, under its own name"},
+    "worker/telemetry.py": {"replace": "in the folder of the node's own collector"},
+    "record/run_folder.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
+    "worker/deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
+    "worker/deploy/graphs.py": {"replace": "in the folder of an export that is being written, under its own name"},
 }
 # What is asked of the user's own files, of the machine, or only shown: an answer of a minute ago does no harm.
 ONLY_SHOWN = {
     "config", "cli", "datasets", "models", "tasks", "launch/frozen_code/code_files.py",
     "launch/frozen_code/snapshot.py", "launch/frozen_code/import_path.py", "launch/targets.py", "launch/hydra_app.py",
-    "launch/reproduce", "runtime/environment", "runtime/counters", "runtime/code_digests.py", "features/init_from",
+    "launch/reproduce", "runtime/environment", "runtime/counters", "runtime/code.py", "features/init_from",
     "worker/telemetry", "worker/program_start.py", "operate/deploy", "operate/report", "operate/prepare",
     "operate/find.py", "operate/names.py", "operate/drill",
     "launch/submit.py",  # whether a folder is there whose owner is to be looked at
-    "state/status.py",  # the text of an error: whether there is a folder of sweeps
-    "state/journal.py",  # failure files of attempts whose lines are lost
-    "runs/metrics_log.py",  # rank 0's own file
-    "runs/modes.py",
+    "record/status.py",  # the text of an error: whether there is a folder of sweeps
+    "record/journal.py",  # failure files of attempts whose lines are lost
+    "record/metrics.py",  # rank 0's own file
+    "record/modes.py",
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def _goes_round(path: Path) -> Iterator[str]:
     is_only_shown = any(name == each or name.startswith(f"{each}/") for each in ONLY_SHOWN)
     for line, what in _constructs(ast.parse(path.read_text(encoding="utf-8"))):
         if what not in allowed and not (is_only_shown and what in ("exists", "st_mtime")):
-            yield f"{name}:{line}: {what}: use runs/shared_folder.py or runs/files.py, or name the reason in this test"
+            yield f"{name}:{line}: {what}: use record/shared_folder.py or record/files.py, or name the reason in this test"
 
 
 def test_shared_files_are_touched_by_the_one_module() -> None:

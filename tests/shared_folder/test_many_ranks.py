@@ -12,7 +12,7 @@ import pytest
 
 import hpc_trainer
 from hpc_trainer.launch.frozen_code.archive import store_code
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.record.layout import SweepPaths
 from tests.shared_folder.clients import Share
 from tests.unit.launch.frozen_code.projects import frozen, make_checkout, write_files
 from tests.unit.training.ranks import child_environment

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs import files
-from hpc_trainer.runs.checkpoint_folders import committed, discard, quarantine
-from hpc_trainer.runs.files import OwnLines, append_lines, write_atomic, write_json, write_marker
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.lock import submit_lock
-from hpc_trainer.runs.reading import Faults, read_json, read_lines
-from hpc_trainer.runs.shared_folder import age_on_server_s, cache_age_s, claim, is_there, names_in, rename
-from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.run_folder import read_folder
+from hpc_trainer.record import files
+from hpc_trainer.record.checkpoint_folders import committed, discard, quarantine
+from hpc_trainer.record.files import OwnLines, append_lines, write_atomic, write_json, write_marker
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.processes import submit_lock
+from hpc_trainer.record.reading import Faults, read_json, read_lines
+from hpc_trainer.record.run_folder import read_folder
+from hpc_trainer.record.shared_folder import age_on_server_s, cache_age_s, claim, is_there, names_in, rename
+from hpc_trainer.record.states import CANCEL, DONE, RunState
 from tests.shared_folder.clients import ROOT, Share
 
 Start = Callable[..., tuple[Path, Path]]
@@ -155,10 +155,10 @@ _TAKES = """\
 import sys, time
 from pathlib import Path
 from hpc_trainer.errors import SubmitError
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.lock import submit_lock
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.files import append_lines
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.processes import submit_lock
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.files import append_lines
 
 sweep, count = SweepPaths(Path(sys.argv[1])), int(sys.argv[2])
 for _ in range(count):

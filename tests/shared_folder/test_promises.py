@@ -14,8 +14,8 @@ import pytest
 
 from hpc_trainer.datasets.images.shard_index import damaged_shards, read_index
 from hpc_trainer.datasets.images.staging import Signs, stage
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.state.journal import Journal
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
 from tests import warm
 from tests.integration.conftest import LocalDriver
 from tests.integration.resume_matrix.cells import SAMPLE

@@ -15,30 +15,30 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs import metrics_log
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
-from hpc_trainer.runs.monitoring.telemetry import Host
-from hpc_trainer.runs.shared_folder import cache_age_s
+from hpc_trainer.record import metrics as metrics_log
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.metrics import MetricsLog, read_metrics
+from hpc_trainer.record.shared_folder import cache_age_s
+from hpc_trainer.record.telemetry import Host
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.training.save_timer import SaveTimer
-from hpc_trainer.training.telemetry import life_signs
-from hpc_trainer.training.telemetry.life_signs import LifeSigns
-from hpc_trainer.worker.telemetry import sampler
-from hpc_trainer.worker.telemetry.sampler import Sampler
+from hpc_trainer.training import reporter as life_signs
+from hpc_trainer.training.reporter import LifeSigns
+from hpc_trainer.training.saver import SaveTimer
+from hpc_trainer.worker import telemetry as sampler
+from hpc_trainer.worker.telemetry import Sampler
 from tests.shared_folder.clients import CALM, ROOT, Share
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 Start = Callable[..., tuple[Path, Path]]
 _LOOK = """\
 import sys
 from pathlib import Path
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.status import read_status
 
 status = read_status(SweepPaths(Path(sys.argv[1])), is_look=True)
 assert status.counts == {"COMPLETED": int(sys.argv[2])}, status.counts

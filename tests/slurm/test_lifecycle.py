@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runtime.decide import UNEXPLAINED
+from hpc_trainer.record.states import UNEXPLAINED
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.reading import read_lines
+from hpc_trainer.record.reading import read_lines
 from tests.slurm.driver import Driver
 from tests.slurm.test_submission import TINY
 from tests.slurm.testbed.cluster import SlurmCluster

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.status import read_status
 from tests.slurm.driver import Driver
 from tests.slurm.test_submission import TINY
 from tests.slurm.testbed.cluster import SlurmCluster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.layout import SWEEP_FILES
+from hpc_trainer.record.layout import SWEEP_FILES
 from tests.journals import journal_records
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster

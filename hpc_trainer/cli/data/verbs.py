@@ -24,7 +24,7 @@ from hpc_trainer.operate.data_reads import Checked, Measured, bench_data, check_
 from hpc_trainer.operate.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.operate.prepare.job import BROKEN, Asked, Prepared
 from hpc_trainer.operate.prepare.tokens import TokenOptions, prepare_tokens
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.record.spec import RunSpec
 
 Told = Callable[[int, int], None]
 _PROBLEMS_SHOWN = 20

@@ -19,10 +19,10 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import retry, submit_grid
-from hpc_trainer.operate.certify.run import Certificate, Trial, certify
-from hpc_trainer.runs.interruptions import VARIABLE, Interruption, draw, to_text
+from hpc_trainer.operate.certify import Certificate, Trial, certify
+from hpc_trainer.record.interruptions import VARIABLE, Interruption, draw, to_text
 
-# Enough steps to stop at one and have some left (runs/interruptions.py).
+# Enough steps to stop at one and have some left (record/interruptions.py).
 _FEWEST_STEPS = 5
 
 

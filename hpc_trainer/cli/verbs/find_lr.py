@@ -21,13 +21,11 @@ from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.operate.find_lr.curve import Curve
-from hpc_trainer.operate.find_lr.plot import draw
-from hpc_trainer.operate.find_lr.run import find_lr
-from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.lr_range import VARIABLE, LrRange
-from hpc_trainer.runs.modes import make_folder, set_umask
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.operate.find_lr import Curve, draw, find_lr
+from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.lr_range import VARIABLE, LrRange
+from hpc_trainer.record.modes import make_folder, set_umask
+from hpc_trainer.record.spec import RunSpec
 
 _FEWEST_STEPS = 10
 _ROWS = 12

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runs.told_metrics import VARIABLE, log_metrics
+from hpc_trainer.record.metrics import VARIABLE, log_metrics
 
 _HINT = "Write: hpc-trainer log step=10 loss=0.3"
 

@@ -12,13 +12,12 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep, prepare_to_write
-from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
-from hpc_trainer.operate.report.exports import read_exports
+from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report, read_exports
 from hpc_trainer.operate.report.page import render_page
 from hpc_trainer.operate.report.telemetry import telemetry_charts
-from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.state.monitoring.ledger_words import ledger_json
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.ledger import ledger_json
+from hpc_trainer.record.status import read_status
 
 
 def run_report(

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpc_trainer.cli.common import print_json, print_table, say, warn
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.operate.sync.sync import sync_named, tracker_named
+from hpc_trainer.operate.sync import sync_named, tracker_named
 
 
 def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: str | None, as_json: bool) -> None:

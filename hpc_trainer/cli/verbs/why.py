@@ -15,13 +15,12 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import prepare_to_write, select
-from hpc_trainer.operate.inside.page import render_run_page
-from hpc_trainer.operate.inside.told import explain_hang, flights_of, gather_page
+from hpc_trainer.operate.inside.page import explain_hang, flights_of, gather_page, render_run_page
 from hpc_trainer.operate.why import Why, explain
-from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.monitoring.ledger_words import ledger_json
-from hpc_trainer.state.status import SweepStatus
+from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.ledger import ledger_json
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import SweepStatus
 
 _SHOWN_RUNS = 3
 _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)

@@ -28,7 +28,7 @@ from hpc_trainer.config.compose.unreadable import unreadable
 from hpc_trainer.config.compose.user import read_user_config, user_config_path
 from hpc_trainer.config.compose.words import choices_in, conf_dir
 from hpc_trainer.config.compose.wrong_value import wrong_value
-from hpc_trainer.config.data_files.look import is_folder
+from hpc_trainer.config.data_files.given import is_folder
 from hpc_trainer.config.keys import DECLARED, declared_at
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig

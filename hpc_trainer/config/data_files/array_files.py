@@ -13,8 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpc_trainer.config.data_files.given import open_given
-from hpc_trainer.config.data_files.look import is_folder
+from hpc_trainer.config.data_files.given import is_folder, open_given
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import TargetKind

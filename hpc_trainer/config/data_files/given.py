@@ -1,7 +1,7 @@
-"""Opening of a file that a user or a program gave: only a regular file of bounded size, without waiting.
+"""One way to open a file that a user or a program gave: a regular file, of bounded size, or an error with its name.
 
-A pipe in its place would block the reader for ever, and a sparse file may claim any size. Every error is an OSError
-that names the file. Our own files are read by `runs/reading.py`, which turns unreadable files into faults.
+Rules look whether a file exists; what this machine cannot see is left to the run. Files of ours are read by
+record/reading.py, which turns unreadable files into faults.
 """
 
 from __future__ import annotations
@@ -68,3 +68,21 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.errno is None or error.filename is not None:
             raise
         raise type(error)(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def is_file(path: Path) -> bool:
+    """Return True for a file that can be seen from here."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Return True for a folder that can be seen from here."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def home_problems(key: str, path: str | None) -> Iterator[str]:
+    """Yield the problem with a path below the home of a user whom this machine does not know."""
+    try:
+        Path(path or "").expanduser()
+    except RuntimeError:
+        yield f"{key}={path!r} begins with the home of a user who is not known here. Write the folder out."

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.data_files.array_files import check_parts
-from hpc_trainer.config.data_files.given import read_given
-from hpc_trainer.config.data_files.look import is_file
+from hpc_trainer.config.data_files.given import is_file, read_given
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import TargetKind

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.data_files.look import is_file
+from hpc_trainer.config.data_files.given import is_file
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 
 _BUILT_IN_TEXT = "pydoc_data.topics"

@@ -12,25 +12,16 @@ from typing import Any
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.batch import with_batch
 from hpc_trainer.config.checks import within
-from hpc_trainer.config.data_files.look import home_problems
+from hpc_trainer.config.data_files.given import home_problems
 from hpc_trainer.config.load import BUT_SEED, but_seed
 from hpc_trainer.config.memo import Memo
-from hpc_trainer.config.rules.batch_rules import batch_problems
-from hpc_trainer.config.rules.code_names import param_problems, target_problems
-from hpc_trainer.config.rules.command_rules import command_problems, with_command
-from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
-from hpc_trainer.config.rules.effect_rules import effect_problems
-from hpc_trainer.config.rules.item_rules import item_problems
-from hpc_trainer.config.rules.limit_rules import limit_problems
-from hpc_trainer.config.rules.mesh_rules import mesh_problems
-from hpc_trainer.config.rules.metric_rules import metric_problems
-from hpc_trainer.config.rules.monitor_rules import monitor_problems
+from hpc_trainer.config.rules.checkpoint_rules import resume_from_problems, retention_problems, with_absolute_origin
+from hpc_trainer.config.rules.cluster_rules import monitor_problems, sbatch_problems
+from hpc_trainer.config.rules.code_rules import command_problems, param_problems, target_problems, with_command
+from hpc_trainer.config.rules.data_rules import data_problems, metric_problems, task_problems, with_absolute_paths
+from hpc_trainer.config.rules.declared_rules import effect_problems, item_problems, limit_problems
 from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
-from hpc_trainer.config.rules.resume_from import resume_from_problems, with_absolute_origin
-from hpc_trainer.config.rules.retention import retention_problems
-from hpc_trainer.config.rules.sbatch_options import sbatch_problems
-from hpc_trainer.config.rules.step_rules import step_problems
-from hpc_trainer.config.rules.task_rules import task_problems
+from hpc_trainer.config.rules.step_rules import batch_problems, mesh_problems, step_problems
 from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model.shipped import GptConfig, ModelConfig

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from hpc_trainer.datasets.images.pictures import EXTENSIONS
 from hpc_trainer.datasets.problem import Problem, told
 from hpc_trainer.errors import DataError
-from hpc_trainer.runs.files import sha256_of, whole_file, write_json
-from hpc_trainer.runs.reading import read_json
+from hpc_trainer.record.files import sha256_of, whole_file, write_json
+from hpc_trainer.record.reading import read_json
 
 VERSION = 1
 ROWS, ABOUT, CLASSES = "index.npy", "index.json", "classes.json"

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.data.order import BatchSizes
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.rng import random_state_kept
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.data_files.given import open_given
-from hpc_trainer.runs.files import sha256_of, write_atomic
+from hpc_trainer.record.files import sha256_of, write_atomic
 
 _SMALL = 64 << 20  # bytes; below, nothing is remembered
 _MOST = 200  # files

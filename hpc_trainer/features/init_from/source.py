@@ -19,16 +19,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from hpc_trainer.config.data_files.given import open_given, read_given
-from hpc_trainer.config.rules.retention import best_is_max
+from hpc_trainer.config.rules.checkpoint_rules import best_is_max
 from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
 from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.features.init_from.digest import remembered
 from hpc_trainer.features.init_from.names import check_patterns, renamed
-from hpc_trainer.runs import checkpoint_folders as folders
-from hpc_trainer.runs.files import check_trusted
-from hpc_trainer.runs.layout import RunPaths, default_runs_dir
-from hpc_trainer.runs.metrics_log import scores_in
+from hpc_trainer.record import checkpoint_folders as folders
+from hpc_trainer.record.files import check_trusted
+from hpc_trainer.record.layout import RunPaths, default_runs_dir
+from hpc_trainer.record.metrics import scores_in
 from hpc_trainer.training.checkpoint.retention import Retention
 
 _MANIFEST, _INDEX, _FILE = "manifest.json", ".safetensors.index.json", ".safetensors"

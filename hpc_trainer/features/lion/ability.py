@@ -11,8 +11,7 @@ from torch import nn
 from hpc_trainer.config.schema.optim import LionConfig
 from hpc_trainer.runtime.tensors import in_pieces, local_tensor
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.optim.build import Group, Recipe
-from hpc_trainer.training.optim.own_step import OwnStep
+from hpc_trainer.training.optim.build import Group, OwnStep, Recipe
 
 _PIECE = 64 << 20
 """Bytes of weights that are stepped at a time on this rank: a step copies no more at a time."""

@@ -1,19 +1,114 @@
-"""Adapters in a run: put in once the model has its first weights, alone in the checkpoint, merged on deployment.
-
-The base weights beside them come back at each start as they came at the first one: from `init_from`, or by the seed.
-Their digest is a fact of the checkpoint, so a start with another base is refused.
-"""
+"""Adapters of peft in a model of any kind: inserted once the model has its first weights, and trained alone."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
-from hpc_trainer.features.lora.adapters import leave_out_base, merge, put_in
+from hpc_trainer.config.name_patterns import fits_any, unfit
+from hpc_trainer.config.packages import optional
+from hpc_trainer.config.schema.features.lora import LoraConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.weight_names import match_weights
 from hpc_trainer.training.ability import Ability, Building
+
+_CONV1D = "Conv1D"
+"""transformers' own linear layer, whose weight is [in, out]; GPT-2 has it."""
+
+
+def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
+    """Put adapters beside the layers that `config` names, in place; return the names of the layers.
+
+    The adapters and the weights that `also` names require gradients. The first matrix of an adapter begins at random,
+    drawn on the CPU, the second one at 0: so the model computes what it did.
+
+    Raises:
+        ConfigError: there is no such layer, or peft has no adapter for its kind.
+    """
+    names = [*_chosen(model, config)]
+    besides = [
+        weight for weights in match_weights(model, config.also, "train.lora.also").values() for weight in weights
+    ]
+    peft = optional("peft", "train.lora")
+    adapters = peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, bias="none",
+        target_modules="|".join(map(re.escape, names)),
+    )  # fmt: skip
+    try:
+        with warnings.catch_warnings():  # peft sees itself how a layer's weight lies, and says so
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+            peft.inject_adapter_in_model(adapters, model)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"train.lora.targets={config.targets}: peft cannot stand beside these layers: {error}"
+        ) from error
+    for weight in besides:
+        weight.requires_grad_(True)
+    return names
+
+
+def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
+    """Yield names of layers, in the model's order. Raises ConfigError if a pattern fits none, or there is none."""
+    layers = {
+        name: module for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
+    }
+    for problem in unfit("train.lora.targets", config.targets, layers, f"layer of {type(model).__name__}"):
+        raise ConfigError(problem)
+    inside = {id(layer) for block in blocks(model) for layer in block.modules()}
+    names = [
+        name
+        for name, layer in layers.items()
+        if (
+            fits_any(name, config.targets)
+            if config.targets
+            else id(layer) in inside and (isinstance(layer, nn.Linear) or type(layer).__name__ == _CONV1D)
+        )
+    ]
+    if not names:
+        raise ConfigError(
+            f"train.lora stands beside the linear layers of blocks, and {type(model).__name__} has none. Name layers: "
+            f"train.lora.targets={[*layers][-1:]}."
+        )
+    yield from names
+
+
+def leave_out_base(model: nn.Module) -> None:
+    """Make state dicts of `model` and of its copies hold and load only what is trained, and buffers."""
+    base = frozenset(
+        name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
+    )
+
+    def leave_out(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name in base:
+            state.pop(prefix + name, None)
+
+    def miss_none(module: nn.Module, keys: Any) -> None:
+        # `model` by itself, and as the `module` inside its averaged weights.
+        keys.missing_keys[:] = [key for key in keys.missing_keys if key.removeprefix("module.") not in base]
+
+    model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_post_hook(miss_none)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def merge(model: nn.Module) -> None:
+    """Add what adapters compute to the weights of their layers, and remove the adapters, in place."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in [*model.named_modules()]:
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            owner, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(owner), own_name, layer.get_base_layer())
+
 
 BASE = "lora_base"
 """Name of the digest of the base weights among the checkpoint's facts."""

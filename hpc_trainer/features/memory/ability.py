@@ -7,7 +7,7 @@ import dataclasses
 from hpc_trainer.features.memory.search import find_sizes
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.data.order import BatchSizes
 from hpc_trainer.training.parallel.share import VotingLoss
 
 _NOTE = "the figures are of two samples, and the run takes as many as fit"

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.runtime.device_memory import profile_bytes
+from hpc_trainer.runtime.devices import profile_bytes
 
 
 class MemoryProbe(Protocol):

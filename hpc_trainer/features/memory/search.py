@@ -33,19 +33,17 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.memory.probe import MemoryProbe, probe_of
-from hpc_trainer.runs.states import OUT_OF_MEMORY
-from hpc_trainer.runtime.device_memory import device_name, is_out_of_memory
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.states import OUT_OF_MEMORY
+from hpc_trainer.runtime.devices import device_name, is_out_of_memory
 from hpc_trainer.runtime.own_process import OwnProcess
 from hpc_trainer.runtime.tensors import num_bytes
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.training.ability import Building
+from hpc_trainer.training.ability import Building, overridden
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED, BatchSizes
 from hpc_trainer.training.data.loader import train_batches
-from hpc_trainer.training.data.order import BatchOrder
-from hpc_trainer.training.hooks import overridden
+from hpc_trainer.training.data.order import LEAST_EVALUATED, BatchOrder, BatchSizes
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import random_state_kept
 
 if TYPE_CHECKING:
@@ -276,7 +274,7 @@ class Trials:
         found = self._estimate(size)
         if found is not None:
             return found.activations + max(found.gradients, num_bytes(trained))  # trials are not sharded
-        from hpc_trainer.features.memory.live_bytes import measure
+        from hpc_trainer.features.memory.estimate import measure
 
         batch = self._batch(size)
         return measure(self.config, self.loss, batch).peak + num_bytes(tensors_of(batch)) + num_bytes(trained)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runtime.device_memory import device_name, is_out_of_memory, profile_bytes
+from hpc_trainer.record.files import write_json
+from hpc_trainer.runtime.devices import device_name, is_out_of_memory, profile_bytes
 from hpc_trainer.runtime.tensors import local_tensor, num_bytes
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext

@@ -23,8 +23,8 @@ from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.runtime.fake_tensors import build_fake, fake_tensors
 from hpc_trainer.runtime.own_process import answer_each
 from hpc_trainer.tasks.protocol import Task
+from hpc_trainer.training.ability import abilities
 from hpc_trainer.training.build import build_dataset, build_model, build_task
-from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.rng import random_state_kept
 
 # Batch norm refuses a batch of one.

@@ -33,7 +33,7 @@ from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import by_share
 from hpc_trainer.training.optim.clip import place_gradients, scale_down
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
-from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 

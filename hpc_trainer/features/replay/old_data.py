@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_trainer.config.load import plain_value, section_from_plain
 from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
-from hpc_trainer.config.rules.limit_rules import section_problems
+from hpc_trainer.config.rules.declared_rules import section_problems
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.config.schema.data.records import ArraysConfig, TableConfig, TokensConfig
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig, DigitsConfig, TextBytesConfig
@@ -24,8 +24,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, RunStateError, valid
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import RunSpec, read_spec
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import RunSpec, read_spec
 
 _NOT_KEPT = frozenset({"num_workers", "stage_dir"})
 """Keys of the loader processes and the node's disk: the new data have their own."""

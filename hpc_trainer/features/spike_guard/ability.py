@@ -1,26 +1,181 @@
-"""Rollback of all ranks together to the last regular checkpoint before a step that went wrong.
-
-Where a run goes back to must not depend on how often it was interrupted or when it checked. So only steps
-count that `checkpoint.every_steps` divides, and the one at which the run began, which is saved too. The newest of these
-checkpoints is never deleted. From the first bad step on, the state says that a rollback is wanted: an attempt that ends
-before the rollback leaves it to the next. The data does not go back: step n takes the batch n + offset, and the offset
-grows by the batches from there to the bad one. If the run is killed before the next save, its newest checkpoint leads
-to the same rollback.
-"""
+"""Gradient spikes: seen on the device, by all ranks alike; skipped, or a return to the checkpoint before them."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
 
+from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.spike_guard.spikes import SpikeGuard, Trouble
+from hpc_trainer.errors import DivergedError
+from hpc_trainer.record.journal import Journal
 from hpc_trainer.runtime.rank_memory import RankMemory
-from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.ability import Ability, Building, GoBackError
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.state import TrainState
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """First step (counted from 1) that leads to a rollback, its gradient norm, and the median of earlier norms."""
+
+    step: int
+    norm: float
+    usual: float
+
+    def __str__(self) -> str:
+        """Return text such as `spike at step 7: gradient norm 53.1, 12.1 times the usual`."""
+        if not math.isfinite(self.norm):
+            return f"gradients that are not finite up to step {self.step}"
+        return f"spike at step {self.step}: gradient norm {self.norm:.3g}, {self.norm / self.usual:.3g} times the usual"
+
+
+class SpikeGuard(StepGuard):
+    """StepGuard that knows the norms of the last steps.
+
+    A step whose norm is above `spike_factor` times their median changes nothing. Chowdhery et al. 2022, section 5.1,
+    met such spikes, and went back past their batches. All counts stay on the device until they are read.
+
+    Args:
+        max_in_a_row: as StepGuard's; also the number of spikes that may be skipped one after the other.
+        config: `train.guard`.
+    """
+
+    skips_finite = True
+
+    def __init__(self, max_in_a_row: int | None, config: GuardConfig) -> None:
+        super().__init__(max_in_a_row)
+        self._config = config
+        # Infinite until a norm is known: while half of them are, so is the median, and nothing is above it.
+        self._norms = torch.full((config.spike_window,), math.inf)
+        self._row, self._worst_row, self._spikes, self._last, self._first = torch.zeros(5, dtype=torch.int64).unbind()
+        self._of_first = torch.zeros(2)
+        self._told = 0
+        self.rollbacks = 0
+        """Number of rollbacks in the whole run."""
+        self.offset = 0
+
+    def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
+        """Return what `StepGuard.see` does, and true for a norm (a scalar) out of all proportion."""
+        super().see(grad_norm, step)
+        norm = grad_norm.detach().float()
+        if self._norms.device != norm.device:
+            self._move(norm.device)
+        usual = self._norms.median()
+        bad = ~torch.isfinite(norm)
+        spike = ~bad & (norm > self._config.spike_factor * usual)
+        if self._config.on_spike is OnSpike.none:
+            spike = torch.zeros_like(spike)
+        skipped = spike | bad
+        self._norms = torch.where(skipped, self._norms, torch.cat((self._norms[1:], norm.reshape(1))))
+        # A step that is not finite does not end a row of spikes: nothing was learned between them.
+        self._row = torch.where(spike, self._row + 1, self._row * bad)
+        self._worst_row = torch.maximum(self._row, self._worst_row)
+        self._spikes = self._spikes + spike
+        self._last = torch.where(spike, step + 1, self._last)
+        wanted = (self._first == 0) & self._is_trouble(spike, bad)
+        self._first = torch.where(wanted, step + 1, self._first)
+        self._of_first = torch.where(wanted, torch.stack((norm, usual)), self._of_first)
+        return bool(skipped) if norm.device.type == "cpu" else skipped
+
+    def _is_trouble(self, spike: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
+        trouble = torch.zeros_like(spike)
+        assert self.max_in_a_row is not None
+        if self._config.on_spike in (OnSpike.rollback, OnSpike.stop):
+            trouble = spike
+        elif self._config.on_divergence is OnDivergence.rollback:
+            trouble = spike & (self._row > self.max_in_a_row)
+        if self._config.on_divergence is OnDivergence.rollback:
+            trouble = trouble | (bad & torch.as_tensor(self._in_a_row > self.max_in_a_row, device=bad.device))
+        return trouble
+
+    def _move(self, device: torch.device) -> None:
+        for name in ("_norms", "_row", "_worst_row", "_spikes", "_last", "_first", "_of_first"):
+            setattr(self, name, getattr(self, name).to(device))
+
+    @property
+    def total(self) -> int:
+        """Steps that were skipped so far, spikes among them; waits for the device."""
+        return int(self._total) + int(self._spikes)
+
+    def figures(self) -> dict[str, float]:
+        """Return StepGuard's figures, with `spikes` and `rollbacks`."""
+        figures = {**super().figures(), "spikes": int(self._spikes), "rollbacks": self.rollbacks}
+        return {key: value for key, value in figures.items() if value}
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Reason for a rollback, or for the end of the run; None: there is none. Waits for the device."""
+        step = int(self._first)
+        return Trouble(step, *self._of_first.tolist()) if step else None
+
+    def news(self) -> tuple[int, int] | None:
+        """Return (spikes skipped since the last call, step of the last one); None if there is none.
+
+        Waits for the device.
+        """
+        new, self._told = int(self._spikes) - self._told, int(self._spikes)
+        return (new, int(self._last)) if new > 0 and self._config.on_spike is OnSpike.skip else None
+
+    def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
+        """Check as StepGuard does, and spikes too, but not what leads to a rollback. Waits for the device."""
+        if self._config.on_divergence is not OnDivergence.rollback:
+            super().check(step, scaler)
+        if self._config.on_spike is OnSpike.stop and self.trouble is not None:
+            raise DivergedError(f"{self.trouble} (train.guard.on_spike=stop). Its update was not taken. {_ADVICE}")
+        row, self._worst_row = int(self._worst_row), self._row.clone()
+        is_end = self._config.on_spike is OnSpike.skip and self._config.on_divergence is OnDivergence.stop
+        assert self.max_in_a_row is not None
+        if is_end and row > self.max_in_a_row:
+            raise DivergedError(
+                f"{row} spikes in a row up to step {step}, and train.max_skipped_steps={self.max_in_a_row}: the "
+                f"gradients have become as large as that. {_ADVICE}"
+            )
+
+    def rolled_back(self, before: tuple[int, int], trouble: Trouble, step: int) -> None:
+        """Continue the counts of `before` after the state of `step` is loaded.
+
+        Args:
+            before: (rollbacks, offset) before the rollback.
+        """
+        self.rollbacks, self.offset = before[0] + 1, before[1] + trouble.step - step
+        self._told = int(self._spikes)
+
+    def check_rollbacks(self, trouble: Trouble) -> None:
+        """Raise DivergedError if no further rollback is allowed."""
+        if self.rollbacks >= self._config.max_rollbacks:
+            raise DivergedError(
+                f"{trouble}, after {self.rollbacks} rollbacks; train.guard.max_rollbacks="
+                f"{self._config.max_rollbacks}: the training has diverged. {_ADVICE}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all counters and norms; they include a rollback that is still wanted."""
+        counters = {name: int(getattr(self, f"_{name}")) for name in _COUNTERS}
+        own = {"norms": self._norms, "of_first": self._of_first, "rollbacks": self.rollbacks, "offset": self.offset}
+        return {**super().state_dict(), "total": int(self._total), **counters, **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises KeyError if a part is missing."""
+        super().load_state_dict(state)
+        for name in _COUNTERS:
+            setattr(self, f"_{name}", torch.tensor(state[name]))
+        self._norms, self._of_first = state["norms"].clone(), state["of_first"].clone()
+        self.rollbacks, self.offset, self._told = state["rollbacks"], state["offset"], state["spikes"]
+        self._move(self._norms.device)
+
+
+_COUNTERS = ("row", "worst_row", "spikes", "last", "first")
+_ADVICE = (
+    "Try a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, or a larger train.guard.spike_factor, and "
+    "look at the batches of those steps."
+)
 
 
 class SpikeGuardAbility(Ability):

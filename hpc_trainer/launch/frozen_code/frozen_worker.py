@@ -150,7 +150,7 @@ def _keeps_bytecode() -> bool:
 
 
 def check_trusted(path: Path) -> None:
-    """Refuse a file that another user owns or others may write, as hpc_trainer.runs.files does.
+    """Refuse a file that another user owns or others may write, as hpc_trainer.record.files does.
 
     Raises:
         RefusedCodeError: the owner or mode is wrong, or the path is a symbolic link.

@@ -1,4 +1,4 @@
-"""Runs of a sweep with their advice: for `tune`, `why` and `report`."""
+"""Runs of a sweep with their advice, for `tune`, `why` and `report`; rules in the order of docs/tune.md."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.table.choice import typed_words
 from hpc_trainer.errors import ConfigError, SlurmError
-from hpc_trainer.operate.advice.facts import gather
-from hpc_trainer.operate.advice.rule import Advice
-from hpc_trainer.operate.advice.rules import advice_of
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.slurm.limits import Limits
-from hpc_trainer.slurm.read_limits import read_limits
-from hpc_trainer.state.status import RunStatus, SweepStatus
+from hpc_trainer.operate.advice import of_data, of_device, of_request, of_time
+from hpc_trainer.operate.advice.facts import Facts, gather
+from hpc_trainer.operate.advice.rule import Advice, choose
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.slurm.limits import Limits, read_limits
+
+RULES = (*of_data.RULES, *of_time.RULES, *of_device.RULES, *of_request.RULES)
+
+
+def advice_of(facts: Facts) -> list[Advice]:
+    """Return the advice of all rules for one run; [] if no gain is large enough.
+
+    The largest gains of time come first, then gains of other resources.
+    """
+    found = [advice for rule in RULES for finding in rule.find(facts) if (advice := choose(facts, rule, finding))]
+    return sorted(found, key=lambda advice: advice.rank)
+
 
 MOST_RUNS = 200
 """Largest number of runs of a sweep that are read: each has files, and a grid's runs are alike."""

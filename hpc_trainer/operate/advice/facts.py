@@ -10,16 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, slow_at_end
-from hpc_trainer.runs.monitoring.telemetry import THROTTLE, Sample, mean_of, newest_of_ranks
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runs.record_values import is_number
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.metrics import read_metrics
+from hpc_trainer.record.reading import is_number, read_json
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run
+from hpc_trainer.record.telemetry import (
+    THROTTLE,
+    Sample,
+    Straggler,
+    mean_of,
+    newest_of_ranks,
+    read_stragglers,
+    slow_at_end,
+)
 from hpc_trainer.runtime.pace import nearest_rank
 from hpc_trainer.slurm.limits import Limits
-from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
-from hpc_trainer.state.status import RunStatus, SweepStatus
 
 IDLE_GPU = 0.01
 """Utilisation below which a GPU counts as idle."""
@@ -67,7 +72,7 @@ class RankUse:
     utilisation: float | None = None
     """Utilisation of the GPU, 0 to 1."""
     throttle: Mapping[str, float] = field(default_factory=dict)
-    """Throttle reason -> fraction of the samples that name it (runs/monitoring/telemetry.py)."""
+    """Throttle reason -> fraction of the samples that name it (record/telemetry.py)."""
     clock_share: float | None = None
     """Mean clock of the GPU, divided by the highest clock of a GPU of that name in this run."""
     power_limit_w: float | None = None

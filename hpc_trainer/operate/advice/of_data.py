@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
 from hpc_trainer.operate.advice.facts import Facts, Pace
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
-from hpc_trainer.runs.monitoring.telemetry import mean_of
+from hpc_trainer.record.telemetry import mean_of
 
 _WAIT = 0.2  # of a step
 _BUSY = 0.9  # of the cores

@@ -10,7 +10,7 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileMode, Recompute
 from hpc_trainer.operate.advice.facts import IDLE_GPU, Facts, RankUse
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
-from hpc_trainer.runs.monitoring.telemetry import HARMFUL, mean_of
+from hpc_trainer.record.telemetry import HARMFUL, mean_of
 
 _ROOMY, _FULL = 0.5, 0.85  # of the GPU's memory
 _KEPT_BY_FULL = 0.4  # of the activations: config/rules/memory_ways.py

@@ -9,12 +9,11 @@ from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.operate.advice.facts import Facts, worked_s
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
-from hpc_trainer.runs.monitoring.telemetry import mean_of
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.runtime.decide import TIMEOUT
+from hpc_trainer.record.ledger import STARTS
+from hpc_trainer.record.states import TIMEOUT, RunState
+from hpc_trainer.record.telemetry import mean_of
 from hpc_trainer.runtime.pace import best_interval, mean_time_between_interruptions
 from hpc_trainer.slurm.preflight import longest_limit
-from hpc_trainer.state.monitoring.ledger import STARTS
 
 _SAVES, _LEAST_SAVES = 0.1, 10
 _LEFT_OF_SYNCHRONOUS = 0.1

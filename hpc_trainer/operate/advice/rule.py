@@ -14,8 +14,8 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import shown, typed, typed_words
 from hpc_trainer.operate.advice.facts import Facts
-from hpc_trainer.runs.shape import shape_of
 from hpc_trainer.slurm.preflight import find_shape_problems
+from hpc_trainer.slurm.shape import shape_of
 
 TIME = "time"
 LEAST_GAIN = 0.05

@@ -22,9 +22,9 @@ from hpc_trainer.operate.deploy.checkpoint import (
 from hpc_trainer.operate.deploy.fed import fed_to_export, fed_to_run, new_data
 from hpc_trainer.operate.show import NoRunError, find_run
 from hpc_trainer.operate.torch_process import ask
-from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, check_packages, read_card
-from hpc_trainer.runs.layout import journals_in
-from hpc_trainer.runs.shared_folder import names_in
+from hpc_trainer.record.exported import CARD, CONFIG, FORMATS, check_packages, read_card
+from hpc_trainer.record.layout import journals_in
+from hpc_trainer.record.shared_folder import names_in
 
 PREDICTIONS = (".jsonl", ".npz")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.rules.retention import best_is_max
+from hpc_trainer.config.rules.checkpoint_rules import best_is_max
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.show import Known
-from hpc_trainer.runs.checkpoint_folders import committed
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import scores_in
+from hpc_trainer.record.checkpoint_folders import committed
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.metrics import scores_in
 from hpc_trainer.training.checkpoint.retention import Retention
 
 MODEL = "model"

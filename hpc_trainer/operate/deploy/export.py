@@ -1,13 +1,19 @@
-"""Export of a run's model to a folder: one file of weights, its configuration, code that loads it, and a card."""
+"""A run's model in a folder of its own: one file, its configuration, lines that load it, and a card.
+
+One checkpoint can be exported in every format and number format that it can have, or in those of `sweep/compress`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.operate.deploy.checkpoint import (
@@ -22,10 +28,20 @@ from hpc_trainer.operate.deploy.checkpoint import (
 from hpc_trainer.operate.deploy.fed import fed_to_run, new_data
 from hpc_trainer.operate.show import Known
 from hpc_trainer.operate.torch_process import ask
-from hpc_trainer.runs.checkpoint_folders import step_name
-from hpc_trainer.runs.exported import CARD, CARD_TEXT, CONFIG, FORMATS, LOAD, check_format, prune_values, what_of
-from hpc_trainer.runs.files import fsync_folder
-from hpc_trainer.runs.shared_folder import rename
+from hpc_trainer.record.checkpoint_folders import step_name
+from hpc_trainer.record.exported import (
+    CARD,
+    CARD_TEXT,
+    CONFIG,
+    FORMATS,
+    LOAD,
+    QUANTIZED,
+    check_format,
+    prune_values,
+    what_of,
+)
+from hpc_trainer.record.files import fsync_folder
+from hpc_trainer.record.shared_folder import rename
 
 # As in the resume contract: exports are passed on, so the site's environment and folders are left out.
 _NOT_KEPT = frozenset({"cluster", "paths"})
@@ -53,8 +69,8 @@ class Wanted:
     """Request for an export. `output` None means a new folder in the current one.
 
     `measure`: measure latency and metrics of the file and of the original. `tolerance`: largest error of a quantized
-    file's outputs, as a fraction of the largest output; None: the tolerance of the format (worker/deploy/proof.py).
-    `prune`: the weights that become zero (`runs/exported.py`).
+    file's outputs, as a fraction of the largest output; None: the tolerance of the format (worker/deploy/measure.py).
+    `prune`: the weights that become zero (`record/exported.py`).
     """
 
     which: Which = field(default_factory=Which)
@@ -146,3 +162,96 @@ def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: P
         **answer,
         notes=(*notes_of(config, step), *answer["card"]["notes"]),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllExported:
+    """Exports, each in a subfolder of `folder`, and the reasons for refused forms, by the form's name."""
+
+    folder: str
+    exports: tuple[Exported, ...]
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Form of an exported checkpoint, with the fields of the options of `export`."""
+
+    to: str
+    quantize: str | None = None
+    prune: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the form's folder."""
+        pruned = f"pruned-{self.prune.replace(':', '-')}" if self.prune else None
+        return "-".join(filter(None, (self.to, self.quantize, pruned)))
+
+
+EVERY = tuple(Form(to=to, quantize=kind) for to, each in FORMATS.items() for kind in (None, *each.quantized))
+"""Each format with each number format that it can hold; nothing pruned."""
+
+
+def forms_of(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[Form, ...]:
+    """Return the forms that `sweep=compress`, another file of the group, or `sweep.forms=[..]` lists.
+
+    Raises:
+        ConfigError: an override is of another section, there are no forms, or a form is not valid.
+    """
+    other = next((word for word in words if not word.lstrip("+").startswith(("sweep=", "sweep."))), None)
+    if other is not None:
+        raise ConfigError(
+            f"{other}: a run is exported as it is, and only the list of forms is chosen here: sweep=compress, or "
+            "sweep.forms=[{to: onnx, prune: 0.5}]."
+        )
+    with Composer(config_dirs) as composer:
+        listed = composer.compose(list(words)).sweep.forms
+    if not listed:
+        raise ConfigError(f"{' '.join(words)} lists no forms of a model (sweep.forms), but a grid. Use sweep=compress.")
+    forms = []
+    for entry in listed:
+        try:
+            form = Form(**{name: str(value) for name, value in entry.items()})
+        except TypeError as error:
+            raise ConfigError(
+                f"sweep.forms has {dict(entry)}, and a form has to, and may have quantize and prune: {error}. Write it "
+                "as {to: onnx, quantize: int8, prune: channels:0.5}."
+            ) from error
+        if form.to not in FORMATS or form.quantize not in (None, *QUANTIZED):
+            check_format(form.to, form.quantize)
+        if form.prune is not None:
+            prune_values(form.prune)
+        forms.append(form)
+    return tuple(dict.fromkeys(forms))
+
+
+def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None], forms: Sequence[Form] = EVERY) -> AllExported:
+    """Export the forms one after the other; call `tell` with each form's name first.
+
+    If the process is killed, only complete exports are left.
+
+    Raises:
+        ConfigError: the folder exists already, or no form is possible for the model.
+        RunStateError, CheckpointError, DataError: the checkpoint or the data cannot be read.
+    """
+    check_trained_here(run)
+    paths, config = run.sweep.run(run.spec.run_id), run.spec.typed()
+    step = step_of(paths, config, wanted.which)
+    folder = (wanted.output or Path(f"{paths.run_id}-{step_name(step)}-all")).absolute()
+    if os.path.lexists(folder):
+        raise ConfigError(f"{folder} is there already, and is left as it is. Name another folder: --output FOLDER.")
+    done: list[Exported] = []
+    refused: dict[str, str] = {}
+    which = dataclasses.replace(wanted.which, best=False, step=step)
+    for form in forms:
+        tell(form.name)
+        one = dataclasses.replace(
+            wanted, which=which, to=form.to, quantize=form.quantize, prune=form.prune, output=folder / form.name
+        )
+        try:
+            done.append(export(run, one))
+        except ConfigError as error:  # not possible in this form; other forms may be
+            refused[form.name] = str(error)
+    if not done:
+        raise ConfigError("\n".join(refused.values()))
+    return AllExported(folder=str(folder), exports=tuple(done), refused=refused)

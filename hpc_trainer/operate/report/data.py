@@ -10,21 +10,73 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.advice.advised import next_of_sweep, sweep_lines, tune
 from hpc_trainer.operate.axes import find_axes
+from hpc_trainer.operate.evidence import last_lines, meaning_of, more_memory
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.results import newest_metrics
-from hpc_trainer.operate.signs import last_lines, meaning_of, more_memory
-from hpc_trainer.runs.metrics_log import SPEED, WORK, read_metrics
-from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
-from hpc_trainer.runs.record_values import is_number
-from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
-from hpc_trainer.state.monitoring.ledger import RunLedger
-from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
+from hpc_trainer.record.exported import CARD, read_card
+from hpc_trainer.record.ledger import RunLedger
+from hpc_trainer.record.metrics import SPEED, WORK, read_metrics
+from hpc_trainer.record.reading import is_number
+from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours
+from hpc_trainer.record.telemetry import read_stragglers, straggler_lines
+
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """One export, or the original model measured for comparison. `latency_s` has medians, by the size of the batch."""
+
+    name: str
+    run_id: str
+    step: int
+    num_bytes: int
+    metrics: Mapping[str, float]
+    latency_s: Mapping[str, float]
+
+
+def read_exports(folders: Sequence[Path]) -> list[ExportReport]:
+    """Return the exports in `folders`, each checkpoint's original before its exports.
+
+    Args:
+        folders: folders that are exports or hold exports.
+
+    Raises:
+        RunStateError: a folder holds no export, or an export is damaged or was not measured.
+        UntrustedFileError: others may have changed an export.
+    """
+    reports: list[ExportReport] = []
+    for folder in folders:
+        own = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
+        if not own:
+            raise RunStateError(f"{folder} holds no export. Name a folder that `hpc-trainer export` has made.")
+        for export in own:
+            card = read_card(export)
+            measured = card["measured"]
+            if measured is None:
+                raise RunStateError(f"{export} was not measured. Export it without --no-measure, where its data are.")
+            if (card["run_id"], card["step"]) not in {(report.run_id, report.step) for report in reports}:
+                reports.append(_side(card, measured[ORIGINAL], f"{ORIGINAL} (PyTorch, fp32)"))
+            pruned = card.get("prune")  # cards of earlier versions have no such key
+            ways = [card["to"], card["quantize"], f"pruned {pruned}" if pruned else None]
+            name = " ".join(filter(None, ways))
+            reports.append(_side(card, measured["exported"], name))
+    return reports
+
+
+def _side(card: Mapping[str, Any], side: Mapping[str, Any], name: str) -> ExportReport:
+    return ExportReport(
+        name=name, run_id=card["run_id"], step=card["step"], num_bytes=side["num_bytes"], metrics=side["metrics"],
+        latency_s={batch: timing["median_s"] for batch, timing in side["latency"].items()},
+    )  # fmt: skip
+
 
 WARMUP_STEPS = 20
 """Steps at the start of each attempt without speed: caches, compilers and allocators are cold."""

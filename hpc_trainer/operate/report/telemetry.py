@@ -17,9 +17,9 @@ from hpc_trainer.operate.report.charts import (
     percent,
     thinned,
 )
-from hpc_trainer.runs.monitoring.telemetry import Sample, read_telemetry
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import RunStatus, SweepStatus
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.telemetry import Sample, read_telemetry
 
 _MAX_RUNS, _MAX_RANKS, _MAX_POINTS = 3, 32, 200
 _GB = 1e9

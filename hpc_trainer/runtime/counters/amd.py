@@ -12,7 +12,7 @@ from typing import Any
 
 from hpc_trainer.config.packages import optional
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runs.monitoring.telemetry import Device
+from hpc_trainer.record.telemetry import Device
 from hpc_trainer.runtime.counters.energy import AddedPower
 from hpc_trainer.runtime.counters.notes import Notes
 

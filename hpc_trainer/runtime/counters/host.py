@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import psutil
 
-from hpc_trainer.runs.monitoring.telemetry import Host
+from hpc_trainer.record.telemetry import Host
 from hpc_trainer.runtime.counters.energy import HostEnergy
 from hpc_trainer.runtime.counters.notes import Notes
 

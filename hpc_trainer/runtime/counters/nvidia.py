@@ -1,7 +1,8 @@
-"""NVIDIA's GPUs, read with NVML (nvidia-ml-py), each counter separately: a missing counter is None and logged once.
+"""NVIDIA's GPUs by NVML (nvidia-ml-py): which of them a process uses, and each counter by itself.
 
-NVML reports the memory of a MIG device. Temperature, clocks and faults are those of the whole GPU, and the share of the
-power that a MIG device takes is unknown.
+A counter that a device does not have is None, and the log says so once. CUDA numbers devices in another way than NVML.
+For a MIG device NVML gives the memory. Temperature, clocks and faults are those of the whole GPU, and the power
+of the part is unknown.
 """
 
 from __future__ import annotations
@@ -13,10 +14,95 @@ from typing import Any, TypeVar
 
 from hpc_trainer.config.packages import optional
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runs.monitoring.telemetry import Device
+from hpc_trainer.record.telemetry import Device
 from hpc_trainer.runtime.counters.energy import AddedPower
 from hpc_trainer.runtime.counters.notes import Notes
-from hpc_trainer.runtime.counters.visible import device_of_uuid, visible_devices
+
+_LIST, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+
+
+def visible_devices(nvml: Any, environ: Mapping[str, str], notes: Notes) -> list[Any]:
+    """Return NVML's handles of the devices that CUDA sees, in CUDA's order; [] if that order is unknown.
+
+    Raises nvml.NVMLError.
+    """
+    whole = _whole_devices(nvml)
+    text = environ.get(_LIST)
+    entries = (
+        [str(index) for index in range(len(whole))] if text is None else [part.strip() for part in text.split(",")]
+    )
+    if len(whole) > 1 and environ.get(_ORDER) != "PCI_BUS_ID" and any(entry.isdecimal() for entry in entries):
+        # By default CUDA lists the fastest GPU first: the order on the bus only if all GPUs are of one kind.
+        names = {nvml.nvmlDeviceGetName(device) for device in whole}
+        if len(names) > 1:
+            notes.tell(
+                "order",
+                f"the GPUs of this node are of several kinds ({', '.join(sorted(names))}), and which is number "
+                f"{entries[0]} depends on {_ORDER}: no GPU figures. Set cluster.env.{_ORDER}=PCI_BUS_ID.",
+            )
+            return []
+    handles: list[Any] = []
+    for entry in entries:
+        handle = _device(nvml, whole, entry)
+        if handle is None:
+            break
+        handles.append(handle)
+    return handles
+
+
+def device_of_uuid(nvml: Any, uuid: str) -> Any | None:
+    """Return the handle of the device with torch's UUID, with or without `GPU-`; None if absent or divided by MIG.
+
+    Raises nvml.NVMLError.
+    """
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    for name in (f"GPU-{bare}", f"MIG-{bare}"):
+        with contextlib.suppress(nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):
+            handle = nvml.nvmlDeviceGetHandleByUUID(name)
+            return None if name.startswith("GPU-") and parts_of(nvml, handle) else handle
+    return None
+
+
+def parts_of(nvml: Any, device: Any) -> list[Any]:
+    """Return the handles of the MIG devices of a GPU; [] if the GPU is not divided."""
+    try:
+        if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(device)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return []
+    parts = []
+    for index in range(count):
+        with contextlib.suppress(nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):
+            parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
+    return parts
+
+
+def _whole_devices(nvml: Any) -> list[Any]:
+    """Return the handles of all GPUs that this process may use, in the order of the bus."""
+    handles = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(nvml.NVMLError_NoPermission):
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+    return handles
+
+
+def _device(nvml: Any, whole: list[Any], word: str) -> Any | None:
+    """Return the device that one entry of the list names; None if there is none."""
+    if word.isdecimal():
+        device = whole[int(word)] if int(word) < len(whole) else None
+        parts = [] if device is None else parts_of(nvml, device)
+        return parts[0] if parts else device  # CUDA uses only one part of a GPU
+    if word.startswith("MIG-"):
+        parts = [part for gpu in whole for part in parts_of(nvml, gpu)]
+        return _by_beginning(nvml, parts, word)
+    return _by_beginning(nvml, whole, word) if word.startswith("GPU-") else None
+
+
+def _by_beginning(nvml: Any, devices: list[Any], word: str) -> Any | None:
+    matches = [device for device in devices if str(nvml.nvmlDeviceGetUUID(device)).startswith(word)]
+    return matches[0] if len(matches) == 1 else None
+
 
 # nvml.h, nvmlClocksEventReason*: a version of the module one year older has other names for the same bits. 0x1: idle.
 _REASONS = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.runs import checkpoint_folders as folders
+from hpc_trainer.record import checkpoint_folders as folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpc_trainer.errors import CheckpointError, ConfigError, CorruptCheckpointError
-from hpc_trainer.runs import checkpoint_folders as folders
-from hpc_trainer.runs.files import check_trusted
-from hpc_trainer.runs.shared_folder import is_there
-from hpc_trainer.runtime.rank_errors import on_each_rank, on_rank_zero
-from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.record import checkpoint_folders as folders
+from hpc_trainer.record.files import check_trusted
+from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.runtime.rank_group import RankGroup, on_each_rank, on_rank_zero
 from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, rank_file, shard_file
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.tensor_files import (

@@ -1,22 +1,118 @@
-"""Build of the optimizer, with weight decay for matrices only; functions that all optimizers share."""
+"""The optimizer of a run: weight decay, fused SGD over sharded weights, and steps that the device may skip.
+
+Matrices and larger weights decay; biases and the weights of norms do not.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.optim.sgd import sgd
 
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runtime.tensors import is_sharded
-from hpc_trainer.training.optim.decay import decay_groups, decaying
-from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
+from hpc_trainer.runtime.devices import kind_of
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor
+
+
+class OwnStep(torch.optim.Optimizer):
+    """Optimizer whose step is defined by `update`. As the first base it replaces the step of a torch class.
+
+    GradScaler and `step_unless` set the attributes `found_inf` and `grad_scale` for one step, as for torch's fused
+    optimizers: so nothing waits for the device.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update this rank's weights, or none if `found_inf` is not 0. Collective if `update` is."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.update(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
+        return loss
+
+    def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        """Step all weights that have a gradient.
+
+        Args:
+            bad: a float scalar on the device; if it is not 0, nothing may change. None: the step is good.
+            scale: factor that the gradients contain, a float scalar on the device; None: they are not scaled.
+        """
+        raise NotImplementedError
+
+
+class ShardedSgd(OwnStep, torch.optim.SGD):
+    """torch.optim.SGD with `fused=True` for weights of which some are DTensors: each rank updates its own parts.
+
+    SGD computes each element by itself, so the step of a part is that part of the whole step. torch 2.13 has no
+    sharding strategy for aten._fused_sgd_ (it has one for Adam), so the kernels get the parts as plain tensors. Momenta
+    exist before the first step (`optim.begin_momenta`), and are DTensors like their weights.
+    """
+
+    def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        """Step all weights that have a gradient, as in `OwnStep.update`."""
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            has_momenta = group["momentum"] != 0
+            sgd(
+                [local_tensor(weight) for weight in weights],
+                [local_tensor(weight.grad) for weight in weights],
+                [local_tensor(self.state[weight]["momentum_buffer"]) if has_momenta else None for weight in weights],
+                weight_decay=group["weight_decay"], momentum=group["momentum"], lr=group["lr"],
+                dampening=group["dampening"], nesterov=group["nesterov"], maximize=group["maximize"],
+                has_sparse_grad=False, foreach=False, fused=True, grad_scale=scale, found_inf=bad,
+            )  # fmt: skip
+
+
+_NORMS = (
+    nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+
+
+def decaying(model: nn.Module) -> dict[nn.Parameter, bool]:
+    """Return for each weight of `model` that requires a gradient whether it decays, in the model's order.
+
+    A weight with two dimensions or more decays, unless a norm holds it (`nn.LayerNorm([4, 16])` has a gain and a bias
+    of two dimensions) or its name is `bias`. A tied weight decays if it does in all of its places.
+    """
+    exempt = {
+        weight
+        for module in model.modules()
+        for name, weight in module.named_parameters(recurse=False, remove_duplicate=False)
+        if isinstance(module, _NORMS) or name == "bias"
+    }
+    return {weight: weight.ndim >= 2 and weight not in exempt for weight in model.parameters() if weight.requires_grad}
+
+
+def decay_groups(
+    weights: Mapping[nn.Parameter, bool], weight_decay: float, kinds: Collection[bool] | None = None
+) -> list[dict[str, Any]]:
+    """Return groups for an optimizer: the `weights` that decay, and the others.
+
+    Args:
+        weights: whether each weight decays.
+        weight_decay: the decay of the first group; the other group has 0.
+        kinds: groups to make even if they are empty, True: weights that decay. None: groups that are not empty.
+    """
+    wanted = set(weights.values()) if kinds is None else kinds
+    return [
+        {
+            "params": [weight for weight, decays in weights.items() if decays is kind],
+            "weight_decay": weight_decay if kind else 0.0,
+        }
+        for kind in (True, False)
+        if kind in wanted
+    ]
+
 
 Group = dict[str, Any]
 LR_FACTOR = "lr_factor"
@@ -183,3 +279,22 @@ def begin_momenta(optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.SGD) and group["fused"] and group["momentum"]:
             for weight in group["params"]:
                 optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+
+def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
+    """Step the optimizer unless `bad` (a bool scalar on the device) is true.
+
+    torch's fused optimizers and our own read `found_inf` on the device, as for GradScaler. For other optimizers the
+    host waits, unless a feature provides another way (`Stepper.step_unless`).
+    """
+    inner = inner_of(optimizer)
+    if getattr(inner, "_step_supports_amp_scaling", False):
+        inner.grad_scale, inner.found_inf = None, bad.float()
+        try:
+            optimizer.step()
+        finally:
+            del inner.grad_scale, inner.found_inf
+        return
+    kind_of(bad.device).launch()
+    if not bad:
+        optimizer.step()

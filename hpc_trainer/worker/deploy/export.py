@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
-from hpc_trainer.config.data_files.given import read_given
-from hpc_trainer.config.data_files.look import is_file
-from hpc_trainer.config.data_files.token_meta import TOKENIZER
+from hpc_trainer.config.data_files.given import is_file, read_given
+from hpc_trainer.config.data_files.token_sources import TOKENIZER
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.config.schema.features.compress import PruneConfig
@@ -28,19 +27,31 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.preprocessing import described
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.prune.choose import pruned
-from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
-from hpc_trainer.runs.files import sha256_of
+from hpc_trainer.record.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
+from hpc_trainer.record.files import sha256_of
 from hpc_trainer.training.build import build_model
-from hpc_trainer.worker.deploy.card import as_page, form_of
-from hpc_trainer.worker.deploy.deployed import DataShape, changes_model, deployed_model
-from hpc_trainer.worker.deploy.graphs import trace, write_onnx, write_program
-from hpc_trainer.worker.deploy.load_lines import load_lines, prepare_lines, weights_lines
-from hpc_trainer.worker.deploy.measure import counts, latencies, machine
-from hpc_trainer.worker.deploy.opened import open_file
-from hpc_trainer.worker.deploy.proof import NUM_SAMPLES, QUANTIZED, SAME, compare
-from hpc_trainer.worker.deploy.quantize import IN_THE_FILE, quantize_file, quantize_model
-from hpc_trainer.worker.deploy.trained import Data, data_of, shape_of, taken_of
-from hpc_trainer.worker.deploy.weights import Taken, write_weights
+from hpc_trainer.worker.deploy.card import as_page, form_of, load_lines, prepare_lines, weights_lines
+from hpc_trainer.worker.deploy.graphs import (
+    IN_THE_FILE,
+    open_file,
+    quantize_file,
+    quantize_model,
+    trace,
+    write_onnx,
+    write_program,
+)
+from hpc_trainer.worker.deploy.measure import NUM_SAMPLES, QUANTIZED, SAME, compare, counts, latencies, machine
+from hpc_trainer.worker.deploy.trained import (
+    Data,
+    DataShape,
+    Taken,
+    changes_model,
+    data_of,
+    deployed_model,
+    shape_of,
+    taken_of,
+    write_weights,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,19 @@
-"""A trained or exported model in this process, with its task and its data."""
+"""A trained or exported model in this process, whole and on the CPU, with its task and its data.
+
+The weights of one checkpoint become one state_dict, however ranks shared them; files of weights alone are read too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from hpc_trainer.config.load import from_plain, section_from_plain
@@ -17,15 +22,146 @@ from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.preprocessing import described, differences, without
 from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError
+from hpc_trainer.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptCheckpointError,
+    DataError,
+    HpcTrainerError,
+    RunStateError,
+)
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.protocol import Task
-from hpc_trainer.training.build import build_dataset, build_task
-from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.ability import abilities, overridden
+from hpc_trainer.training.build import HasShape, build_dataset, build_model, build_task
+from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.tensor_files import SavedTensor, whole_tree, write_tensors
+from hpc_trainer.training.data.order import BatchSizes
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.hooks import abilities
-from hpc_trainer.worker.deploy.deployed import DataShape
-from hpc_trainer.worker.deploy.weights import Taken, take_out
+from hpc_trainer.training.rng import seed_everything
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """State of a module in a checkpoint, and the checkpoint's record of what it was made with."""
+
+    state: dict[str, Any]
+    made_with: Mapping[str, Any]
+
+
+def take_out(checkpoints: Path, step: int, *, name: str, over: tuple[str, str] | None = None) -> Taken:
+    """Return the state_dict of the module `name` on the CPU, and what the checkpoint was made with.
+
+    Args:
+        over: (another object, prefix of its names): its tensors replace those of the module.
+
+    Raises:
+        CheckpointError: the checkpoint holds no such module.
+        CorruptCheckpointError: bytes have changed, or there is no checkpoint of this step.
+        UntrustedFileError, OSError: the files are not trusted, or cannot be read.
+    """
+    notes: list[str] = []
+    store = CheckpointStore(checkpoints, group=RankGroup(), keep_last=1, attempt=0, read_only=True, warn=notes.append)
+    info = store.newest_valid(only=step)
+    if info is None:
+        raise CorruptCheckpointError("; ".join(notes) or f"{checkpoints} holds no checkpoint of step {step}.")
+
+    def take(shared: Any, _: Any) -> dict[str, Any]:
+        return whole_tree(_state_of(shared["objects"], name, over))  # type: ignore[no-any-return]
+
+    return Taken(store.load(info, take), info.meta.get("made_with") or {})
+
+
+def write_weights(path: Path, state: Mapping[str, Any]) -> None:
+    """Write weights as torch.save does if the suffix is .pt, else as safetensors; they are on disk on return.
+
+    Raises:
+        RunStateError: the state holds more than tensors, and the format does not.
+    """
+    if path.suffix == ".pt":
+        with path.open("xb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        return
+    other = next((key for key, value in state.items() if not isinstance(value, torch.Tensor)), None)
+    if other is not None:
+        raise RunStateError(
+            f"{other} of the model is no tensor (get_extra_state), and safetensors holds tensors alone. Use --to torch."
+        )
+    write_tensors(path, dict(state))
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Read what `write_weights` wrote. No code of the file runs: torch's format may hold only tensors and numbers."""
+    if path.suffix == ".pt":
+        loaded: dict[str, Any] = torch.load(path, weights_only=True)
+        return loaded
+    return load_file(path)
+
+
+def _state_of(objects: Mapping[str, Any], name: str, over: tuple[str, str] | None) -> dict[str, Any]:
+    if name not in objects or not _is_state(objects[name]):
+        listed = ", ".join(key for key, value in objects.items() if _is_state(value)) or "none"
+        raise CheckpointError(f"the checkpoint holds no module {name!r}. Modules in it: {listed}. Use --object NAME.")
+    state = dict(objects[name])
+    if over is not None:
+        instead, prefix = objects.get(over[0], {}), over[1]
+        state |= {key: instead[prefix + key] for key in state if isinstance(instead.get(prefix + key), SavedTensor)}
+    return state
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(entry, SavedTensor) for entry in value.values())
+
+
+_MOST_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DataShape:
+    """Shape of the data that a model is built for; None for what the data do not state."""
+
+    input_shape: tuple[int, ...] | None
+    num_classes: int | None
+
+
+def changes_model(config: TrainConfig) -> bool:
+    """Return True if the deployed model is more than the checkpoint's weights in the model's class."""
+    active = abilities(config)
+    return any(overridden(active, hook) for hook in ("fit_weights", "deployed"))
+
+
+def deployed_model(config: TrainConfig, shape: HasShape, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Return the model in evaluation mode; none of its weights takes a gradient.
+
+    Args:
+        shape: shape of the data that the model was trained on.
+        weights: the model's state in a checkpoint, whole tensors.
+
+    Raises:
+        ConfigError: the model's class is not trusted, leads nowhere, or refuses its arguments.
+        CheckpointError: the weights do not fit the model.
+    """
+    active = abilities(config)
+    seed_everything(config.seed)
+    model = build_model(config, shape)
+    given = dict(weights)
+    for fit_weights in overridden(active, "fit_weights"):
+        given = fit_weights(model, given)
+    try:
+        model.load_state_dict(given)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        more = "" if len(lines) <= _MOST_LINES else f" .. and {len(lines) - _MOST_LINES} more"
+        raise CheckpointError(
+            f"the checkpoint's weights do not fit {type(model).__name__} as {config.model._target_} builds it now: "
+            f"{' '.join(lines[:_MOST_LINES])}{more} Has its code changed since? Take back that of the run "
+            "(hpc-trainer show names its frozen code)."
+        ) from error
+    for make in overridden(active, "deployed"):
+        model = make(model)
+    return model.eval().requires_grad_(False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.spec import append_specs
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.spec import append_specs
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
 
 _WORDS = (
     "cluster=local", "experiment=digits", "model=mlp", "train.num_steps=40", "train.eval_every_steps=0",

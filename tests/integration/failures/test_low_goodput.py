@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import append_spent, spent_so_far
-from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import DONE, RunState
-from hpc_trainer.state.journal import Journal
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.ledger import append_spent, spent_so_far
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import DONE, RunState
+from hpc_trainer.record.worker_files import read_failure
 from tests import warm
-from tests.unit.runs.builders import make_spec
-from tests.unit.state.sweeps import SweepOnDisk
+from tests.unit.record.builders import make_spec
+from tests.unit.record.sweeps import SweepOnDisk
 
 ROOT = Path(__file__).parents[3]
 WORDS = (

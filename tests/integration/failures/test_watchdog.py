@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.flight import read_flights
+from hpc_trainer.record.flight import read_flights
+from hpc_trainer.record.layout import RunPaths
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.status import read_status
 from tests import warm
 from tests.benchmarks.gpu import EXPERIMENTS
 from tests.journals import journal_records

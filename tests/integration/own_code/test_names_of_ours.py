@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_trainer.runs.layout import OLD_JOURNAL, RunPaths, SweepPaths
+from hpc_trainer.record.layout import OLD_JOURNAL, RunPaths, SweepPaths
 from tests.journals import journal_records
 from tests.seeds import chosen_seed
 from tests.starting_points import PROGRAMS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_trainer.datasets.images.shard_index import build_index
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from tests.unit.datasets.images.making import make_folder, make_shards, samples
 from tests.unit.training.ranks import play_jobs
 

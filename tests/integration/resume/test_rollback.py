@@ -16,20 +16,20 @@ import torch
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
-from hpc_trainer.operate.certify.compare import Trace, first_difference, other_files, other_metrics, read_trace
-from hpc_trainer.runs.checkpoint_folders import committed
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import read_lines
+from hpc_trainer.operate.certify import Trace, first_difference, other_files, other_metrics, read_trace
+from hpc_trainer.record.checkpoint_folders import committed
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.reading import read_lines
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.ending import Outcome
-from hpc_trainer.training.save_timer import SaveTimer
-from hpc_trainer.worker.call_main import run_main
+from hpc_trainer.training.saver import SaveTimer
+from hpc_trainer.worker.attempt import run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, overrides

@@ -24,19 +24,18 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.memory.search import Trials
-from hpc_trainer.operate.certify.compare import read_trace
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.operate.certify import read_trace
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import Restored
+from hpc_trainer.training.context import Outcome, Restored
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.ending import Outcome
-from hpc_trainer.training.save_timer import SaveTimer
-from hpc_trainer.worker.call_main import run_main
+from hpc_trainer.training.saver import SaveTimer
+from hpc_trainer.worker.attempt import run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, EVAL_EVERY_STEPS, NUM_STEPS, POINTS, overrides

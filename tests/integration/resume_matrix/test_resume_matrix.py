@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.certify.compare import first_difference, other_files, other_metrics, read_trace
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.states import DONE
-from hpc_trainer.state.journal import Journal
+from hpc_trainer.operate.certify import first_difference, other_files, other_metrics, read_trace
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.states import DONE
 from hpc_trainer.training.build import build_dataset, build_task
 from tests import warm
 from tests.integration.resume_matrix.cells import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.runs.spec import append_specs
+from hpc_trainer.record.spec import append_specs
 
 # Each takes from a tenth of a second (OmegaConf) to as long as torch itself (scikit-learn).
 _HEAVY = ("hydra", "omegaconf", "submitit", "sklearn", "scipy", "rich")

@@ -15,8 +15,8 @@ import torch
 import yaml
 from torch.nn import functional
 
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_specs
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import read_specs
 from hpc_trainer.training.build import build_dataset, build_task
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.redaction import REDACTED
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.redaction import REDACTED
 from tests.unit.launch.frozen_code.projects import git
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ import pytest
 
 from hpc_trainer.operate.advice.advised import tune
 from hpc_trainer.operate.advice.rule import Advice
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import RunSpec, append_specs
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import RunSpec, append_specs
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
 from tests import warm
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 ROOT = Path(__file__).parents[3]
 _DATA = ("data=custom", "data._target_=tests.integration.verbs.paced.build")

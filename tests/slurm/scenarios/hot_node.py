@@ -16,7 +16,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runtime.counters.notes import Notes
 from hpc_trainer.runtime.counters.nvidia import NvidiaDevices
 from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.worker.telemetry import sampler
+from hpc_trainer.worker import telemetry as sampler
 from tests.unit.runtime.counters.nvml_player import Card, Library
 
 NODE = os.environ.get("SLURMD_NODENAME", "")

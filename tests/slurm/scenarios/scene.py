@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.record.metrics import SPEED
 from tests.journals import JOURNALS, journal_records
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster

@@ -162,8 +162,8 @@ class Watcher:
 
 def _look(sweeps: Sequence[Path], who: str) -> Look:
     from hpc_trainer.errors import RunStateError
-    from hpc_trainer.runs.layout import SweepPaths
-    from hpc_trainer.state.status import read_status
+    from hpc_trainer.record.layout import SweepPaths
+    from hpc_trainer.record.status import read_status
 
     begin, states = time.time(), {}
     for sweep in sweeps:
@@ -174,7 +174,7 @@ def _look(sweeps: Sequence[Path], who: str) -> Look:
 
 
 def _main() -> None:
-    from hpc_trainer.state import status
+    from hpc_trainer.record import status
 
     file, *sweeps = map(Path, sys.argv[1:])
     ended = threading.Event()

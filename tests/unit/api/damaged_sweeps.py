@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 
 from hpc_trainer.launch.submit import SubmittedArray
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import SWEEP_FILES
-from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.reading import parse_record, seal
-from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.submissions import write_confirmation, write_intent, write_waiting
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.layout import SWEEP_FILES
+from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.reading import parse_record, seal
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.submissions import write_confirmation, write_intent, write_waiting
 from tests.journals import JOURNALS
-from tests.unit.runs.lookalike import start_lookalike
+from tests.unit.record.lookalike import start_lookalike
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import accounting_rows, queue_rows
-from tests.unit.state.sweeps import SweepOnDisk
 
 DONE, FAILED, RUNNING, PENDING, CANCELLED, PREEMPTED, SUCCEEDED, REQUEUED, WAITING = range(9)
 """Index of the run in each state."""

@@ -12,12 +12,12 @@ from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
 from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.plan import SweepPlan
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.metrics_log import MetricsLog
-from hpc_trainer.runs.states import RunState
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.metrics import MetricsLog
+from hpc_trainer.record.states import RunState
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 GRID = ("cluster=slurm", "experiment=digits", "optim.lr=1e-3,3e-3", "sweep_name=mine")
 

@@ -15,9 +15,9 @@ from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.operate.results import result_rows
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.states import DONE
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.states import DONE
+from hpc_trainer.record.status import read_status
 from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -162,7 +162,7 @@ def test_fresh_that_was_killed_before_it_submitted_is_given_again(
         killed.setattr("hpc_trainer.launch.grids.submit_plan", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             _submit(fresh=True)
-    monkeypatch.setattr("hpc_trainer.state.run_state._LAG_S", -1.0)  # their jobs ended long ago
+    monkeypatch.setattr("hpc_trainer.record.run_state._LAG_S", -1.0)  # their jobs ended long ago
     assert not any(sweep.run(run_id).folder.exists() for run_id in run_ids)
     assert _submit().num_submitted == 0
     assert _submit(fresh=True).num_submitted == 2

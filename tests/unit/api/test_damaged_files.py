@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
 from tests.seeds import chosen_seed
 from tests.unit.api.damaged_sweeps import BYTES, KINDS, SUBSETS, Bed
 from tests.unit.api.tries import VERBS, Tries, bed, expect_nothing_wrong

@@ -12,10 +12,10 @@ import hpc_trainer
 from hpc_trainer.cli import main as cli
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import Submitted
-from hpc_trainer.runs.checkpoint_folders import step_name
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_specs
-from hpc_trainer.runs.states import DONE
+from hpc_trainer.record.checkpoint_folders import step_name
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import read_specs
+from hpc_trainer.record.states import DONE
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 GRID = ("cluster=slurm", "experiment=digits", "schedule=constant", "seed=0,1", "sweep_name=mine", "snapshot=off")

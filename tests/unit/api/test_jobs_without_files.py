@@ -10,12 +10,12 @@ import pytest
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
-from hpc_trainer.runs.spec import append_specs
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.record.spec import append_specs
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 SPECS = make_specs(3, "cluster=slurm", "snapshot.mode=off")

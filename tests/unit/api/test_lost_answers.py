@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_ledger, write_confirmation, write_intent, write_waiting
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_ledger, write_confirmation, write_intent, write_waiting
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 
 def test_a_successor_is_cancelled_although_the_line_of_its_array_is_lost(tmp_path: Path, fake_slurm: FakeSlurm) -> None:

@@ -14,18 +14,18 @@ from hpc_trainer.errors import UntrustedFileError
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.operate.find import find_sweep, list_sweeps
-from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
-from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.spec import read_spec
-from hpc_trainer.runs.states import DONE, RunState
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.spec import read_spec
+from hpc_trainer.record.states import DONE, RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.worker import rank
 from tests.unit.api.damaged_sweeps import SUBSETS
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 Start = Callable[[str, int], tuple[int, list[str]]]

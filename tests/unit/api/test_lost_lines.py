@@ -18,20 +18,19 @@ from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.lock import submit_lock
-from hpc_trainer.runs.spec import append_specs, read_spec, read_specs
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.journal import Journal, log_header
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_ledger, read_submissions, write_confirmation, write_intent
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import Journal, log_header
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.processes import process_name, submit_lock
+from hpc_trainer.record.spec import append_specs, read_spec, read_specs
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_ledger, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.runs.builders import make_specs
-from tests.unit.runs.lookalike import start_lookalike
+from tests.unit.record.builders import make_specs
+from tests.unit.record.lookalike import start_lookalike
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

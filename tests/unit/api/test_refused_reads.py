@@ -19,9 +19,9 @@ import pytest
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_submissions
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_submissions
 from tests.seeds import chosen_seed
 from tests.unit.api.damaged_sweeps import Bed, doubled, may_show
 from tests.unit.api.tries import READING, VERBS, Tries, bed, expect_nothing_wrong

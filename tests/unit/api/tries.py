@@ -23,12 +23,12 @@ from hpc_trainer.cli.verbs.why import run_why
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
-from hpc_trainer.runs.layout import SWEEP_FILES, RunPaths, SweepPaths
-from hpc_trainer.runs.spec import read_spec
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import SWEEP_FILES, RunPaths, SweepPaths
+from hpc_trainer.record.spec import read_spec
+from hpc_trainer.record.status import read_status
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.status import read_status
 from hpc_trainer.worker import rank
 from tests.unit.api.damaged_sweeps import (
     CANCELLED,
@@ -45,7 +45,7 @@ from tests.unit.api.damaged_sweeps import (
     play,
 )
 from tests.unit.launch.grids import make_grid
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 
 _OTHERS_MAY_WRITE = ("written by all", "device")
 # Refusals that are right: others may have written the file, or it is not a file.

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.states import DONE, RunState
-from tests.unit.runs.builders import make_spec, make_specs
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.states import DONE, RunState
+from tests.unit.record.builders import make_spec, make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -387,7 +387,7 @@ def test_help_and_version(cli: Cli) -> None:
 
 
 def test_an_error_while_another_submits_names_the_holder(cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm) -> None:
-    from hpc_trainer.runs.lock import submit_lock
+    from hpc_trainer.record.processes import submit_lock
 
     with submit_lock(SweepPaths(runs_dir / "train")):
         code, _, err = cli("submit")

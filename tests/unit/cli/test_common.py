@@ -18,7 +18,7 @@ from hpc_trainer.cli.common import (
 )  # fmt: skip
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.status_table import speed_words
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.states import RunState
 
 
 @pytest.mark.parametrize(

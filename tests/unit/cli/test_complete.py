@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.runs.layout import SweepPaths
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from hpc_trainer.record.layout import SweepPaths
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 Ask = Callable[[str], list[str]]
 VARIABLE = "_HPC_TRAINER_COMPLETE"

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_specs
-from hpc_trainer.state.submissions import read_submissions
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import read_specs
+from hpc_trainer.record.submissions import read_submissions
 from tests.unit.launch.scripts import read_script
 from tests.unit.slurm.fake_slurm import FakeSlurm
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.monitoring.ledger import append_spent, keep_spent
-from hpc_trainer.runs.states import RunState
-from tests.unit.runs.builders import make_spec
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.ledger import append_spent, keep_spent
+from hpc_trainer.record.states import RunState
+from tests.unit.record.builders import make_spec
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 Cli = Callable[..., str]
 FIRST = {"start_up": 5.0, "imports": 3.0, "data_wait": 10.0, "step": 40.0}

@@ -10,14 +10,14 @@ import pytest
 from hpc_trainer.cli import live
 from hpc_trainer.cli.live_table import GpuNow, gpu_now, table_of
 from hpc_trainer.operate import waits
-from hpc_trainer.runs.files import append_lines, write_json
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import RunStatus, read_status
+from hpc_trainer.record.files import append_lines, write_json
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, read_status
 from tests.unit.cli.screens import Screen
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 GB = 10**9
 FIGURES = {

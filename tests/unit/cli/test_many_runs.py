@@ -19,13 +19,13 @@ from hpc_trainer.cli.verbs.why import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
 from hpc_trainer.operate.drill.kinds import Drill
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.state import status as status_module
-from hpc_trainer.state.run_folder import RunFolder, read_folder
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record import status as status_module
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.run_folder import RunFolder, read_folder
+from hpc_trainer.record.states import CANCEL, RunState
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 DONE_RUNS = 12
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.lock import submit_lock
-from hpc_trainer.runs.modes import set_umask
-from hpc_trainer.runs.shared_folder import own_name
+from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.modes import set_umask
+from hpc_trainer.record.processes import submit_lock
+from hpc_trainer.record.shared_folder import own_name
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 Submit = Callable[..., tuple[int, str]]
@@ -175,7 +175,7 @@ def test_bytecode_is_as_readable_as_its_code(tmp_path: Path, folder: int, file: 
     (tmp_path / "code" / "my_module.py").write_text("x = 1\n")
     (tmp_path / "code" / "my_module.py").chmod(file)
     look = (
-        "from hpc_trainer.runs.modes import set_umask; set_umask(False); set_umask(True); set_umask(False)\n"
+        "from hpc_trainer.record.modes import set_umask; set_umask(False); set_umask(True); set_umask(False)\n"
         f"import sys; sys.path.insert(0, {str(tmp_path / 'code')!r}); import my_module\n"
     )
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from hpc_trainer.operate.inside import profile_request as module
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.profile_request import ProfileAnswer, read_request, write_answer
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.profile_request import ProfileAnswer, read_request, write_answer
+from hpc_trainer.record.states import RunState
 from tests.unit.cli.test_cli import Cli, _check, cli, runs_dir, strict
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 __all__ = ["cli", "runs_dir"]
 FIGURES = {

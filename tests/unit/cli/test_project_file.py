@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.runs.spec import append_specs
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from hpc_trainer.record.spec import append_specs
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -8,9 +8,9 @@ import pytest
 
 from hpc_trainer.cli.show_plan import print_plan
 from hpc_trainer.launch.plan import Known, build_plan
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.states import RunState
 from tests.unit.launch.grids import make_grid
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.OUT_OF_MEMORY])

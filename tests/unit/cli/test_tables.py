@@ -11,12 +11,12 @@ import pytest
 from hpc_trainer.cli.common import print_table
 from hpc_trainer.cli.fit_table import cut, fit_table
 from hpc_trainer.cli.run_verbs import run_results, run_status, status_json
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
 from tests.unit.cli.screens import Screen
-from tests.unit.runs.builders import make_spec, make_specs
+from tests.unit.record.builders import make_spec, make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 Terminal = Callable[[int], Callable[[], str]]
 

@@ -20,10 +20,10 @@ from rich.progress import Progress, TextColumn
 from hpc_trainer.cli.common import VisibleConsole
 from hpc_trainer.cli.terminal import one_line, visible_log_line
 from hpc_trainer.errors import visible
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.states import RunState
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.states import RunState
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 # A window's title, the cursor, the clipboard, a hidden line, a bell, C1's one-character escape, a turned name.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[1A\x1b]52;c;ZXZpbA==\x07\x1b[8mhidden\x1b[0m\x9b31mred\r\x08\x7fgpj\u202egnp"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.runs.states import RunState
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record.states import RunState
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 Cli = Callable[..., tuple[int, str]]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.main import main
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.main import main
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
-from hpc_trainer.runs.files import append_lines
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import SweepStatus
-from hpc_trainer.state.submissions import write_intent, write_waiting
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record.files import append_lines
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import SweepStatus
+from hpc_trainer.record.submissions import write_intent, write_waiting
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 PATIENCE_S, POLL_S = 100.0, 10.0
 Leaves = Callable[[SweepOnDisk], None]

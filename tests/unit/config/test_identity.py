@@ -20,8 +20,8 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.config.schema.task import CustomTaskConfig, LanguageModelConfig, RegressionConfig, TaskConfig
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.runs.spec import append_specs
-from tests.unit.runs.builders import make_config
+from hpc_trainer.record.spec import append_specs
+from tests.unit.record.builders import make_config
 
 
 def _digest(*overrides: str, **changes: Any) -> str:

@@ -17,7 +17,7 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 def _variants(group: str) -> list[Any]:

@@ -13,7 +13,7 @@ from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.optim import LrScaling
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.plan import Known, build_plan
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 @pytest.mark.parametrize(

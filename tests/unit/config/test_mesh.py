@@ -16,7 +16,7 @@ from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 FSDP = Strategy.fsdp
 

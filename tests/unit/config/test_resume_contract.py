@@ -18,7 +18,7 @@ from hpc_trainer.config.resume_contract import (
     refusal,
 )
 from hpc_trainer.config.schema.key import Effect
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 def test_facts_are_no_keys() -> None:

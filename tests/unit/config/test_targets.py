@@ -10,7 +10,7 @@ import pytest
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.targets import TO_BE_FOUND, check_target, locate
 from hpc_trainer.errors import ConfigError
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 @pytest.mark.parametrize(

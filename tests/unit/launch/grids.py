@@ -10,9 +10,9 @@ from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
 from hpc_trainer.launch.submit import SubmittedArray
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import RunState
 
 
 def make_grid(folder: Path, specs: Sequence[RunSpec], executor: Executor = Executor.slurm) -> Grid:

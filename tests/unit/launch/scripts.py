@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.launch.batch_job import setup_lines
-from hpc_trainer.runs.spec import Shape
+from hpc_trainer.slurm.shape import Shape
 
 HEAD = ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", "export HPC_TRAINER_JOB_START=$(date +%s)"]
 FRAME = ["set +e", "", "# command", "export SUBMITIT_EXECUTOR=slurm"]

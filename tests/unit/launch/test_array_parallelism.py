@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.state.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 

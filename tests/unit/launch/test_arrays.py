@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, Fitted, fit
 from hpc_trainer.slurm.limits import Limits, SubmitCap
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 
 SPECS = make_specs(60, "cluster=slurm")
 GPU_SPECS = make_specs(5, "cluster=slurm", "hardware=gpu_x1")

@@ -22,13 +22,13 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.batch_job import BatchJob, worker_command
 from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.submitit_bridge import render_script
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import Shape
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.submissions import read_ledger
 from hpc_trainer.slurm.sbatch import megabytes
-from hpc_trainer.state.submissions import read_ledger
+from hpc_trainer.slurm.shape import Shape
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 UUID = "0123456789abcdef0123456789abcdef"

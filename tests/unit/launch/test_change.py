@@ -10,15 +10,15 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.change import change_specs
 from hpc_trainer.launch.grids import retry
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.modes import user_name
-from hpc_trainer.runs.spec import RunSpec, read_spec, read_specs
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_ledger
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import RunSpec, read_spec, read_specs
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_ledger
+from hpc_trainer.slurm.commands import user_name
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 ELASTIC = ("experiment=digits", "hardware=cpu_x2", "parallel.elastic=true", "train.global_batch_size=64")

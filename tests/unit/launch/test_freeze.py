@@ -17,12 +17,12 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch import freeze as freeze_module
 from hpc_trainer.launch.freeze import by_known_names, freeze, freeze_grid
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.spec import append_specs
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.spec import append_specs
 from tests.composed import expand
 from tests.unit.config.compose.random_overrides import write_files
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 
 @pytest.mark.usefixtures("no_slurm")

@@ -11,15 +11,15 @@ import pytest
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch import grids as grids_module
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
-from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_submissions
+from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_submissions
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 

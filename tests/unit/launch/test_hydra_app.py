@@ -23,7 +23,7 @@ from hpc_trainer.launch.hydra_app import (
     start_of,
     told_points,
 )
-from hpc_trainer.runs.spec import append_specs
+from hpc_trainer.record.spec import append_specs
 from hpc_trainer.worker.program_start import words_of
 
 

@@ -17,15 +17,15 @@ import pytest
 
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid, top_up
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.state.submissions import read_ledger
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.submissions import read_ledger
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 SUBMIT = "hpc_trainer.launch.submit"
-TOP_UP = "hpc_trainer.launch.top_up"
+TOP_UP = "hpc_trainer.launch.later_jobs"
 HAND_OVER = "hpc_trainer.launch.submitit_bridge"
 LIMITED = """\
 MaxArraySize            = 4
@@ -104,8 +104,8 @@ POINTS = {
     "before sweep.json": (f"{SUBMIT}.write_json", "before", 1),
     "after sweep.json": (f"{SUBMIT}.write_json", "after", 1),
     "before the intent": (f"{SUBMIT}.write_intent", "before", 1),
-    "before the copy": ("hpc_trainer.state.submissions._write_copy", "before", 1),
-    "before the copy has the job": ("hpc_trainer.state.submissions._write_copy", "before", 2),
+    "before the copy": ("hpc_trainer.record.submissions._write_copy", "before", 1),
+    "before the copy has the job": ("hpc_trainer.record.submissions._write_copy", "before", 2),
     "after the intent": (f"{SUBMIT}.write_intent", "after", 1),
     "before the script": (f"{HAND_OVER}.write_atomic", "before", 1),
     "after the script": (f"{HAND_OVER}.write_atomic", "after", 1),

@@ -8,12 +8,12 @@ import pytest
 
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.plan import Known
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.state.submissions import write_confirmation, write_intent
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.submissions import write_confirmation, write_intent
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 OLD, NEW = "a" * 64, "b" * 64
 

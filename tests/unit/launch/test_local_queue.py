@@ -14,13 +14,13 @@ import pytest
 
 from hpc_trainer.launch import local_queue
 from hpc_trainer.launch.local_queue import _is_over, _record_silent_death, _Started, run_queue
-from hpc_trainer.runs.frozen_config import LateConfig
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.journal import Attempt, Journal
+from hpc_trainer.record.last_words import NOT_STARTED
+from hpc_trainer.record.spec import LateConfig
+from hpc_trainer.record.states import RunState
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Attempt, Journal
-from hpc_trainer.state.last_words import NOT_STARTED
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 
 def test_a_process_id_that_comes_again_is_another_attempt(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from types import MappingProxyType
 import pytest
 
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, clear_exit_codes, specs_to_write, timeless
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.states import RunState
 from hpc_trainer.slurm.limits import Limits, Partition
 from tests.unit.launch.grids import make_grid, make_plan
-from tests.unit.runs.builders import make_spec, make_specs
+from tests.unit.record.builders import make_spec, make_specs
 
 SLURM = ("cluster=slurm",)
 

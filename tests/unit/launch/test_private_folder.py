@@ -10,9 +10,9 @@ import pytest
 from hpc_trainer.errors import ConfigError, SilentError
 from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.launch.private_folder import find_private_folder
-from hpc_trainer.slurm.cluster import parse_node_hosts
+from hpc_trainer.slurm.commands import parse_node_hosts
 from tests.unit.launch.grids import make_grid
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 _HERE = socket.gethostname().partition(".")[0]
@@ -34,7 +34,7 @@ NodeName=n2 State=DOWN NodeAddr=n2 NodeHostName=n2
 def _mounts(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_text
     monkeypatch.setattr(
-        "hpc_trainer.runs.shared_folder.Path.read_text",
+        "hpc_trainer.record.shared_folder.Path.read_text",
         lambda path, **options: _MOUNTS if str(path) == "/proc/self/mountinfo" else read(path, **options),
     )
     for name in ("SCRATCH", "WORK", "PROJECT"):
@@ -87,7 +87,7 @@ def test_a_slurm_that_does_not_say_is_no_evidence() -> None:
 
 def test_what_this_machine_exports_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = {"/proc/self/mountinfo": _MOUNTS, "/etc/exports": "# all\n\n#/tmp/other *(rw)\n  \n/tmp/shared *(rw)\n"}
-    monkeypatch.setattr("hpc_trainer.runs.shared_folder.Path.read_text", lambda path, **options: read[str(path)])
+    monkeypatch.setattr("hpc_trainer.record.shared_folder.Path.read_text", lambda path, **options: read[str(path)])
     assert find_private_folder(Path("/tmp/shared/runs"), ask=lambda: _OTHERS) is None
     assert find_private_folder(Path("/tmp/other"), ask=lambda: _OTHERS) is not None
 

@@ -18,11 +18,11 @@ import pytest
 from hpc_trainer.config.schema.hardware import GpuRequest
 from hpc_trainer.launch.batch_job import worker_command
 from hpc_trainer.launch.submit import array_script_of
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.start import START
 from tests.unit.launch.grids import make_plan
 from tests.unit.launch.scripts import read_script
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "submission"

@@ -15,11 +15,11 @@ import pytest
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.settle import settle_intents
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.spec import append_specs, read_specs
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.submissions import (
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.spec import append_specs, read_specs
+from hpc_trainer.record.submissions import (
     SUCCESSOR,
     Book,
     Submission,
@@ -31,7 +31,7 @@ from hpc_trainer.state.submissions import (
     write_intent,
 )
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 NO_ACCOUNTING = "Slurm accounting storage is disabled\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.launch.batch_job import setup_lines
-from hpc_trainer.state.last_words import words_of_setup
+from hpc_trainer.record.last_words import words_of_setup
 
 MODULE = "module() { false; [ \"$2\" != cuda/99 ] || { echo 'ERROR: no module cuda/99' >&2; return 5; }; }"
 

@@ -27,19 +27,18 @@ from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.lock import FileLock
-from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.spec import append_specs, read_specs
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.modes import make_folder
+from hpc_trainer.record.processes import FileLock, process_name
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.spec import append_specs, read_specs
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, make_plan, submit
-from tests.unit.runs.builders import make_spec, make_specs
-from tests.unit.runs.lookalike import start_lookalike
+from tests.unit.record.builders import make_spec, make_specs
+from tests.unit.record.lookalike import start_lookalike
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 SLURM = ("cluster=slurm",)

@@ -19,11 +19,11 @@ from submitit.slurm.slurm import SlurmExecutor
 from hpc_trainer.errors import RefusedError, SubmitError
 from hpc_trainer.launch.batch_job import BatchJob, top_up_command, worker_command
 from hpc_trainer.launch.submitit_bridge import BatchExecutor, render_script, start_local
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import Shape
+from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.runtime.start import START
+from hpc_trainer.slurm.shape import Shape
 from tests.unit.launch.scripts import read_script
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 # What the local controller is told, besides CUDA_VISIBLE_DEVICES and SUBMITIT_EXECUTOR.

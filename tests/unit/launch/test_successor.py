@@ -11,15 +11,14 @@ import pytest
 
 from hpc_trainer.errors import RefusedError
 from hpc_trainer.launch.grids import submit_grid
+from hpc_trainer.launch.later_jobs import submit_successor
 from hpc_trainer.launch.settle import settle_intents
-from hpc_trainer.launch.successor import submit_successor
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import (
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import (
     SUCCESSOR,
     latest_of_each_run,
     newest_of_run,
@@ -28,10 +27,11 @@ from hpc_trainer.state.submissions import (
     write_dropped,
     write_intent,
 )
+from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.worker.rank import _newer_job
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 

@@ -17,7 +17,7 @@ from hpc_trainer.launch.frozen_code.snapshot import read_code
 from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.launch.targets import Unfound, find_nowhere
 from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 NET = "class Net: ...\n\n\ndef build():\n    inner = 1\n    return inner\n"
 

@@ -11,15 +11,15 @@ import pytest
 
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.grids import retry, submit_grid, top_up
-from hpc_trainer.launch.top_up import TopUpJob, top_up_shape
+from hpc_trainer.launch.later_jobs import TopUpJob, top_up_shape
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_ledger
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_ledger
 from tests.unit.launch.grids import make_grid
 from tests.unit.launch.scripts import read_script
-from tests.unit.runs.builders import make_spec, make_specs
+from tests.unit.record.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 LIMITS = """\

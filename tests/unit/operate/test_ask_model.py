@@ -12,8 +12,8 @@ from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.deploy import ask_model
 from hpc_trainer.operate.deploy.ask_model import Target, evaluate, predict
 from hpc_trainer.operate.deploy.checkpoint import Which
-from hpc_trainer.runs.exported import CARD, CONFIG
-from hpc_trainer.runs.files import sha256_of
+from hpc_trainer.record.exported import CARD, CONFIG
+from hpc_trainer.record.files import sha256_of
 
 
 @pytest.fixture

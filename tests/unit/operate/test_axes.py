@@ -9,12 +9,12 @@ from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.results import result_rows
-from hpc_trainer.runs.metrics_log import MetricsLog
-from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from tests.unit.runs.builders import make_config, make_spec
-from tests.unit.state.sweeps import SweepOnDisk
+from hpc_trainer.record.metrics import MetricsLog
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from tests.unit.record.builders import make_config, make_spec
+from tests.unit.record.sweeps import SweepOnDisk
 
 
 def _alone(*overrides: str) -> RunSpec:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.operate.certify.compare import (
+from hpc_trainer.operate.certify import (
     First,
     Trace,
     first_difference,
@@ -17,7 +17,7 @@ from hpc_trainer.operate.certify.compare import (
     why_resumed_differs,
     why_undisturbed_differ,
 )
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.record.layout import RunPaths
 
 WEIGHT = "model.weight"
 State = dict[str, str]

@@ -14,12 +14,12 @@ from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.operate.find import elsewhere_too, find_runs, find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_rows, sort_rows
 from hpc_trainer.operate.show import find_run
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from tests.unit.runs.builders import make_spec, make_specs
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from tests.unit.record.builders import make_spec, make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.operate.deploy.all_ways import EVERY, Form, forms_of
-from hpc_trainer.runs.exported import FORMATS
+from hpc_trainer.operate.deploy.export import EVERY, Form, forms_of
+from hpc_trainer.record.exported import FORMATS
 
 
 def test_the_file_that_is_shipped_has_what_it_is_compared_with_and_each_way() -> None:

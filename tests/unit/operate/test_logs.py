@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import SweepStatus, read_status
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import SweepStatus, read_status
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

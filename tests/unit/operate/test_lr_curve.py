@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hpc_trainer.operate.find_lr.curve import Curve, curve_of
-from hpc_trainer.operate.find_lr.plot import draw
-from hpc_trainer.runs.lr_range import DivergenceWatch, LrRange, from_text
+from hpc_trainer.operate.find_lr import Curve, curve_of, draw
+from hpc_trainer.record.lr_range import DivergenceWatch, LrRange, from_text
 
 PLAN = LrRange(first=1e-6, last=1.0, num_steps=120)
 

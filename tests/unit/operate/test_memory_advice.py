@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
-from tests.unit.runs.builders import make_config
+from hpc_trainer.operate.evidence import memory_advice, memory_evidence
+from tests.unit.record.builders import make_config
 
 FIGURES: dict[str, Any] = {
     "weights": 4e9, "gradients": 4e9, "optimizer": 8e9, "average": None, "activations": 60e9, "peak": 79e9,

@@ -10,8 +10,8 @@ import pytest
 
 from hpc_trainer.operate import names
 from hpc_trainer.operate.names import run_names, sweep_names
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 
 def _made(folder: Path, name: str, runs: list[str], age_s: float = 0.0) -> None:

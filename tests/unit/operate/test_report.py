@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hpc_trainer.operate.report.data import Report, build_report, find_scaling, steady_speed
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from tests.unit.runs.builders import make_spec
-from tests.unit.state.sweeps import SweepOnDisk
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from tests.unit.record.builders import make_spec
+from tests.unit.record.sweeps import SweepOnDisk
 
 
 def _record(step: int, steps_per_s: float, **more: Any) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.report.data import Report
-from hpc_trainer.operate.report.exports import read_exports
+from hpc_trainer.operate.report.data import Report, read_exports
 from hpc_trainer.operate.report.page import render_page
-from hpc_trainer.runs.exported import CARD, CONFIG
-from hpc_trainer.runs.files import sha256_of
+from hpc_trainer.record.exported import CARD, CONFIG
+from hpc_trainer.record.files import sha256_of
 
 
 def _side(num_bytes: int, accuracy: float, seconds: float) -> dict[str, object]:

@@ -14,18 +14,15 @@ import pytest
 
 from hpc_trainer.config.schema.tracker import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.operate.sync import sync as driver
-from hpc_trainer.operate.sync import to_wandb
-from hpc_trainer.operate.sync.logged import read_logged
-from hpc_trainer.operate.sync.sync import SyncResult, sync_runs
-from hpc_trainer.operate.sync.to_mlflow import ToMlflow
-from hpc_trainer.operate.sync.to_wandb import ToWandb
-from hpc_trainer.runs.metrics_log import MetricsLog
-from hpc_trainer.runs.states import DONE, RunState
-from hpc_trainer.state.status import read_status
+from hpc_trainer.operate import sync as driver
+from hpc_trainer.operate import sync as to_wandb
+from hpc_trainer.operate.sync import SyncResult, ToMlflow, ToWandb, read_logged, sync_runs
+from hpc_trainer.record.metrics import MetricsLog
+from hpc_trainer.record.states import DONE, RunState
+from hpc_trainer.record.status import read_status
 from tests.unit.operate.wandb_server import Run, WandbServer, wandb_server
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 API_KEY = "0123456789" * 4

@@ -11,16 +11,16 @@ import pytest
 from hpc_trainer.cli.run_verbs import run_status
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.beat import read_heartbeat
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.monitoring import stragglers
-from hpc_trainer.runs.monitoring.stragglers import MOST_TOLD, Straggler, StragglerLog, read_stragglers
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record import telemetry as stragglers
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.telemetry import MOST_TOLD, Straggler, StragglerLog, read_stragglers
+from hpc_trainer.record.worker_files import read_heartbeat
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 SLOW = Straggler(
     time=1_000_000_000.0, attempt=0, step=90, rank=3, node="n2", is_slow=True, factor=1.834, own_s=0.18, others_s=0.1,

@@ -12,18 +12,18 @@ import pytest
 from hpc_trainer.operate.report.data import _hint
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE
 from hpc_trainer.operate.why import Why, explain
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.monitoring.environment import write_environment
-from hpc_trainer.runs.monitoring.ledger import append_spent, spent_so_far
-from hpc_trainer.runs.spec import append_specs
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.last_words import SETUP_ENDED
-from hpc_trainer.state.status import read_status
-from tests.unit.runs.builders import make_specs
-from tests.unit.runs.monitoring.test_environment import RECORD
+from hpc_trainer.record.environment import write_environment
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.last_words import SETUP_ENDED
+from hpc_trainer.record.ledger import append_spent, spent_so_far
+from hpc_trainer.record.spec import append_specs
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
+from tests.unit.record.test_environment import RECORD
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 ERROR = {
     "rank": 1, "node": "n2", "exit_code": 1, "type": "ValueError", "message": "a batch of -1",

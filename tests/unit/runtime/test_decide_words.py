@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.states import RunState
 from hpc_trainer.runtime.decide import (
     Action,
     Answer,

@@ -14,8 +14,9 @@ import timeit
 
 import pytest
 
+from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime import spans as module
-from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.runtime.spans import Spans
 
 
 class Clock:

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from hpc_trainer.errors import SilentError, SlurmError, UnclearError
-from hpc_trainer.runs.monitoring.allocations import Allocation
 from hpc_trainer.slurm.accounting import (
+    Allocation,
     ask_allocations,
     find_ended,
     parse_accounting,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.slurm.cluster import cluster_name
+from hpc_trainer.slurm.commands import cluster_name
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 # As 22.05 prints it, among a hundred other lines.

@@ -10,14 +10,15 @@ import pytest
 from hpc_trainer.errors import RefusedError, SlurmError
 from hpc_trainer.slurm.jobs import (
     JobInfo,
+    Preemption,
     cancel_jobs,
     parse_duration,
     parse_job,
+    parse_preemption,
     parse_time,
     requeue,
     show_job,
 )
-from hpc_trainer.slurm.preemption import Preemption, parse_preemption
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 # 22.05, SLURM_TIME_FORMAT=%s, an array element at work, preempted and in its grace period.

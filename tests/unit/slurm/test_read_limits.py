@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.slurm.limits import Limits, SubmitCap
-from hpc_trainer.slurm.read_limits import parse_gpus, parse_limits, parse_minutes, read_limits
+from hpc_trainer.slurm.limits import Limits, SubmitCap, parse_gpus, parse_limits, parse_minutes, read_limits
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 CONFIG = """\

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.save_timer import SaveTimer
-from hpc_trainer.training.saver import Saver
+from hpc_trainer.training.saver import Saver, SaveTimer
 from tests.unit.training.rank_end import leave
 
 GATE = threading.Event()

@@ -18,10 +18,9 @@ from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import features
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
-from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.ability import Ability, Building, abilities
 from hpc_trainer.training.build import build_dataset, build_model, build_task, make_optimizer
-from hpc_trainer.training.data.batch_sizes import BatchSizes
-from hpc_trainer.training.hooks import abilities
+from hpc_trainer.training.data.order import BatchSizes
 from hpc_trainer.training.optim.build import Recipe
 from hpc_trainer.training.parallel.mesh import Mesh
 from tests.composed import composed

@@ -14,19 +14,17 @@ import pytest
 import torch
 
 from hpc_trainer.errors import CheckpointError, LoopError, NoProgressError, UntrustedFileError
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.states import CANCEL, DONE
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.states import CANCEL, DONE
 from hpc_trainer.runtime.rank_env import read_rank_env
-from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.rank_group import RankGroup, StopPoll
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.runtime.stop_poll import StopPoll
-from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.ending import Outcome
-from hpc_trainer.training.save_timer import SaveTimer
-from hpc_trainer.training.telemetry.life_signs import SupersededError
+from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.reporter import SupersededError
+from hpc_trainer.training.saver import SaveTimer
 
 Start = Callable[..., RunContext]
 
@@ -227,7 +225,7 @@ class _Pair(RankGroup):
 
 def test_each_evaluation_has_votes_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last vote of one, read late, is no answer in the next: there a signal may have to be older."""
-    monkeypatch.setattr("hpc_trainer.runtime.stop_poll.LateFlag", _Late)
+    monkeypatch.setattr("hpc_trainer.runtime.rank_group.LateFlag", _Late)
     run = start()
     run.restore()
     monkeypatch.setattr(run, "_poll", StopPoll(_Pair(world_size=2), run.stop))

@@ -15,17 +15,17 @@ import torch
 
 from hpc_trainer.datasets.text_bytes import TextBytes
 from hpc_trainer.errors import CheckpointError, ConfigError, IncompatibleResumeError, LoopError, UntrustedFileError
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runtime.code_digests import code_digests
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.runtime.code import code_digests
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.contract import ResumeContract, fingerprint
 from tests.journals import journal_records
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 Start = Callable[..., RunContext]
 

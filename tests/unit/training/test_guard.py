@@ -10,12 +10,11 @@ import torch
 
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.errors import DivergedError
-from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.averaged_weights.ability import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.optim.build import begin_momenta
-from hpc_trainer.training.optim.skip import step_unless
-from hpc_trainer.training.precision.formats import build_scaler
+from hpc_trainer.training.optim.build import begin_momenta, step_unless
+from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.step import Batch
 from tests.unit.training.step_builders import batches_of, build_step
 

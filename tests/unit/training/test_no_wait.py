@@ -18,21 +18,20 @@ from hpc_trainer.config.schema.features.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.averaged_weights.average import AveragedWeights
-from hpc_trainer.features.custom_optim import put_back
-from hpc_trainer.features.custom_optim.put_back import PutBack, is_put_back
-from hpc_trainer.features.muon.muon import MuonWithAdamw
-from hpc_trainer.features.muon.sharded import ShardedMuon
-from hpc_trainer.features.spike_guard.spikes import SpikeGuard
+from hpc_trainer.features.averaged_weights.ability import AveragedWeights
+from hpc_trainer.features.custom_optim import ability as put_back
+from hpc_trainer.features.custom_optim.ability import PutBack, is_put_back
+from hpc_trainer.features.muon.muon import MuonWithAdamw, ShardedMuon
+from hpc_trainer.features.spike_guard.ability import SpikeGuard
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy
 from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.optim.skip import step_unless
+from hpc_trainer.training.optim.build import step_unless
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
-from hpc_trainer.training.precision.formats import build_scaler
+from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from tests.unit.training.built_parts import building_of, optimizer_of

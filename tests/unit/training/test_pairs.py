@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.rules.metric_rules import of_steps
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.config.rules.data_rules import of_steps
+from hpc_trainer.record.metrics import read_metrics
 from tests.unit.config.table import pairs
 from tests.unit.training.built_parts import with_first_weights
 from tests.unit.training.ranks import play_jobs

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from hpc_trainer.errors import CheckpointError, LoopError
-from hpc_trainer.runs import checkpoint_folders as folders
+from hpc_trainer.record import checkpoint_folders as folders
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
-from hpc_trainer.training.save_timer import SaveTimer
-from hpc_trainer.training.saver import Saver
+from hpc_trainer.training.saver import Saver, SaveTimer
 
 MakeStore = Callable[..., CheckpointStore]
 

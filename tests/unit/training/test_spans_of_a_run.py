@@ -6,11 +6,10 @@ import json
 import time
 from pathlib import Path
 
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import read_spent
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.ledger import Kind, read_spent
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.training.data.order import BatchOrder
 from tests.journals import journal_records
 from tests.unit.training.ranks import play_jobs

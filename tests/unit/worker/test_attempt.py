@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime.rank_env import read_rank_env
-from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker.attempt import _watched
 from hpc_trainer.worker.conclude import Stop
 from hpc_trainer.worker.flight_recorder import FlightRecorder
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import torch
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.spans import Spans
-from hpc_trainer.training.ending import Outcome
+from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.loop import train
-from hpc_trainer.worker.call_main import find_main, run_main
-from tests.unit.runs.builders import make_config
+from hpc_trainer.worker.attempt import find_main, run_main
+from tests.unit.record.builders import make_config
 
 LOOP = """
 import random

@@ -15,19 +15,19 @@ import pytest
 
 from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.monitoring.moves import Move, write_move
-from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import Journal, failures_untold
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import read_ledger
+from hpc_trainer.record.telemetry import Move, write_move
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal, failures_untold
-from hpc_trainer.state.status import read_status
-from hpc_trainer.state.submissions import read_ledger
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
 from tests.journals import journal_records
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.runs.builders import make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 DISABLED = "echo 'Requested operation is presently disabled for job 101_0' >&2; exit 1"
@@ -62,8 +62,8 @@ def full_disk(sweep: SweepPaths, monkeypatch: pytest.MonkeyPatch) -> Callable[[b
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real_fsync(descriptor)
 
-    monkeypatch.setattr("hpc_trainer.runs.files.os.write", write)
-    monkeypatch.setattr("hpc_trainer.runs.files.os.fsync", fsync)
+    monkeypatch.setattr("hpc_trainer.record.files.os.write", write)
+    monkeypatch.setattr("hpc_trainer.record.files.os.fsync", fsync)
     return lambda now: is_full.__setitem__(0, now)
 
 

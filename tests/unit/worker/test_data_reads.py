@@ -19,8 +19,7 @@ from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.data_reads import Measured, Rate
 from hpc_trainer.operate.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.operate.prepare.job import Asked
-from hpc_trainer.worker.data_reads.bench import bench
-from hpc_trainer.worker.data_reads.check import check
+from hpc_trainer.worker.data_reads import bench, check
 
 ONE = "train.global_batch_size=1"
 ANY_MODEL = ("model=custom", "model._target_=torch.nn.Identity")

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.submissions import read_submissions, write_confirmation, write_intent
+from hpc_trainer.record.worker_files import read_failure
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.worker import rank
 from hpc_trainer.worker.rank import failed_before
 from tests.journals import journal_records
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 _PROGRAM = """
 import sys

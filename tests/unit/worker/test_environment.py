@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.monitoring.environment import differences, nodes, read_environment
-from hpc_trainer.runs.monitoring.redaction import REDACTED
+from hpc_trainer.record.environment import differences, nodes, read_environment
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.redaction import REDACTED
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.worker.environment import recording
+from hpc_trainer.worker.begin import recording
 from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 SECRETS = {
     "variable": "correct-horse", "harmless name": "hf_" + "A1b2" * 6, "command": "battery-staple",

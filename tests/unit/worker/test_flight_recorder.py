@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.runs.files import sha256_of
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.flight import Collective, Flight, read_flights
+from hpc_trainer.record.files import sha256_of
+from hpc_trainer.record.flight import Collective, Flight, read_flights
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime.rank_env import read_rank_env
-from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker import flight_recorder as module
 from hpc_trainer.worker.conclude import Stop
 from hpc_trainer.worker.flight_recorder import FlightRecorder
 from tests.unit.operate.inside.flights import entered
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 @pytest.fixture
@@ -150,9 +151,9 @@ def test_where_another_rank_has_failed_it_is_written_before_slurm_kills(paths: R
 
 _WRITER = """
 import sys
-from hpc_trainer.runs.files import sha256_of
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.flight import write_flight
+from hpc_trainer.record.files import sha256_of
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.flight import write_flight
 from tests.unit.operate.inside.flights import entered, flight
 import dataclasses
 one = dataclasses.replace(flight(0, 5), collectives=tuple(entered(seq, name="x" * 400) for seq in range(256)))
@@ -181,7 +182,7 @@ def test_a_kill_while_it_writes_leaves_no_half_file(paths: RunPaths) -> None:
 
 
 def test_without_a_process_group_torch_has_no_collectives() -> None:
-    asked = "from hpc_trainer.runtime.collectives import recent_collectives; print(recent_collectives())"
+    asked = "from hpc_trainer.worker.flight_recorder import recent_collectives; print(recent_collectives())"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)  # a new process
     assert told.stdout == "[]\n"
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
-from hpc_trainer.worker import late_stop
-from hpc_trainer.worker.conclude import Stop
-from hpc_trainer.worker.late_stop import LateStop
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.worker import conclude as late_stop
+from hpc_trainer.worker.conclude import LateStop, Stop
+from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 Look = Callable[[float], None]

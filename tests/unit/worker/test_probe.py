@@ -17,17 +17,17 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.runs.interruptions import NONE, VARIABLE, Interruption
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import read_lines
+from hpc_trainer.record.interruptions import NONE, VARIABLE, Interruption
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.reading import read_lines
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.worker.probe import Probe, ProbedRun, context_class
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 class Net(nn.Module):

@@ -16,13 +16,12 @@ import pytest
 
 from hpc_trainer.config.schema.train import CommandEnv, CommandPer, TrainConfig
 from hpc_trainer.errors import ConfigError, NoProgressError, RankEnvError
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.runs.told_metrics import VARIABLE
+from hpc_trainer.record.journal import Attempt
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.metrics import VARIABLE, read_metrics
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Attempt
 from hpc_trainer.worker import program
 from hpc_trainer.worker.program import ASKED
 from hpc_trainer.worker.program_start import Place, Program, environment_of, folder_of, meeting_place, words_of

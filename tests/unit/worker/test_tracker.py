@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training.telemetry.reporter import Reporter, Tracker
-from hpc_trainer.worker.tracker import build_tracker
-from tests.unit.runs.builders import make_config, make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from hpc_trainer.training.reporter import Reporter, Tracker
+from hpc_trainer.worker.attempt import build_tracker
+from tests.unit.record.builders import make_config, make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 
 class _Signs:

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import read_json, read_lines
-from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import Attempt, Journal
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import read_json, read_lines
+from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.submissions import read_submissions
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.state.journal import Attempt, Journal
-from hpc_trainer.state.submissions import read_submissions
-from hpc_trainer.training.save_timer import DEADLINE
+from hpc_trainer.training.saver import DEADLINE
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 S = RunState

@@ -9,7 +9,7 @@ import pytest
 from hpc_trainer.config.compose.condition import read_condition
 from hpc_trainer.config.compose.point_values import PointValues
 from hpc_trainer.errors import ConfigError
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 _VALUES: dict[str, Any] = {
     "model": "mlp", "optim.lr": 0.01, "hardware": "gpu_x8", "seed": 3, "empty": None, "flag": True, "betas": [0.9, 0.99]

@@ -16,7 +16,7 @@ from hpc_trainer.config.schema.model.shipped import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig
 from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 RANKS: dict[str, Any] = {"hardware__tasks_per_node": 2}
 POWERSGD = {**RANKS, "parallel__comm_hook": CommHook.powersgd}

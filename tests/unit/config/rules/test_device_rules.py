@@ -7,7 +7,7 @@ import pytest
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.hardware import Device
 from hpc_trainer.config.schema.precision import Dtype
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 @pytest.mark.parametrize("device", [Device.mps, Device.xla])

@@ -17,7 +17,7 @@ from hpc_trainer.config.schema.task import RegressionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 # What a condition of the declarations without a value means, and what has to stand beside others to be allowed at all.

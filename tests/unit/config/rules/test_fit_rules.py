@@ -12,7 +12,7 @@ from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.train import TrainConfig
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 @pytest.fixture(scope="module")

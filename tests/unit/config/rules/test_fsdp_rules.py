@@ -13,7 +13,7 @@ from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.model.shipped import ResnetConfig
 from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
 from hpc_trainer.config.schema.precision import Dtype
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 RANKS: dict[str, Any] = {"hardware__tasks_per_node": 2}
 FSDP = {**RANKS, "parallel__strategy": Strategy.fsdp}

@@ -13,7 +13,7 @@ from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
 from hpc_trainer.datasets.images.shard_index import build_index
 from tests.unit.datasets.images.making import make_shards, samples
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 CNN = ["model=cnn", "train.global_batch_size=8"]
 

@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.config.schema.model.shipped import GptConfig
 from hpc_trainer.datasets.text_bytes import build
 from hpc_trainer.errors import DataError
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 EARLY = ["train.eval_every_steps=5", "train.early_stop.patience=2"]
 CUSTOM = ["optim=custom", "optim.weight_decay=0", "cluster=local"]

@@ -9,7 +9,7 @@ import pytest
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.monitor import OnOverheat
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import CommHook, PipelineSchedule, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, Recompute
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 # Two stages of two data-parallel ranks, eight micro-batches a step.
 LEGAL: dict[str, Any] = {

@@ -10,7 +10,7 @@ from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig
-from tests.unit.runs.builders import make_config, make_spec
+from tests.unit.record.builders import make_config, make_spec
 
 
 def _sizes(**changes: Any) -> tuple[int | None, int | None]:

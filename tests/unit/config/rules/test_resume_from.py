@@ -10,7 +10,7 @@ import pytest
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 def _run(tmp_path: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.config.rules.retention import best_is_max, retention_problems
+from hpc_trainer.config.rules.checkpoint_rules import best_is_max, retention_problems
 from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
 
 

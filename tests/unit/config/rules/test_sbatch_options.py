@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.rules.sbatch_options import _FREE, _OURS, _UNNEEDED, sbatch_flags, sbatch_problems
+from hpc_trainer.config.rules.cluster_rules import _FREE, _OURS, _UNNEEDED, sbatch_flags, sbatch_problems
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 @pytest.mark.parametrize(

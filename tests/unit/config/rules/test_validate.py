@@ -29,7 +29,7 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.schedule import ScheduleName
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
 from hpc_trainer.errors import ConfigError
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 INF, NAN = float("inf"), float("nan")
 

@@ -22,7 +22,7 @@ from hpc_trainer.datasets.protocol import SPLITS
 from hpc_trainer.datasets.records import arrays
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import HpcTrainerError
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 INPUTS = np.arange(60, dtype=np.float64).reshape(20, 3)
 CLASSES = np.arange(20) % 4

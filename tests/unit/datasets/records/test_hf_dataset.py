@@ -22,7 +22,7 @@ from hpc_trainer.datasets import MapDataset
 from hpc_trainer.datasets.records import hf_dataset
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import DataError, HpcTrainerError
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 with warnings.catch_warnings():  # of what it imports in turn
     warnings.simplefilter("ignore")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpc_trainer.config.data_files.token_meta import read_meta
+from hpc_trainer.config.data_files.token_sources import read_meta
 from hpc_trainer.datasets.records.token_files import check_tokens, read_tokens, write_tokens
 from hpc_trainer.errors import DataError
 from tests.seeds import chosen_seed

@@ -24,7 +24,7 @@ from hpc_trainer.datasets.records import tokens
 from hpc_trainer.datasets.records.token_files import write_tokens
 from hpc_trainer.errors import DataError, HpcTrainerError
 from tests.seeds import chosen_seed
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 
 def prepare(folder: Path, first: int = 0, count: int = 100, *, with_eval: bool = True, **values: Any) -> str:

@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.features.augment import OF_IMAGES, Crop
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import keys_of
 from hpc_trainer.features.augment import FEATURE
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 PHOTOGRAPHS = ("model=resnet18", "data=synthetic_images")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 # 147 samples of training: two epochs and a part of a third.

@@ -20,7 +20,7 @@ from hpc_trainer.features.chunked_loss.ability import ChunkedLossAbility, check_
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
-from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.data.order import BatchSizes
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.share import VotingLoss
 from tests.unit.training.built_parts import building_of

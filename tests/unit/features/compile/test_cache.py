@@ -12,9 +12,9 @@ import pytest
 
 from hpc_trainer.errors import UntrustedFileError
 from hpc_trainer.features.compile.cache import CompileCache, cache_key, open_cache, read_archive, write_archive
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.rank_group import RankGroup
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 _FACTS: dict[str, Any] = {"code": {"hpc_trainer": "1f"}, "versions": {"torch": "2.8"}, "device": {}, "world_size": 1}
 

@@ -17,10 +17,11 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.compile.graphs import compilations_within, compile_step, graph_counts
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
-from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
+from hpc_trainer.features.recompute.ability import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
-from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.record.ledger import Kind
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.parallel.share import VotingLoss
 

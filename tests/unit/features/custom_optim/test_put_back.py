@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.features.custom_optim import put_back
-from hpc_trainer.features.custom_optim.put_back import PutBack
+from hpc_trainer.features.custom_optim import ability as put_back
+from hpc_trainer.features.custom_optim.ability import PutBack
 
 Weights = Iterable[nn.Parameter]
 BAD, GOOD = True, False

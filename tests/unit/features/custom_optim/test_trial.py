@@ -11,9 +11,9 @@ import torch
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.custom_optim.trial import try_without_ranks
+from hpc_trainer.features.custom_optim.ability import try_without_ranks
 from hpc_trainer.features.memory import estimate
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 HERE = __name__ if "." in __name__ else f"tests.unit.features.custom_optim.{__name__}"
 SHARED = {

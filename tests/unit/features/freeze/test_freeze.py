@@ -12,7 +12,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 WORDS = ("train.num_steps=4", "checkpoint.every_steps=1", "checkpoint.keep_last=9", "optim.weight_decay=0.5")

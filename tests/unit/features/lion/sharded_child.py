@@ -14,8 +14,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from hpc_trainer.config.schema.optim import LionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.optim.build import set_learning_rate
-from hpc_trainer.training.optim.skip import step_unless
+from hpc_trainer.training.optim.build import set_learning_rate, step_unless
 from hpc_trainer.training.state import TrainState
 from tests.unit.features.lion.lion_ways import KINDS
 from tests.unit.features.optimizer_checks import load, play, save

@@ -14,8 +14,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.lion import ability as lion
 from hpc_trainer.features.lion.ability import Lion
 from hpc_trainer.features.memory.estimate import estimate
-from hpc_trainer.training.optim.build import set_learning_rate, set_momentum
-from hpc_trainer.training.optim.skip import step_unless
+from hpc_trainer.training.optim.build import set_learning_rate, set_momentum, step_unless
 from tests.composed import composed
 from tests.unit.features.optimizer_checks import give_gradients, goes_on_from_what_was_saved
 from tests.unit.training.built_parts import optimizer_of

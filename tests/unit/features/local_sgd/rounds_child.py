@@ -24,7 +24,7 @@ from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision.formats import build_scaler
+from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from tests.unit.training.built_parts import building_of

@@ -19,14 +19,13 @@ from hpc_trainer.config.schema.model.shipped import CnnConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError, IncompatibleResumeError
 from hpc_trainer.features.init_from.ability import BaseAbility
-from hpc_trainer.features.lora.ability import LoraAbility
-from hpc_trainer.features.lora.adapters import leave_out_base, merge, put_in
+from hpc_trainer.features.lora.ability import LoraAbility, leave_out_base, merge, put_in
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.ability import abilities
 from hpc_trainer.training.build import build_model
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.rng import seed_everything
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from tests.unit.training.ranks import play_jobs
 
 pytest.importorskip("peft")

@@ -11,11 +11,11 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.chunked_loss.ability import use_chunks
 from hpc_trainer.features.memory.estimate import MemoryEstimate, estimate, with_evaluation
-from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
+from hpc_trainer.features.recompute.ability import recompute_blocks
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.precision import autocast
 from tests.composed import composed
 from tests.unit.training.built_parts import optimizer_of
 

@@ -20,10 +20,10 @@ from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.memory import search as fit_batch
 from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.features.memory.search import largest
-from hpc_trainer.runs.metrics_log import SPEED
-from hpc_trainer.runs.reading import read_json, read_lines
-from hpc_trainer.runtime.device_memory import is_out_of_memory
-from hpc_trainer.state.journal import Journal
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.metrics import SPEED
+from hpc_trainer.record.reading import read_json, read_lines
+from hpc_trainer.runtime.devices import is_out_of_memory
 from hpc_trainer.training.context import RunContext
 from tests import warm
 from tests.journals import JOURNALS

@@ -14,10 +14,10 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import TooLargeError
 from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.features.memory_report.ability import MemoryReportAbility
-from hpc_trainer.runs.reading import read_json
-from hpc_trainer.runtime.device_memory import is_out_of_memory, profile_bytes
-from hpc_trainer.training.data.batch_sizes import BatchSizes
-from hpc_trainer.training.precision.formats import build_scaler
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.runtime.devices import is_out_of_memory, profile_bytes
+from hpc_trainer.training.data.order import BatchSizes
+from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from tests.unit.training.built_parts import building_of

@@ -17,11 +17,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.features.muon.sharded import ShardedMuon
+from hpc_trainer.features.muon.muon import ShardedMuon
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.optim.build import set_learning_rate
-from hpc_trainer.training.optim.skip import step_unless
+from hpc_trainer.training.optim.build import set_learning_rate, step_unless
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper

@@ -14,8 +14,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.muon import MuonWithAdamw, split_weights
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
-from hpc_trainer.training.optim.build import set_learning_rate
-from hpc_trainer.training.optim.skip import step_unless
+from hpc_trainer.training.optim.build import set_learning_rate, step_unless
 from tests.unit.features.optimizer_checks import give_gradients, goes_on_from_what_was_saved
 from tests.unit.training.built_parts import optimizer_of
 

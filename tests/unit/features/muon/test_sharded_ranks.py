@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.muon import sharded as sharded_muon
+from hpc_trainer.features.muon import muon as sharded_muon
 from tests.unit.features.muon.muon_ways import KINDS
 from tests.unit.features.optimizer_checks import sources_of
 from tests.unit.training.ranks import has_long, run_child, said_by

@@ -31,7 +31,7 @@ from hpc_trainer.models.parts import Part, parts_of
 from hpc_trainer.models.resnet import Resnet
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.build import build_dataset, build_model, build_task
-from hpc_trainer.training.optim.decay import decaying
+from hpc_trainer.training.optim.build import decaying
 from hpc_trainer.training.parallel.mesh import Mesh
 from tests import warm
 from tests.unit.training.built_parts import building_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.journals import journal_records

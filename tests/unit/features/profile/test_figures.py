@@ -20,7 +20,7 @@ from hpc_trainer.features.profile.figures import (
     merged,
     summary_lines,
 )
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 
 QUIET = ProfileFigures(
     device="cuda", first_step=11, num_steps=10, wall_s=1.0, data_wait_share=0.01, idle_share=0.05, between_share=0.01,

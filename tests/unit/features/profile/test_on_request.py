@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.features.profile import on_request as module
-from hpc_trainer.features.profile.on_request import StepperOnRequest
+from hpc_trainer.features.profile import ability as module
+from hpc_trainer.features.profile.ability import StepperOnRequest
 from hpc_trainer.features.profile.stepper import ProfiledStepper
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.profile_request import (
-    ProfileAnswer,
-    ProfileRequest,
-    read_answer,
-    write_answer,
-    write_request,
-)
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.profile_request import ProfileAnswer, ProfileRequest, read_answer, write_answer, write_request
 from hpc_trainer.runtime.rank_group import RankGroup
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 from tests.unit.training.world_child import compose, play
 
 WORDS = ["experiment=digits", "model=mlp", "model.hidden_dim=16", "model.dropout=0.3", "train.global_batch_size=16",

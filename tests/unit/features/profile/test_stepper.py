@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from hpc_trainer.features.profile.stepper import ProfiledStepper
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.rank_group import RankGroup
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 from tests.unit.training.world_child import compose, play
 
 WORDS = ["experiment=digits", "model=mlp", "model.hidden_dim=16", "train.global_batch_size=16", "train.num_steps=14",

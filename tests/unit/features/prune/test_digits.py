@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.models.channels import shrink
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpc_trainer.features.prune.magnitude import part_of, scores_of, smallest, smallest_of_each
-from hpc_trainer.features.prune.units import smallest_units
+from hpc_trainer.features.prune.choose import part_of, scores_of, smallest, smallest_of_each, smallest_units
 from hpc_trainer.runtime.rank_group import RankGroup
 from tests.seeds import chosen_seed
 

@@ -15,13 +15,13 @@ from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.prune.ability import PruneAbility
 from hpc_trainer.features.prune.schedule import is_due, share_done
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.rng import seed_everything
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 WORDS = (

@@ -22,9 +22,9 @@ from hpc_trainer.features.qat.rounding import (
     layers_to_round,
     turn_rounding,
 )
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.training.build import build_dataset, build_model, build_task
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 from tests.unit.training.world_child import compose
 

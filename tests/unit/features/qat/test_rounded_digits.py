@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from tests.unit.training.train_here import config_of, train_here
 
 pytestmark = [

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_trainer.config.rules.code_names import targets_of
+from hpc_trainer.config.rules.code_rules import targets_of
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import append_specs
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import append_specs
 from tests.composed import composed
 
 DIGITS = ("experiment=digits", "cluster=local", "hardware=cpu_x1")

@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 _STEPS = 100

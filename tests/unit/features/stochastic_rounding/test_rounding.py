@@ -21,7 +21,7 @@ from hpc_trainer.features.stochastic_rounding import ability as rounding
 from hpc_trainer.features.stochastic_rounding.ability import random_bits, round_stochastically, write_rounded
 from hpc_trainer.training.build import make_optimizer
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
-from hpc_trainer.training.optim.skip import step_unless
+from hpc_trainer.training.optim.build import step_unless
 from hpc_trainer.training.state import TrainState
 from tests.composed import composed
 from tests.seeds import chosen_seed

@@ -11,12 +11,12 @@ import pytest
 
 from hpc_trainer.features.stragglers.ability import StragglersAbility
 from hpc_trainer.features.stragglers.judge import Verdict
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import SPEED, read_metrics
-from hpc_trainer.runs.monitoring.stragglers import MOST_TOLD, Straggler, StragglerLog, read_stragglers
-from hpc_trainer.runs.reading import read_json
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.metrics import SPEED, read_metrics
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.telemetry import MOST_TOLD, Straggler, StragglerLog, read_stragglers
 from tests.unit.features.stragglers.slow_child import SLOW_S
-from tests.unit.runs.builders import make_config
+from tests.unit.record.builders import make_config
 from tests.unit.training.ranks import play_jobs
 
 CNN = ("experiment=digits", "model=cnn", "train.global_batch_size=48")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ from hpc_trainer.launch.frozen_code.unpacking import (
     take,
     unpack,
 )
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.record.layout import SweepPaths
 from tests.unit.launch.frozen_code.projects import frozen, make_checkout, write_files
 
 # Stands in for hpc_trainer's worker: says which code was found, and with which path.

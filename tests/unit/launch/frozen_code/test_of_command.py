@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.launch.frozen_code.of_command import frozen_of_command
-from hpc_trainer.launch.frozen_code.snapshot import commands_of, read_code
+from hpc_trainer.launch.frozen_code.snapshot import commands_of, frozen_of_command, read_code
 from tests.unit.launch.frozen_code.projects import make_checkout, write_files
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 
 @pytest.fixture(autouse=True)

@@ -18,13 +18,12 @@ import hpc_trainer
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError, SubmitError, UntrustedFileError
-from hpc_trainer.launch.frozen_code.archive import store_code
+from hpc_trainer.launch.frozen_code.archive import code_revision, store_code
 from hpc_trainer.launch.frozen_code.frozen_worker import read_archive
-from hpc_trainer.launch.frozen_code.provenance import code_revision
 from hpc_trainer.launch.frozen_code.snapshot import read_code
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.record.layout import SweepPaths
 from tests.unit.launch.frozen_code.projects import frozen, git, make_checkout, names, write_files
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 PACKAGE = ["my_lab/__init__.py", "my_lab/net.py", "setup.py"]
 MODES = [SnapshotMode.git, SnapshotMode.copy]
@@ -462,7 +461,7 @@ def test_writers_at_the_same_time_leave_one_archive(project: Path, runs: Path) -
 KILLED = """
 import os, pathlib, signal, sys
 from hpc_trainer.launch.frozen_code.archive import store_code
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.record.layout import SweepPaths
 from tests.unit.launch.frozen_code.projects import frozen
 
 runs = pathlib.Path(sys.argv[1])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.launch.frozen_code.provenance import code_revision
-from hpc_trainer.launch.reproduce.checkout import read_checkout
-from hpc_trainer.runs.monitoring.redaction import Redaction
-from hpc_trainer.runtime.environment.checkouts import checkouts_of
+from hpc_trainer.launch.frozen_code.archive import code_revision
+from hpc_trainer.launch.reproduce import read_checkout
+from hpc_trainer.record.redaction import Redaction
+from hpc_trainer.runtime.code import checkouts_of
 from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 OWN = ("cluster=local", "model=custom", "model._target_=my_lab.net.Net", "snapshot=off")
 

@@ -15,13 +15,13 @@ import pytest
 from hpc_trainer.operate.advice.advised import tune
 from hpc_trainer.operate.advice.facts import uses_of
 from hpc_trainer.operate.advice.rule import Advice
-from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples, newest_of_ranks
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from tests.unit.runs.builders import make_spec
-from tests.unit.state.sweeps import SweepOnDisk
+from hpc_trainer.record.files import write_json
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.telemetry import Device, Host, Sample, append_samples, newest_of_ranks
+from tests.unit.record.builders import make_spec
+from tests.unit.record.sweeps import SweepOnDisk
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 GPT = ("experiment=gpt_bytes", "cluster=slurm", "precision=bf16", "hardware.gpu_type=a100")

@@ -13,19 +13,18 @@ import pytest
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.data.images import ImageShardsConfig
 from hpc_trainer.operate.advice import facts
-from hpc_trainer.operate.advice.advised import Tuned, next_words
+from hpc_trainer.operate.advice.advised import RULES, Tuned, advice_of, next_words
 from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of
 from hpc_trainer.operate.advice.of_data import _not_staged
 from hpc_trainer.operate.advice.of_request import _idle_among
 from hpc_trainer.operate.advice.rule import Advice, with_values
-from hpc_trainer.operate.advice.rules import RULES, advice_of
-from hpc_trainer.runs.monitoring.stragglers import Straggler
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.journal import Attempt
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus
+from hpc_trainer.record.telemetry import Straggler
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
-from hpc_trainer.state.journal import Attempt
-from hpc_trainer.state.status import RunStatus
 from tests.composed import composed
-from tests.unit.runs.builders import make_spec
+from tests.unit.record.builders import make_spec
 
 ROOT = Path(__file__).parents[4]
 SMALL = ("experiment=digits", "cluster=local")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_trainer.runs.monitoring.flight import Collective, Flight, FlightSpan
+from hpc_trainer.record.flight import Collective, Flight, FlightSpan
 
 END = 1_700_000_000.0
 GROUP = "default_pg (0)"

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hpc_trainer.operate.inside.hang import join, seconds, size
-from hpc_trainer.runs.monitoring.flight import Flight
+from hpc_trainer.record.flight import Flight
 from tests.unit.operate.inside.flights import entered, flight
 
 IN_812 = "the 812th collective (all-reduce, 4.19 MB, step 41)"

@@ -15,16 +15,16 @@ from xml.etree import ElementTree
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.operate.inside.lanes import lanes
+from hpc_trainer.operate.inside.hang import lanes
 from hpc_trainer.operate.inside.page import Log, RunPage, render_run_page
 from hpc_trainer.operate.report.charts import Line
 from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.why import Why
-from hpc_trainer.runs.monitoring.flight import FlightSpan, write_flight
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.flight import FlightSpan, write_flight
+from hpc_trainer.record.states import RunState
 from tests.unit.operate.inside.flights import END, entered, flight
-from tests.unit.runs.builders import make_specs
-from tests.unit.state.sweeps import SweepOnDisk
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'&amp;"</svg></pre></style>'
 

@@ -9,16 +9,24 @@ import pytest
 from hpc_trainer.operate.report.telemetry import render_telemetry, telemetry_charts
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.monitoring import telemetry
-from hpc_trainer.runs.monitoring.moves import Move, write_move
-from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples
-from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
-from hpc_trainer.runs.reading import Faults
-from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import read_status
-from tests.unit.runs.builders import make_specs
+from hpc_trainer.record import telemetry
+from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.telemetry import (
+    Device,
+    DeviceWarning,
+    Host,
+    Move,
+    Sample,
+    Trouble,
+    append_samples,
+    write_move,
+    write_warnings,
+)
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
-from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

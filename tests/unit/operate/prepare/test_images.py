@@ -18,7 +18,8 @@ from hpc_trainer.config.schema.data.images import ImageFolderConfig
 from hpc_trainer.datasets.images.folder import FolderSource
 from hpc_trainer.datasets.images.shard_index import damaged_shards, index_shard, read_index
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
-from hpc_trainer.operate.prepare import image_shards, images
+from hpc_trainer.operate.prepare import images
+from hpc_trainer.operate.prepare import images as image_shards
 from hpc_trainer.operate.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.operate.prepare.job import Asked, Prepared
 from tests.unit.operate.prepare.raw_data import content, picture, raw_pictures, samples

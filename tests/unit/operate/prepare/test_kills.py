@@ -19,7 +19,7 @@ import pytest
 from hpc_trainer.datasets.images.shard_index import damaged_shards, read_index
 from hpc_trainer.datasets.records.token_files import check_tokens
 from hpc_trainer.errors import DataError, RunStateError
-from hpc_trainer.operate.prepare.image_shards import ImageMaker
+from hpc_trainer.operate.prepare.images import ImageMaker
 from hpc_trainer.operate.prepare.pool import Piece, over_processes
 from tests import warm
 from tests.seeds import chosen_seed
@@ -173,7 +173,7 @@ def test_a_killed_process_is_told_and_the_others_end(tmp_path: Path) -> None:
 def test_processes_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
     _waiting_pieces(tmp_path)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom hpc_trainer.operate.prepare.image_shards import ImageMaker\n"
+        "import sys\nfrom pathlib import Path\nfrom hpc_trainer.operate.prepare.images import ImageMaker\n"
         "from hpc_trainer.operate.prepare.pool import Piece, over_processes\n"
         "folder = sys.argv[1]\n"
         "maker = ImageMaker(folder=f'{folder}/out', source=f'{folder}/raw', size=16, format='jpg', quality=90)\n"

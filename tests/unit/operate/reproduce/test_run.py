@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.operate.reproduce.run import check_record, original_of
-from hpc_trainer.runs.files import append_lines
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.environment import write_environment
-from hpc_trainer.state.journal import Journal
-from tests.unit.runs.monitoring.test_environment import RECORD
+from hpc_trainer.operate.reproduce import check_record, original_of
+from hpc_trainer.record.environment import write_environment
+from hpc_trainer.record.files import append_lines
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from tests.unit.record.test_environment import RECORD
 
 
 @pytest.fixture

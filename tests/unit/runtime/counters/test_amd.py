@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.runs.monitoring.telemetry import Device
+from hpc_trainer.record.telemetry import Device
 from hpc_trainer.runtime.counters.amd import AmdDevices
 from hpc_trainer.runtime.counters.notes import Notes
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from hpc_trainer.runs.monitoring.telemetry import Device
+from hpc_trainer.record.telemetry import Device
 from hpc_trainer.runtime.counters.notes import Notes
 from hpc_trainer.runtime.counters.nvidia import NvidiaDevices
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runtime.environment import machine, software
+from hpc_trainer.runtime import machine
+from hpc_trainer.runtime import machine as software
 
 
 def test_versions_are_those_of_importlib_metadata() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hpc_trainer.errors import StorageError
-from hpc_trainer.runs.reading import read_lines
+from hpc_trainer.record.reading import read_lines
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.seeds import chosen_seed

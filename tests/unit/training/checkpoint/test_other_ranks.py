@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.state.journal import Journal
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.reading import read_lines
 from tests.unit.training.ranks import run_child
 
 pytestmark = pytest.mark.dist

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES
-from hpc_trainer.training.checkpoint.writer_thread import HostCopy
+from hpc_trainer.training.checkpoint.writer import HostCopy
 
 
 def tensors() -> dict[str, torch.Tensor]:

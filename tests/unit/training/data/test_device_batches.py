@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.training.data.device_batches import PinnedCopies, copies_to, on_device
-from hpc_trainer.training.data.loader import BatchIterator
+from hpc_trainer.training.data.loader import BatchIterator, PinnedCopies, copies_to, on_device
 
 
 def _batches() -> BatchIterator:

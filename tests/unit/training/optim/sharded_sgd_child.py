@@ -11,9 +11,9 @@ import torch
 
 from hpc_trainer.config.schema.optim import CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.features.custom_optim.put_back import PutBack
+from hpc_trainer.features.custom_optim.ability import PutBack
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.optim.skip import step_unless
+from hpc_trainer.training.optim.build import step_unless
 from tests.unit.training.checkpoint.reshard_child import on_ranks
 from tests.unit.training.parallel.shard_builders import KINDS, build, digests
 from tests.unit.training.parallel.sharded_step_child import whole

@@ -13,7 +13,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.context import Restored
-from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.data.order import BatchSizes
 from hpc_trainer.training.optim.build import build_optimizer, chosen_settings, drop_gradients, set_learning_rate
 from hpc_trainer.training.state import TrainState
 from tests.unit.training.built_parts import building_of, optimizer_of

@@ -11,18 +11,18 @@ from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
-from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.averaged_weights.ability import AveragedWeights
 from hpc_trainer.features.offload import ability as optim_place
-from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
+from hpc_trainer.features.recompute.ability import recompute_blocks
+from hpc_trainer.features.tensor_parallel.ability import MeshStepper
 from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
-from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision.formats import build_scaler
+from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
 from tests.unit.training.built_parts import optimizer_of

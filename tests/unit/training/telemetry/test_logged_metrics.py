@@ -1,4 +1,4 @@
-"""What the configuration takes for names of metrics (`config/rules/metric_rules.py`) is what the shared loop logs."""
+"""What the configuration takes for names of metrics (`config/rules/data_rules.py`) is what the shared loop logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.rules.metric_rules import of_steps
+from hpc_trainer.config.rules.data_rules import of_steps
 from tests.unit.training.train_here import config_of, train_here
 
 

@@ -12,11 +12,10 @@ import torch
 
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training import build
+from hpc_trainer.training import build, speed
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.data.loader import BatchIterator
-from hpc_trainer.training.telemetry import speed
-from hpc_trainer.training.telemetry.speed import Speed
+from hpc_trainer.training.speed import Speed
 from tests.unit.training.world_child import compose, play
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -13,8 +13,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.training.ability import Ability
-from hpc_trainer.worker.deploy import deployed
-from hpc_trainer.worker.deploy.deployed import DataShape, changes_model, deployed_model
+from hpc_trainer.worker.deploy import trained as deployed
+from hpc_trainer.worker.deploy.trained import DataShape, changes_model, deployed_model
 
 SHAPE = DataShape((1, 4, 4), 3)
 CONFIG = TrainConfig(model=MlpConfig(hidden_dim=6, num_layers=1))

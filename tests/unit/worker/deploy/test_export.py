@@ -24,7 +24,7 @@ from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.worker.deploy import deployed
+from hpc_trainer.worker.deploy import trained as deployed
 from hpc_trainer.worker.deploy.ask_model import evaluate_model
 from hpc_trainer.worker.deploy.card import as_page, size
 from hpc_trainer.worker.deploy.export import export

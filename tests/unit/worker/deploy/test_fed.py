@@ -25,12 +25,12 @@ from hpc_trainer.operate.deploy.ask_model import Target, predict
 from hpc_trainer.operate.deploy.fed import fed_to_run, new_data
 from hpc_trainer.operate.prepare.job import Asked
 from hpc_trainer.operate.prepare.tokens import TokenOptions, prepare_tokens
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.ability import abilities
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.hooks import abilities
 from hpc_trainer.worker.deploy import ask_model as torch_side
 from hpc_trainer.worker.deploy.export import export
 from tests.composed import composed

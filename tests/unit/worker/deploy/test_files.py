@@ -15,12 +15,18 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.qat.rounding import begin_rounding
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
-from hpc_trainer.runs.exported import FORMATS
-from hpc_trainer.worker.deploy.graphs import trace, write_onnx, write_program
-from hpc_trainer.worker.deploy.opened import open_file
-from hpc_trainer.worker.deploy.proof import QUANTIZED, SAME, compare
-from hpc_trainer.worker.deploy.quantize import IN_THE_FILE, quantize_file, quantize_model
-from hpc_trainer.worker.deploy.weights import write_weights
+from hpc_trainer.record.exported import FORMATS
+from hpc_trainer.worker.deploy.graphs import (
+    IN_THE_FILE,
+    open_file,
+    quantize_file,
+    quantize_model,
+    trace,
+    write_onnx,
+    write_program,
+)
+from hpc_trainer.worker.deploy.measure import QUANTIZED, SAME, compare
+from hpc_trainer.worker.deploy.trained import write_weights
 
 
 def _mlp() -> nn.Module:

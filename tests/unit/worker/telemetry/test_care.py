@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.telemetry import Device, Sample
-from hpc_trainer.runs.monitoring.warnings import Trouble, read_warnings
-from hpc_trainer.runs.reading import Faults
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.telemetry import Device, Sample, Trouble, read_warnings
 from hpc_trainer.runtime.counters.notes import Notes
-from hpc_trainer.worker.telemetry.care import Care
+from hpc_trainer.worker.telemetry import Care
 
 COOL = Device(uuid="GPU-a", name="H100", temperature_c=60, temperature_limit_c=87, throttle=("power_cap",))
 HOT = dataclasses.replace(COOL, temperature_c=90, throttle=("hw_slowdown", "hw_thermal"))

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.moves import Move, read_move, write_move
-from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble
-from hpc_trainer.runs.reading import Faults
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.record.journal import Journal, num_moves
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.telemetry import DeviceWarning, Move, Trouble, read_move, write_move
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import DEVICE, StopFlag
-from hpc_trainer.state.journal import Journal, num_moves
-from hpc_trainer.worker.telemetry.move import Mover
+from hpc_trainer.worker.telemetry import Mover
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 ENV = RankEnv(

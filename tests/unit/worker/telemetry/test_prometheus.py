@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.rules.monitor_rules import monitor_problems
+from hpc_trainer.config.rules.cluster_rules import monitor_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.monitor import MonitorConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, read_telemetry
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.telemetry import Device, Host, Sample, read_telemetry
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.worker.telemetry import sampler
-from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
-from hpc_trainer.worker.telemetry.sampler import sampler_of
+from hpc_trainer.worker import telemetry as sampler
+from hpc_trainer.worker.telemetry import PrometheusFile, sampler_of
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is in the extra prometheus")
 

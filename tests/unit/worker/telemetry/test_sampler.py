@@ -14,17 +14,16 @@ import psutil
 import pytest
 
 from hpc_trainer.config.schema.train import CommandPer, TrainConfig
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring import telemetry
-from hpc_trainer.runs.monitoring.telemetry import Device, Host, read_telemetry
-from hpc_trainer.runs.monitoring.warnings import read_warnings
+from hpc_trainer.record import telemetry
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.telemetry import Device, Host, read_telemetry, read_warnings
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.worker.environment import recording
+from hpc_trainer.worker import telemetry as module
+from hpc_trainer.worker.begin import recording
 from hpc_trainer.worker.program import run_program
-from hpc_trainer.worker.telemetry import sampler as module
-from hpc_trainer.worker.telemetry.sampler import Sampler, sampler_of
+from hpc_trainer.worker.telemetry import Sampler, sampler_of
 
 
 @pytest.fixture(autouse=True)

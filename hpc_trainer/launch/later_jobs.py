@@ -1,0 +1,181 @@
+"""Jobs that submit later: the top-up job and the successor job.
+
+The top-up job, of one core, submits what waits in a sweep's own queue when runs have ended. The successor job restarts
+a run whose own job cannot be requeued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_trainer.errors import (
+    ConfigError,
+    HpcTrainerError,
+    NoRoomError,
+    SilentError,
+    SlurmError,
+    SubmitError,
+    UnclearError,
+)
+from hpc_trainer.launch.batch_job import BatchJob, top_up_command, worker_command
+from hpc_trainer.launch.frozen_code.archive import archive_of
+from hpc_trainer.launch.plan import clear_exit_codes
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.shared_folder import is_there, look_anew
+from hpc_trainer.record.spec import RunSpec, read_spec
+from hpc_trainer.record.states import CANCEL, DONE
+from hpc_trainer.record.submissions import (
+    SUCCESSOR,
+    TOP_UP,
+    latest_of_each_run,
+    newest_of_run,
+    read_submissions,
+    write_intent,
+)
+from hpc_trainer.slurm.jobs import cancel_jobs, update_job
+from hpc_trainer.slurm.limits import read_limits
+from hpc_trainer.slurm.shape import Shape
+
+# The submit that placed the job has this long to submit its arrays and to set the job's dependency.
+_BEGIN_S = 60
+# If other jobs take all the room, there is no job of this sweep to wait for.
+_LOOK_AGAIN_S = 600
+# Includes waiting for a lock whose holder died on another machine, and for a controller under load.
+_TIME_LIMIT_MIN = 30
+# A dependency is one argument; it need not name every one of 500 elements.
+_MAX_AWAITED = 50
+
+
+class TopUpJob:
+    """Job that will top up a sweep, or the reason why there is none (`job_id` None, `notes`)."""
+
+    def __init__(self, job_id: str | None, notes: tuple[str, ...] = ()) -> None:
+        self.job_id, self.notes = job_id, notes
+
+    @classmethod
+    def place(cls, paths: SweepPaths, spec: RunSpec, cluster: str | None) -> TopUpJob:
+        """Submit the job with the partition, account and QOS of `spec`, the first waiting run.
+
+        A refusal is never raised: without the job the next command tops up the sweep, and the notes say so.
+        """
+        from hpc_trainer.launch.submitit_bridge import hand_over
+
+        intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP, cluster=cluster)
+        group = spec.config["cluster"]
+        job = BatchJob(
+            sweep=paths, shape=top_up_shape(spec), uuid=intent.uuid, setup=tuple(group["setup"]),
+            srun_args=tuple(group["srun_args"]), command=top_up_command(paths.folder, group["python"]),
+        )  # fmt: skip
+        try:
+            return cls(hand_over(paths, intent, job, [f"--begin=now+{_BEGIN_S}"]))
+        except (SilentError, UnclearError) as error:
+            return cls(None, (str(error),))
+        except (ConfigError, SlurmError, SubmitError) as error:
+            why = "no room for it" if isinstance(error, NoRoomError) else str(error)
+            return cls(None, (f"No top-up job ({why}): give the same command again when runs have ended.",))
+
+    def aim(self, elements: Sequence[str]) -> None:
+        """Make the job begin when the first half of these runs (job ids of array elements) has ended.
+
+        Half, because a top-up after each run would take one job a run, and a top-up after the last run would leave
+        nodes idle. If no run of this sweep is in the queue, the job begins in ten minutes.
+        """
+        if self.job_id is None:
+            return
+        changes = [f"StartTime=now+{_LOOK_AGAIN_S}"]
+        if elements:
+            half = elements[: max(1, len(elements) // 2)]
+            step = -(-len(half) // _MAX_AWAITED)
+            changes = [f"Dependency=afterany:{':'.join(half[step - 1 :: step])}", "StartTime=now"]
+        try:
+            update_job(self.job_id, changes)
+        except SlurmError as error:
+            # The job still begins in a minute, finds no room, and places the next top-up job.
+            self.notes = (*self.notes, f"the top-up job {self.job_id} begins in {_BEGIN_S} s: {error}")
+
+
+def top_up_shape(spec: RunSpec) -> Shape:
+    """Return the shape of a top-up job: one core for at most 30 minutes, where `spec` may run; no GPU."""
+    shape, cluster = spec.shape, spec.config["cluster"]
+    return dataclasses.replace(
+        shape,
+        num_nodes=1, tasks_per_node=1, gpus_per_node=0, cpus_per_task=1, mem_gb_per_node=None, mem_gb_per_gpu=None,
+        mem_gb_per_cpu=None, gpu_type=None, constraint=None, exclude=None,
+        partition=cluster.get("top_up_partition") or shape.partition,
+        time_limit_min=min(_TIME_LIMIT_MIN, shape.time_limit_min),
+        signal_lead_s=30,
+    )  # fmt: skip
+
+
+def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | None:
+    """Submit one job for `run` that begins when the job `after` has ended, and return its id.
+
+    Args:
+        excluded: host list of the nodes that the job must not get, including `hardware.exclude`; "": only that option.
+
+    Returns:
+        None if there is nothing to do: the run is done or cancelled, or `after` is no longer the run's newest job, so
+        that the run was restarted already.
+
+    Raises:
+        RunStateError: the sweep does not have this run.
+        SlurmError: sbatch refused, or did not answer.
+    """
+    from hpc_trainer.launch.submitit_bridge import hand_over  # imported late, because few commands submit
+
+    sweep = SweepPaths(run.folder.parent)
+    look_anew(run.folder)
+    spec = read_spec(sweep, run.run_id)
+    newest = newest_of_run(run, latest_of_each_run(read_submissions(sweep)).get(run.run_id))
+    is_superseded = newest is None or newest[0].element_id(newest[1]) != after
+    if is_superseded or _is_over(run):
+        return None
+    assert newest is not None
+    code, cluster = newest[0].code, spec.config["cluster"]
+    archive = archive_of(sweep, code) if code else None
+    try:
+        codes = clear_exit_codes(read_limits(with_nodes=False).requeue_exit)
+    except SlurmError:
+        codes = ()
+    if _is_over(run):  # look again before the submit, because Slurm may have taken long
+        return None
+    intent = write_intent(
+        run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code,
+        after=newest[0].uuid,
+        cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
+    )  # fmt: skip
+    job = BatchJob(
+        sweep=sweep, shape=spec.shape, uuid=intent.uuid, setup=tuple(cluster["setup"]),
+        srun_args=tuple(cluster["srun_args"]), sbatch=cluster.get("sbatch") or {}, exit_codes=codes,
+        command=worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive),
+    )  # fmt: skip
+    options = [f"--dependency=afterany:{after}", *([f"--exclude={excluded}"] if excluded else [])]
+    job_id = hand_over(sweep, intent, job, options, book=run)
+    if _is_over(run):  # cancelled while sbatch was at work: the job would start only to end at once
+        with contextlib.suppress(SlurmError):
+            cancel_jobs([job_id])
+    return job_id
+
+
+def _is_over(run: RunPaths) -> bool:
+    return any(is_there(run.marker(name)) for name in (DONE, CANCEL))
+
+
+def main() -> None:
+    """Run `python -m hpc_trainer.launch.later_jobs RUN_FOLDER JOB [EXCLUDED]`, which the worker of that job starts."""
+    run, after, *excluded = RunPaths(Path(sys.argv[1]).absolute()), *sys.argv[2:]
+    try:
+        job_id = submit_successor(run, after, *excluded)
+    except (HpcTrainerError, OSError) as error:
+        sys.exit(f"error: {error}")
+    result = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"
+    sys.stdout.write(f"{run.run_id}: {result}.\n")
+
+
+if __name__ == "__main__":
+    main()

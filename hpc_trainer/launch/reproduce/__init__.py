@@ -1,1 +1,0 @@
-"""Second start of a run from its original code: `hpc-trainer reproduce`."""

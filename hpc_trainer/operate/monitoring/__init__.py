@@ -1,1 +1,0 @@
-"""A run's telemetry for the user: evidence for `why`, energy for `results`."""

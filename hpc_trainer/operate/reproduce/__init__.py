@@ -1,1 +1,0 @@
-"""Comparison of two runs of one configuration: their metrics and their environments."""

@@ -1,0 +1,246 @@
+"""Last output of a job that ended before or outside Python, and its meaning.
+
+A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import Faults, read_ends
+from hpc_trainer.record.run_folder import RunFolder
+from hpc_trainer.record.shared_folder import is_there
+
+NOT_STARTED = "not started"
+"""Cause that the local queue records for such a run, and the key of its verdict."""
+SETUP_ENDED = "hpc_trainer: the job ends at cluster.setup line"
+"""Beginning of the line that a shell prints when a line of cluster.setup fails; its number and status follow."""
+
+_SETUP = re.compile(rf"{SETUP_ENDED} (\d+): exit status (\d+)")
+_SYNTAX = "syntax error"
+_TAIL_BYTES = 8192
+_MAX_CHARS, _MAX_LINES = 500, 12
+_MAX_FOUND = 80
+_LOGS_TO = " logs to "
+"""Part of the last line that a rank prints into its job's output, before it writes into its own log."""
+# Beginnings of Slurm's lines about the end itself, which do not name its cause.
+_NOT_THE_CAUSE = ("slurmstepd", "srun: error", "srun: Job step aborted", "srun: launch/slurm", "srun: Terminating")
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Pattern of a job's last output (`words`), its meaning (`says`), and help for the run {run} (`advice`).
+
+    `found` is the pattern's first matching group, for {found} in the texts. `sign_of` fills it in only in `says`.
+    """
+
+    words: re.Pattern[str]
+    says: str
+    advice: tuple[str, ...]
+    found: str = ""
+
+
+def _sign(words: str, says: str, *advice: str) -> Sign:
+    return Sign(re.compile(words), says, advice)
+
+
+_NO_MODULE = "`module avail` on such a node shows what there is; then the right name in cluster.setup"
+# The first sign that fits the newest line counts.
+SIGNS = (
+    _sign(
+        r"No module named '?([\w.]+)",
+        "its Python has no module {found}",
+        "does cluster.python, or the last line of cluster.setup, lead to the environment that you mean?",
+        "install {found} there (pip install), or add its folder to PYTHONPATH by cluster.env",
+    ),
+    _sign(
+        r"\bmodule: (?:command )?not found",
+        "the node's shell has no `module`",
+        "source the site's own file first, in cluster.setup: often `source /etc/profile.d/modules.sh` or "
+        "/etc/profile.d/lmod.sh",
+    ),
+    _sign(
+        r"The following module\(s\) are unknown: \"?([\w./+-]+)|Unable to locate a modulefile for '([\w./+-]+)",
+        "there is no module {found}",
+        _NO_MODULE,
+    ),
+    _sign(
+        r"\bconda: (?:command )?not found|Run 'conda init'|not been properly configured to use 'conda activate'",
+        "the node's shell does not know conda",
+        "a line of cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
+        "or no activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
+    ),
+    _sign(
+        r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
+        "there is no conda environment {found}",
+        "`conda env list` shows those that there are",
+    ),
+    _sign(
+        r"version `?(GLIBC\w*_[\w.]+)'? not found",
+        "a library or program was built for a newer system than the node's ({found})",
+        "an environment that was made on such a node; or a container",
+    ),
+    _sign(
+        r"([\w.+-]+\.so[\w.]*): cannot open shared object file",
+        "the library {found} is not found on the node",
+        "the module that brings it, in cluster.setup; or LD_LIBRARY_PATH by cluster.env",
+    ),
+    _sign(
+        r"Exec(?:utable file)? format error",
+        "a program was built for another kind of processor, or is no program",
+        "on such a node: file PROGRAM; then another cluster.python or environment",
+    ),
+    _sign(
+        r"(?:execve\(\)|bash|line \d+): (\S+): No such file|exec: (\S+): not found|can't open file '([^']+)'"
+        r"|No such file or directory: '([^']+)'",
+        "the node has no file {found}",
+        "is it on a disk that this node sees? cluster.python is the program of the ranks: its whole path is the surest",
+    ),
+    _sign(
+        r"(\S+): command not found",
+        "the node's shell finds no program {found}",
+        "its whole path, or the module that brings it, in cluster.setup",
+    ),
+    _sign(
+        r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|line \d+: +\d+ Killed",
+        "something killed it, most likely for want of memory",
+        "hpc-trainer retry {run} {memory}",
+    ),
+    _sign(
+        r"No space left on device|Disk quota exceeded",
+        "a disk is full, or its quota is used up",
+        "make room; `quota` or the site's own command shows what is used",
+    ),
+    _sign(
+        r"(\S+): Permission denied|Permission denied: '([^']+)'|Permission denied",
+        "a file may not be read, written or run: {found}",
+        "ls -ld of it and the folders above it, on such a node",
+    ),
+    _sign(
+        r"(Segmentation fault|Bus error|Illegal instruction|Aborted)",
+        "a library of its own language crashed ({found})",
+        "hpc-trainer logs {run} --all-ranks shows what came before; `Illegal instruction`: built for another "
+        "processor; `Bus error`: /dev/shm may be full (fewer data workers)",
+    ),
+    _sign(
+        r"^srun: (?:(?:error|fatal): )?(?!\S+: tasks? )(.*(?:option|[Ii]nvalid|[Uu]nable|permitted|requested).*)",
+        "srun did not start the ranks: {found}",
+        "cluster.srun_args, and hardware.* where it names a resource",
+    ),
+)  # fmt: skip
+
+
+def sign_of(lines: Iterable[str]) -> Sign | None:
+    """Return the sign of the newest line that matches one, with `found` and `says` filled in; None if none matches."""
+    for line in reversed([*lines]):
+        for sign in SIGNS:
+            match = sign.words.search(line[:_MAX_CHARS])
+            if match is not None:
+                named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
+                return replace(sign, says=sign.says.replace("{found}", named), found=named)
+    return None
+
+
+def words_before_the_worker(folder: RunFolder, setup: Sequence[str], faults: Faults) -> Mapping[str, Any]:
+    """Return a record like a rank's failure for a job that ended before its worker began.
+
+    Args:
+        folder: the run's folder.
+        setup: the lines of cluster.setup.
+        faults: gets a fault for output that cannot be read.
+
+    Returns:
+        `cause`, a one-line `message` that names the cause, and `output`, the last lines.
+    """
+    lines = _printed(folder, faults)
+    by_setup = words_of_setup(lines, setup)
+    if by_setup is not None:
+        return by_setup
+    own = [line for line in _since_logs(lines) if not _SETUP.match(line)]
+    told = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)] or lines
+    if sign_of(own) is not None:
+        told = own
+    elif told and _LOGS_TO in told[-1]:  # the rank already wrote into its own log, whose first line names the job
+        said = _tail(folder.paths.logs / _log_name(told[-1]), faults)
+        told = own = [line for line in said if f": job {folder.job_id}, start " not in line] or told
+    message = "the job ended before the worker began"
+    if told:
+        return _words(f"{message}: {_most_telling(told)}", own)
+    printed = _output_of(folder)
+    if not is_there(printed):  # Slurm creates the file on the node when the job starts
+        blind = "does the node see this folder at the same path, and may it write there?"
+        return _words(f"{message}, and its node has made no {printed}: {blind}", own)
+    return _words(f"{message}.", own)
+
+
+def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, Any] | None:
+    """Return the record of `words_before_the_worker` if a line of cluster.setup ended the newest start, else None."""
+    ends = [index for index, line in enumerate(lines) if _SETUP.match(line)]
+    if not ends or any(_LOGS_TO in line for line in lines[ends[-1] :]):
+        return None
+    match = _SETUP.match(lines[ends[-1]])
+    assert match is not None
+    number, status = int(match[1]), int(match[2])
+    said = lines[: ends[-1]]
+    earlier = [index for index, line in enumerate(said) if _LOGS_TO in line or line.startswith(_NOT_THE_CAUSE)]
+    said = [line for line in said[earlier[-1] + 1 if earlier else 0 :] if not _SETUP.match(line)]
+    why = _most_telling(said) if said else f"exit status {status}"
+    if any(_SYNTAX in line for line in said[-2:]):  # the number is of the line before; bash's own message is right
+        return _words(f"cluster.setup is no shell that can be read: {why}", said)
+    line = f"`{setup[number - 1]}`" if 0 < number <= len(setup) else f"exit status {status}"
+    return _words(f"cluster.setup line {number} failed: {line}: {why}", said)
+
+
+def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
+    """Return a record like a rank's failure for a worker that recorded no error, from the output; {} if it has none."""
+    lines = _printed(folder, faults)
+    said = _since_logs(lines)
+    if sign_of(said) is None and len(said) < len(lines):
+        log = _tail(folder.paths.logs / _log_name(lines[-len(said) - 1]), faults)
+        said = [*log, *said] if sign_of(log) is not None else said
+    return {"message": _most_telling(said)[:_MAX_CHARS], "output": _last(said)} if said else {}
+
+
+def _words(message: str, said: Sequence[str]) -> Mapping[str, Any]:
+    return {"cause": NOT_STARTED, "message": message[:_MAX_CHARS], "output": _last(said)}
+
+
+def _last(lines: Sequence[str]) -> str:
+    return "\n".join(line[:_MAX_CHARS] for line in lines[-_MAX_LINES:])
+
+
+def _most_telling(lines: Sequence[str]) -> str:
+    """Return the newest line with a sign, else the newest line that is not Slurm's, else the newest line."""
+    with_sign = [line for line in lines if sign_of([line]) is not None]
+    others = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)]
+    return (with_sign or others or [*lines])[-1]
+
+
+def _printed(folder: RunFolder, faults: Faults) -> list[str]:
+    return _tail(_output_of(folder), faults)
+
+
+def _output_of(folder: RunFolder) -> Path:
+    """Return the output file of the job's batch shell."""
+    return SweepPaths(folder.paths.folder.parent).scripts / f"{folder.job_id}.out"
+
+
+def _since_logs(lines: Sequence[str]) -> list[str]:
+    """Return the lines after the last one in which a rank announced its own log; all lines if there is none."""
+    begin = max((index + 1 for index, line in enumerate(lines) if _LOGS_TO in line), default=0)
+    return [*lines[begin:]]
+
+
+def _log_name(line: str) -> str:
+    return Path(line.rpartition(_LOGS_TO)[2]).name
+
+
+def _tail(path: Path, faults: Faults) -> list[str]:
+    """Return the non-empty lines at the end of a text file; [] if there is no file."""
+    text = read_ends(path, faults, last=_TAIL_BYTES)[1].decode(errors="replace")
+    return [line.strip() for line in text.splitlines() if line.strip()]

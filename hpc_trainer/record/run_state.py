@@ -1,0 +1,334 @@
+"""State of one run: from what the run wrote itself, then from what Slurm says, never a guess."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hpc_trainer.record import doubts
+from hpc_trainer.record.doubts import Doubt
+from hpc_trainer.record.journal import Attempt
+from hpc_trainer.record.processes import is_alive
+from hpc_trainer.record.run_folder import RunFolder, journal_settles
+from hpc_trainer.record.states import CANCEL, DONE, ENDS, UNEXPLAINED, RunState
+from hpc_trainer.record.submissions import SUCCESSOR
+from hpc_trainer.slurm import states
+from hpc_trainer.slurm.accounting import AccountingEntry
+from hpc_trainer.slurm.queue import JobRow, QueueEntry, array_of, is_of
+from hpc_trainer.slurm.reasons import says_held
+
+End = tuple[RunState, str | None, str | None]
+"""State, cause and node of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """Answers of the queue and of the accounting, asked once for all runs; None if there was no answer.
+
+    Slurm reuses ids, so a job or a row counts as a run's only if its comment or name agrees.
+    """
+
+    queue: Mapping[str, QueueEntry] | None
+    accounting: Mapping[str, AccountingEntry] | None
+    remembered: Mapping[tuple[str, str], tuple[End, float]] = field(default_factory=dict)
+    """(uuid, job id) -> end that the accounting reported before, and when: it may have forgotten the job since."""
+    unread: str | None = None
+    """Reason why `remembered` could not be read just now."""
+    asked_time: float = field(default_factory=time.time)
+    """Seconds since the epoch before the first question; anything later may be missing in the answers."""
+    cluster: str | None = None
+    """Name that the answering cluster gives itself; None if it was not asked for, or the cluster did not say."""
+    unnamed: str | None = None
+    """Reason why the cluster did not give its name, if it was asked."""
+    cache_age_s: float = 0.0
+    """Seconds for which this machine may show old content of the sweep's folder (`shared_folder.cache_age_s`)."""
+    _arrays: dict[str, list[AccountingEntry]] = field(init=False, default_factory=dict)
+    _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row in (self.accounting or {}).values():
+            self._arrays.setdefault(array_of(row.job_id), []).append(row)
+
+    def job_of(self, folder: RunFolder) -> QueueEntry | None:
+        """Return the run's job in the queue; None if the queue has no such job."""
+        if not self.queue:
+            return None
+        entry = self.queue.get(folder.job_id or "")
+        return entry if entry is not None and _is_its(entry, folder) else None
+
+    def has_foreign_job(self, folder: RunFolder) -> bool:
+        """Return True if another job in the queue now has the id of the run's job."""
+        return (folder.job_id or "") in (self.queue or {}) and self.job_of(folder) is None
+
+    def row_of(self, folder: RunFolder) -> AccountingEntry | None:
+        """Return the accounting's row for the run's job; None if there is none."""
+        row = (self.accounting or {}).get(folder.job_id or "")
+        return row if row is not None and _is_its(row, folder) else None
+
+    def rows_of_array(self, folder: RunFolder) -> list[AccountingEntry]:
+        """Return all rows that the accounting has for the run's array."""
+        key = (array_of(folder.job_id or ""), folder.uuid)
+        if key not in self._own:
+            self._own[key] = [row for row in self._arrays.get(key[0], []) if _is_its(row, folder)]
+        return self._own[key]
+
+    def knows(self, folder: RunFolder) -> bool:
+        """Return True if the queue has the run's job, or the accounting has rows of its array."""
+        return self.job_of(folder) is not None or bool(self.rows_of_array(folder))
+
+    def elsewhere(self, folder: RunFolder) -> str | None:
+        """Return why the run's job may be on another cluster, as words after "it was"; None if it is not elsewhere."""
+        there = folder.submission.cluster if folder.submission and folder.waits is None else None
+        if there in (None, self.cluster) or self.knows(folder):
+            return None
+        if self.cluster is not None:
+            return f"submitted on the cluster {there}, and this is {self.cluster}: ask there"
+        return f"submitted on the cluster {there}, and {self.unnamed}: ask again, or there" if self.unnamed else None
+
+    def is_young(self, folder: RunFolder) -> bool:
+        """Return True if the run's job may be too young to show in Slurm's answers."""
+        return folder.submission is not None and self.asked_time - folder.submission.time < _LAG_S
+
+    def own_job(self, folder: RunFolder) -> str | None:
+        """Return the id of the run's job if the job is certainly the run's: only such a job may get a signal."""
+        if self.queue is None or folder.waits is not None or not folder.is_on_slurm:
+            return None
+        if self.job_of(folder) is not None:
+            return folder.job_id
+        untold = self.queue.get(folder.untold_job or "")
+        if untold is not None and _is_of_sweep(untold, folder):
+            return folder.untold_job
+        # This cluster's sbatch returned this id moments ago: no other job can have it.
+        is_here = folder.submission is not None and folder.submission.cluster == self.cluster is not None
+        return folder.job_id if is_here and self.is_young(folder) and not self.has_foreign_job(folder) else None
+
+
+def _is_its(entry: JobRow, folder: RunFolder) -> bool:
+    """Return True if an entry with the id of the run's job belongs to the run's job."""
+    if folder.submission is not None and not folder.uuid:  # the line with the uuid is lost: compare the sweep's name
+        return _is_of_sweep(entry, folder)
+    return is_of(entry, folder.uuid)
+
+
+def _is_of_sweep(entry: JobRow, folder: RunFolder) -> bool:
+    """Return True if the job's name is one that this run's sweep gives (`slurm.queue.job_name`)."""
+    return re.fullmatch(rf"{re.escape(folder.paths.folder.parent.name)}-[0-9a-f]{{8}}", entry.name) is not None
+
+
+def decide(folder: RunFolder, view: SchedulerView) -> End:
+    """Return the state, cause and node of one run."""
+    if DONE in folder.markers:
+        return RunState.COMPLETED, str(folder.result.get("cause", "done")), None
+    if folder.waits is not None:
+        if CANCEL in folder.markers:
+            return RunState.CANCELLED, "cancelled", None
+        return RunState.PENDING, folder.waits, None
+    if folder.is_on_slurm:
+        state, cause, node = _decide_slurm(folder, view)
+    else:
+        (state, cause), node = _decide_local(folder), None
+    if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
+        # A silent squeue comes first: if the job is in the queue, the doubt is resolved.
+        is_silent = folder.is_on_slurm and view.queue is None
+        state, cause = RunState.UNKNOWN, doubts.silent("squeue") if is_silent else folder.doubt
+    if CANCEL in folder.markers and state is not RunState.RUNNING:
+        return RunState.CANCELLED, "cancelled", node
+    if state is RunState.COMPLETED:  # by the journal, but DONE is missing: a restart from the last checkpoint makes it
+        end_time = folder.current.end_time if folder.current is not None else None
+        unseen = _unseen_result("COMPLETED", "0:0", end_time, view)
+        return (RunState.PREEMPTED, "DONE is missing", node) if unseen is None else (RunState.UNKNOWN, unseen, node)
+    return state, cause, node
+
+
+def _unseen_result(state: str, exit_code: str, end_time: float | None, view: SchedulerView) -> Doubt | None:
+    """Return the doubt about an end whose files this machine may not show yet; None if there is none.
+
+    Args:
+        state: Slurm's term for the end of the job.
+        exit_code: the exit code as sacct prints it.
+        end_time: end of the job, in seconds since the epoch by Slurm's or the node's clock; None if unknown.
+        view: Slurm's answers, and for how long this machine may show old names.
+    """
+    if not view.cache_age_s or end_time is None:
+        return None
+    ended_s, late_s = view.asked_time - end_time, view.cache_age_s + CLOCKS_APART_S
+    return doubts.unseen_result(state, exit_code, ended_s, late_s) if ended_s < late_s else None
+
+
+def _is_seen_alive(folder: RunFolder, view: SchedulerView) -> bool:
+    """Return True if Slurm has the run's job, or the run's own local process is alive.
+
+    A living local queue is not enough, because it may be done with this run.
+    """
+    if folder.is_on_slurm:
+        return view.job_of(folder) is not None
+    return folder.current is not None and bool(is_alive(folder.current.process))
+
+
+def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
+    current = folder.current
+    if current is not None and current.has_ended:
+        return current.state or RunState.UNKNOWN, current.cause
+    # The run may outlive its queue if that was killed; the queue is alive before the run has recorded its process.
+    signs = [is_alive(name) for name in (folder.job_id, current.process if current else None) if name]
+    if any(signs):
+        return (RunState.PENDING if current is None else RunState.RUNNING), None
+    if folder.submission is not None and folder.job_id is None:
+        return RunState.UNKNOWN, doubts.interrupted()  # its queue may be alive nevertheless
+    if None in signs:
+        return RunState.UNKNOWN, doubts.other_host()
+    if current is None:
+        # It never started, and the queue that would have started it is gone: submit it again.
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None
+    # A queue records a death that the run could not record itself. A missing record means that the machine went down.
+    return RunState.NODE_FAIL, "its processes are gone without a word"
+
+
+# Seconds for which a new job may be missing in squeue and sacct.
+_LAG_S = 30.0
+# slurmctld keeps records that slurmdbd does not accept at once, and sends them later. After this time, in seconds, a
+# row without an end is what sacctmgr calls a runaway job.
+_ACCOUNTING_LAG_S = 600.0
+# Seconds after which a silent run no longer counts as alive; heartbeats come every few seconds.
+_ALIVE_S = 60.0
+CLOCKS_APART_S = 90.0
+"""Largest assumed difference between the clocks of the controller, the nodes and this machine, in seconds."""
+
+
+def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
+    elsewhere = view.elsewhere(folder)
+    if folder.job_id is None:
+        # An intent without an answer, and no job in the queue carries its uuid (yet).
+        return RunState.UNKNOWN, doubts.other_cluster(elsewhere) if elsewhere else doubts.interrupted(), None
+    current = folder.current
+    is_successor = folder.submission is not None and folder.submission.kind == SUCCESSOR
+    cause = current.cause if current else None
+    entry = view.job_of(folder)
+    if entry is not None:
+        state = _state_in_queue(entry, current, is_successor=is_successor)
+        if state is RunState.UNKNOWN:
+            return state, doubts.new_word("squeue", entry.state), entry.node or None
+        return state, cause if current and current.has_ended else None, entry.node or None
+    if journal_settles(current):
+        assert current is not None
+        return current.state or RunState.UNKNOWN, cause, None
+    if elsewhere:  # this cluster's Slurm need not know the job
+        return RunState.UNKNOWN, doubts.other_cluster(elsewhere), None
+    if view.queue is None or view.accounting is None:
+        return RunState.UNKNOWN, doubts.silent("squeue" if view.queue is None else "sacct"), None
+    account = view.row_of(folder)
+    if account is not None and account.state in _ENDED:
+        unseen = _unseen_result(account.state, f"({account.exit_code})", account.end_time, view)
+        if unseen is not None:
+            return RunState.UNKNOWN, unseen, account.node or None
+    if account is None and folder.job_key in view.remembered:
+        end, told_time = view.remembered[folder.job_key]
+        if told_time > last_sign(folder):  # otherwise a user has requeued the job since
+            return end
+    if current is not None and current.cause == UNEXPLAINED and current.state is not None:
+        # The run saved and exited without learning whether a user had cancelled it. Slurm's final state decides.
+        is_cancelled = account is not None and account.state == states.CANCELLED
+        return (RunState.CANCELLED, "cancelled", None) if is_cancelled else (current.state, cause, None)
+    if account is not None and account.state == states.COMPLETED and folder.is_empty:
+        # A worker creates the folder before all else, and a job without a worker does not exit with 0.
+        return RunState.GONE, "its folder was deleted after it had ended", account.node
+    if account is not None and (ended := _ended_by_accounting(account, current)):
+        own_cause = None if ended_before_it_began(folder, ended) else cause
+        return ended, own_cause or f"Slurm: {account.state} ({account.exit_code})", account.node
+    if view.is_young(folder):
+        return RunState.PENDING, None, None
+    return _decide_absent(folder, view)
+
+
+_ENDED = frozenset({states.COMPLETED, *ENDS})
+
+
+def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
+    """Return the state of a run whose job is not in the queue and whose end is not known."""
+    quiet_s = view.asked_time - last_sign(folder)
+    account = view.row_of(folder) or _row_before_it_began(folder, view)
+    if account is not None and account.state in states.NOT_ENDED and (
+        quiet_s < _ACCOUNTING_LAG_S or account.state == states.PENDING
+    ):  # fmt: skip
+        return RunState.UNKNOWN, doubts.accounting_behind(account.state), account.node
+    if folder.current is None and view.rows_of_array(folder) and view.row_of(folder) is None:
+        # An element has its own row once it begins. If it is cancelled before, it has none, or the array has one row
+        # for it: `7` or `7_[0-4%2]` (22.05).
+        return RunState.CANCELLED, "cancelled before it began", None
+    if quiet_s < _ALIVE_S + (view.cache_age_s and view.cache_age_s + CLOCKS_APART_S):
+        return RunState.UNKNOWN, doubts.alive_without_job(quiet_s), None
+    unread = folder.unread or view.unread
+    if unread is not None:
+        return RunState.UNKNOWN, doubts.unreadable(unread), None
+    # The run is over but has no DONE. Without accounting nobody can tell a crash from a cancellation while it waited,
+    # so the run is not restarted automatically: --retry-failed does it.
+    cause = "gone from the queue without a word, and sacct does not know the job"
+    if view.has_foreign_job(folder):
+        cause += f" (the id belongs to another job now: {folder.job_id})"
+    return RunState.FAILED, cause, None
+
+
+def _row_before_it_began(folder: RunFolder, view: SchedulerView) -> AccountingEntry | None:
+    """Return the accounting's row for waiting elements of the run's array if the run may be among them, else None."""
+    if folder.current is not None:
+        return None
+    covering = (row for row in view.rows_of_array(folder) if row.may_cover(folder.element))
+    return next((row for row in covering if row.state in states.NOT_ENDED), None)
+
+
+def last_sign(folder: RunFolder) -> float:
+    """Return when the run last gave a sign of life, in seconds since the epoch; 0.0 if it never did."""
+    beat = folder.heartbeat.get("time", 0.0)
+    return float(max(beat, folder.current.start_time if folder.current else 0.0))
+
+
+def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> RunState | None:
+    if account.state == states.COMPLETED:
+        # The run exited in the grace period after a save that the journal records, or its own code called exit(0).
+        return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
+    if account.state == states.FAILED and _was_interrupted(account.exit_code, current):
+        return RunState.PREEMPTED
+    return ENDS.get(account.state)
+
+
+def _was_interrupted(exit_code: str, current: Attempt | None) -> bool:
+    """Return True if Slurm's FAILED does not mean that the run failed, so that the next submit restarts it."""
+    if exit_code in _SHELL_KILLED:
+        return True
+    if current is None:
+        return exit_code in _STOP_EXIT_CODES  # stopped before Python had its handlers: nothing ran, nothing failed
+    # The run saved, and then could not be requeued. Another code is from a later start that ended before its worker
+    # began.
+    return current.state is RunState.REQUEUED and exit_code in (_LEFT_EXIT_CODES | _STOP_EXIT_CODES)
+
+
+# Signals to the batch shell itself, from `scancel --batch`, `--full`, an epilog or a killer: not caused by the run.
+_SHELL_KILLED = {"0:9", "0:12", "0:15"}
+# SIGTERM and SIGUSR2 as Slurm shows them: the batch shell's signal, a shell's code, or srun's own form (seen: 15:0).
+_STOP_EXIT_CODES = {"0:15", "143:0", "15:0", "0:12", "140:0", "12:0"}
+# Exit codes of a worker that has saved, including codes that replace ours (launch/plan.py), and of srun after it ended
+# the other ranks.
+_LEFT_EXIT_CODES = {f"{code}:0" for code in (74, 75, *range(79, 126), 137, 9)}
+
+
+def ended_before_it_began(folder: RunFolder, state: RunState) -> bool:
+    """Return True if a job failed before its worker wrote anything: by its set-up lines, environment or frozen code."""
+    current = folder.current
+    return folder.is_on_slurm and state is RunState.FAILED and (current is None or current.state is RunState.REQUEUED)
+
+
+def _state_in_queue(entry: QueueEntry, current: Attempt | None, *, is_successor: bool) -> RunState:
+    if entry.state == states.PENDING:
+        if says_held(entry.reason):
+            return RunState.HELD
+        return RunState.PENDING if current is None and not is_successor else RunState.REQUEUED
+    if entry.state in states.HELD:
+        return RunState.HELD
+    if entry.state in states.TAKEN_BACK:
+        return RunState.REQUEUED
+    if entry.state in states.HAS_NODES:
+        settled = current is not None and journal_settles(current) and entry.state == states.COMPLETING
+        return (current.state or RunState.RUNNING) if settled and current else RunState.RUNNING
+    return ENDS.get(entry.state, RunState.UNKNOWN)

@@ -1,0 +1,342 @@
+"""RunSpec: one frozen run in plain values, written once and never changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_trainer.config.memo import Memo
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.record.files import append_texts, is_ours
+from hpc_trainer.record.layout import SweepPaths, is_run_id
+from hpc_trainer.record.modes import make_folder
+from hpc_trainer.record.reading import (
+    TORN,
+    Faults,
+    Line,
+    as_count,
+    as_text,
+    has_seal,
+    is_torn,
+    parse_record,
+    raw_lines,
+    seal,
+    tell,
+)
+from hpc_trainer.slurm.shape import Shape
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class LateConfig(Mapping[str, Any]):
+    """Configuration in a line with a valid checksum, parsed at the first access.
+
+    10,000 parsed configurations would take 190 MB and 1.1 s; their lines in the file take nothing.
+    """
+
+    __slots__ = ("_found", "_offset", "_path", "_size")
+
+    def __init__(self, path: Path, offset: int, size: int) -> None:
+        self._path, self._offset, self._size = path, offset, size
+        self._found: Mapping[str, Any] | None = None
+
+    def __getitem__(self, key: str) -> Any:
+        return self._content()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content())
+
+    def __len__(self) -> int:
+        return len(self._content())
+
+    def _content(self) -> Mapping[str, Any]:
+        """Return the parsed configuration.
+
+        Raises:
+            RunStateError: since the line was read, the file was removed or replaced.
+        """
+        if self._found is None:
+            try:
+                with self._path.open("rb") as file:
+                    config = parse_record(os.pread(file.fileno(), self._size, self._offset))["config"]
+            except (OSError, ValueError, KeyError) as error:
+                raise RunStateError(f"{self._path} was changed while it was read ({error}). Try again.") from error
+            self._found = dict(config)
+        return self._found
+
+
+SPEC_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One run as it was submitted. Editing YAML or code afterwards does not change it."""
+
+    run_id: str
+    digest: str
+    axes: Mapping[str, str]
+    overrides: tuple[str, ...]
+    shape: Shape
+    hardware: str
+    """The hardware profile's name."""
+    num_steps: int
+    """Optimizer steps of the whole run."""
+    config: Mapping[str, Any]
+
+    @property
+    def is_lost(self) -> bool:
+        """True if this object is a placeholder for a spec that cannot be read (`lost_spec`)."""
+        return not self.digest
+
+    @property
+    def is_program(self) -> bool:
+        """True if the run executes a program of the user (`train.command`)."""
+        return self.config["train"].get("command") is not None
+
+    @property
+    def is_own_loop(self) -> bool:
+        """True if the run does not use the shared loop: it executes the user's own loop, or a program."""
+        return self.config["train"].get("main") is not None or self.is_program
+
+    def typed(self) -> TrainConfig:
+        """Return the configuration as dataclasses.
+
+        Raises:
+            ConfigError: the spec is lost, was written by another version, or its digest does not fit its content.
+        """
+        if self.is_lost:
+            raise ConfigError(f"{self.run_id}: its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}")
+        # OmegaConf and the schemas cost `status` 0.15 s that it does not need.
+        from hpc_trainer.config.identity import config_digest
+        from hpc_trainer.config.load import from_plain
+
+        config = from_plain(self.config)
+        digest = config_digest(self.config)
+        if digest != self.digest:
+            raise ConfigError(
+                f"{self.run_id}: the frozen configuration was changed after submission (digest {digest[:8]}, "
+                f"frozen {self.digest[:8]}). Submit it anew under another sweep_name."
+            )
+        return config
+
+
+def lost_spec(run_id: str, hardware: str = "?") -> RunSpec:
+    """Return a placeholder without steps for a run that is missing in specs.jsonl but recorded elsewhere."""
+    shape = Shape(
+        num_nodes=1, tasks_per_node=1, gpus_per_node=0, cpus_per_task=1, mem_gb_per_node=None, mem_gb_per_gpu=None,
+        mem_gb_per_cpu=None, gpu_type=None, partition=None, qos=None, constraint=None, exclude=None, account=None,
+        time_limit_min=1, signal_lead_s=1,
+    )  # fmt: skip
+    config = {
+        "hardware": {"name": hardware},
+        "train": {"num_steps": 0, "global_batch_size": 0, "main": None},
+        "paths": {"group_readable": False},
+    }
+    return RunSpec(
+        run_id=run_id, digest="", axes={}, overrides=(), shape=shape, hardware=hardware, num_steps=0, config=config
+    )
+
+
+# Specs that are held as text at a time, about 1 MB; 10,000 specs are 33 MB of text.
+_SPECS_A_WRITE = 256
+
+
+def append_specs(paths: SweepPaths, specs: Sequence[RunSpec]) -> None:
+    """Append specs to the sweep's file and its copy, whole lines at a time.
+
+    The copy is written first, because a spec in the file is never written again. A command killed in between leaves
+    specs that no submission names: those runs are NEW, and the next command adds the other specs.
+    """
+    if specs:
+        memo = Memo()
+        make_folder(paths.intents)
+        for path in (paths.specs_copy, paths.specs):
+            starts = range(0, len(specs), _SPECS_A_WRITE)
+            append_texts(
+                path, ("".join(_line(spec, memo) for spec in specs[start : start + _SPECS_A_WRITE]) for start in starts)
+            )
+
+
+def _line(spec: RunSpec, memo: Memo) -> str:
+    """Return one line of the file. A section that several specs share is serialized once."""
+    config = ", ".join(
+        f"{json.dumps(key)}: {memo.of(json.dumps, value) if isinstance(value, dict) else json.dumps(value)}"
+        for key, value in spec.config.items()
+    )
+    head = {
+        "format": SPEC_FORMAT, "run_id": spec.run_id, "digest": spec.digest, "axes": dict(spec.axes),
+        "overrides": spec.overrides, "hardware": spec.hardware, "num_steps": spec.num_steps,
+    }  # fmt: skip
+    shape = memo.of(_shape_text, spec.shape)
+    return seal(f"{json.dumps(head)[:-1]}{_SHAPE}{shape}{_CONFIG}{{{config}}}}}") + "\n"
+
+
+# Beginnings of the last two values of a line. No JSON string contains them: a quotation mark in it has a backslash.
+_SHAPE, _CONFIG = ', "shape": ', ', "config": '
+_SHAPE_BEGIN, _CONFIG_BEGIN = _SHAPE.encode(), _CONFIG.encode()
+_decode = json.JSONDecoder().decode
+
+
+def _shape_text(shape: Shape) -> str:
+    return json.dumps(dataclasses.asdict(shape))
+
+
+def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, RunSpec]:
+    """Return every spec of the sweep by run id, in order of submission; {} for a sweep that does not exist.
+
+    An unreadable line costs only its own run. The line is skipped and becomes a fault, unless a later line of the same
+    run is readable. The fault ends with `NAMELESS` if no readable line has the run.
+
+    Raises:
+        UntrustedFileError: others may have changed the file.
+    """
+    if not is_ours(paths.specs, faults):
+        return {}
+    specs: dict[str, RunSpec] = {}
+    shapes: dict[bytes, Shape] = {}
+    damaged: list[tuple[Line, ValueError]] = []
+    newest: dict[str, int] = {}
+    path = paths.specs
+    for line in raw_lines(path, faults):
+        try:
+            spec = _quickly(path, line, shapes) or _parse(parse_record(line.data.removesuffix(TORN)))
+        except ValueError as error:  # noqa: PERF203  (a damaged line affects no other line)
+            if not is_torn(line.data):
+                damaged.append((line, error))
+        else:
+            specs[spec.run_id] = spec
+            newest[spec.run_id] = line.number
+    for line, why in damaged:
+        match = _NAMES.search(line.data)
+        read = newest.get(match[1].decode()) if match else None
+        if read is None:
+            tell(faults, paths.specs, f"{why}{NAMELESS}", line.number)
+        elif read < line.number:
+            tell(faults, paths.specs, why, line.number)
+    return specs
+
+
+_NAMES = re.compile(rb'"run_id": ?"([A-Za-z0-9._-]+)"')
+NAMELESS = "; no other line has its run"
+"""End of the fault for a damaged line of specs.jsonl, if no line of its run can be read."""
+
+
+def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | None:
+    """Return the spec of a line in `_line`'s format, with its configuration still unread; None for other formats.
+
+    Lines of older versions have other formats. The checksum vouches for the part that is not parsed here.
+
+    Args:
+        path: the file of the line, from which the configuration is read later.
+        line: the line.
+        shapes: the shapes parsed so far, by their text; most lines share a shape with others.
+
+    Raises:
+        ValueError: the line is damaged.
+    """
+    data = line.data.rstrip()
+    if not has_seal(data):
+        return None
+    begin = data.find(_SHAPE_BEGIN)
+    end = data.find(_CONFIG_BEGIN, begin)  # within the first 600 bytes of 4 kB: the rest is not copied
+    if begin < 0 or end < 0:
+        return None
+    text = data[begin + len(_SHAPE_BEGIN) : end]
+    try:
+        record = _decode(f"{data[:begin].decode()}}}")
+        if text not in shapes:
+            shapes[text] = Shape(**json.loads(text))
+        return RunSpec(
+            run_id=record["run_id"], digest=record["digest"], axes=record["axes"],
+            overrides=tuple(record["overrides"]), shape=shapes[text], hardware=record["hardware"],
+            num_steps=record["num_steps"], config=LateConfig(path, line.offset, len(data)),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
+    """Return the newest spec of a run id, from the copy if the file has lost it.
+
+    Only lines that contain the run id are parsed: a sweep may have 10,000 specs.
+
+    Raises:
+        RunStateError: there is no such run.
+        UntrustedFileError: others may have changed the file.
+        OSError: the file system failed, so the spec may exist.
+    """
+    mention = json.dumps(run_id).encode()
+    faults = Faults()
+    for path in (paths.specs, paths.specs_copy):
+        newest = None
+        for number, _, data in raw_lines(path, faults) if is_ours(path, faults) else ():
+            if mention in data:
+                try:
+                    spec = _parse(parse_record(data.removesuffix(TORN)))
+                    newest = spec if spec.run_id == run_id else newest
+                except ValueError as error:  # an earlier line may do; after a torn line its writer wrote the spec again
+                    tell(faults, path, error, number)
+        if newest is not None:
+            return newest
+    if faults.refusal is not None:
+        raise faults.refusal
+    why = "".join(f" {fault}." for fault in dict.fromkeys(faults))
+    raise RunStateError(f"{paths.specs} holds no run {run_id} that can be read.{why} {WRITE_AGAIN}")
+
+
+WRITE_AGAIN = "The same `hpc-trainer submit` command writes what is lost anew."
+"""Advice for a spec that is lost or damaged."""
+# Keys that the code relies on in a configuration; `typed` checks the rest. Specs of an older version may lack keys.
+_KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "hardware": {"name": str},
+    "cluster": {
+        "executor": str, "setup": list, "python": (str, type(None)), "srun_args": list, "array_parallelism": int,
+        "sbatch": dict,
+    },
+    "train": {
+        "num_steps": int, "global_batch_size": (int, type(None)), "main": (str, type(None)),
+        "command": (str, type(None)), "command_dir": (str, type(None)), "command_from": (str, type(None)),
+    },
+    "local": {"max_parallel": int},
+    "paths": {"group_readable": bool},
+}  # fmt: skip
+
+
+def _parse(record: Mapping[str, Any]) -> RunSpec:
+    """Return the spec of a record.
+
+    Raises:
+        ValueError: the record is damaged, or of another version.
+    """
+    try:
+        config, shape = record["config"], Shape(**record["shape"])
+        spec = RunSpec(
+            run_id=record["run_id"], digest=as_text(record["digest"]), axes=record["axes"],
+            overrides=tuple(record["overrides"]), shape=shape, hardware=config["hardware"]["name"],
+            num_steps=config["train"]["num_steps"], config=config,
+        )  # fmt: skip
+        is_sound = (
+            is_run_id(as_text(spec.run_id))
+            and isinstance(spec.axes, dict)
+            and all(isinstance(word, str) for word in (*spec.axes.values(), *spec.overrides))
+            and all(_fits(config[name], kinds) for name, kinds in _KINDS.items())
+            and shape.num_nodes * shape.tasks_per_node * shape.cpus_per_task * shape.time_limit_min > 0
+            and as_count(shape.gpus_per_node) * as_count(config["train"]["num_steps"]) >= 0
+            and spec.hardware != ""
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it is of another version, or damaged ({type(error).__name__}: {error})") from error
+    if not is_sound:
+        raise ValueError("it is of another version, or damaged")
+    return spec
+
+
+def _fits(section: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
+    return all(isinstance(section[key], kind) for key, kind in kinds.items() if key in section)

@@ -1,0 +1,431 @@
+"""submissions.jsonl: what was about to be submitted, what the scheduler answered, and what still waits for room.
+
+An intent is written before sbatch, with a uuid that the job carries; the confirmation follows sbatch. A process killed
+in between leaves an intent without a confirmation, and the uuid tells whether Slurm has the job. Runs that exceed the
+site's limits for now are recorded as waiting. They form the sweep's own queue, from which a small top-up job and every
+later command submit.
+
+Each submission of a sweep is also copied to its own file, submissions/UUID.json, where jobs that begin weeks later read
+which run they are. Either record is enough, because a line or a file may be lost.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.record.files import append_lines, is_ours, to_json, write_atomic
+from hpc_trainer.record.layout import SUBMISSIONS, RunPaths, SweepPaths, is_run_id
+from hpc_trainer.record.modes import make_folder
+from hpc_trainer.record.reading import (
+    Faults,
+    as_count,
+    as_text,
+    as_time,
+    is_number,
+    list_folder,
+    read_json,
+    records,
+    seal,
+    tell,
+    tuple_of,
+    typed,
+)
+from hpc_trainer.slurm.commands import user_name
+
+
+def as_run_ids(value: object) -> tuple[str, ...]:
+    """Return a list of run ids as a tuple; each id must be a possible folder name."""
+    if isinstance(value, list) and all(isinstance(run_id, str) and is_run_id(run_id) for run_id in value):
+        return tuple(value)
+    raise ValueError("run_ids is no list of ids of runs")
+
+
+def as_job_id(value: object) -> str:
+    """Return a job id of Slurm (123_4), or a process name (host:pid:time); file names are made of it."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,300}", value):
+        return value
+    raise ValueError("job_id is no id of a job")
+
+
+def as_digest(value: object) -> str:
+    """Return the digest of the frozen code, which is part of the name of the code's archive."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value):
+        return value
+    raise ValueError("code is no digest")
+
+
+CHANGE = {"run_ids": as_run_ids, "changes": tuple_of(as_text), "user": as_text, "time": as_time}
+INTENT = {
+    "uuid": as_text, "executor": as_text, "hardware": as_text, "run_ids": as_run_ids, "time": as_time, "kind": as_text,
+}  # fmt: skip
+MAY_INTENT = {
+    "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": tuple_of(as_count),
+    "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time,
+}  # fmt: skip
+
+
+TOP_UP = "top-up"
+SUCCESSOR = "successor"
+Book = SweepPaths | RunPaths
+"""Owner of a submissions.jsonl: a sweep, or a run, whose file has the successor jobs that its attempts submitted."""
+_Told = list[tuple[int | None, dict[str, Any] | None]]
+"""Pairs of line number and record; the number is None for a copy, the record None for an unreadable line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One array: `run_ids[i]` is array element i. `job_id` is None until the scheduler has confirmed.
+
+    A top-up job (`kind`) has no runs of its own; a successor is a single job of one run.
+    """
+
+    uuid: str
+    executor: str
+    hardware: str
+    run_ids: tuple[str, ...]
+    time: float
+    kind: str = "array"
+    parallelism: int | None = None
+    code: str | None = None
+    """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
+    after: str | None = None
+    """Uuid of the submission that a successor follows; None in files that are older than this field."""
+    num_attempts: tuple[int, ...] = ()
+    """Number of earlier attempts of each run, for the local executor; () in files that are older than this field."""
+    cluster: str | None = None
+    """Name of the cluster that got the job, as it reports it; None if it reports none, and in older files."""
+    doubt_time: float | None = None
+    """Time when sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job."""
+    job_id: str | None = None
+    dropped: bool = False
+
+    def element_id(self, index: int) -> str | None:
+        """Return the job id of one run: `<array>_<index>` on Slurm, the queue's id locally; None if unconfirmed."""
+        if self.job_id is None:
+            return None
+        return f"{self.job_id}_{index}" if self.executor == "slurm" and self.kind != SUCCESSOR else self.job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Reason why a run waits in the sweep's own queue, and the digest of the code that it was submitted with."""
+
+    reason: str
+    code: str | None
+    time: float = field(default=0.0, compare=False)
+    """Time when the run began to wait, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Overrides with which runs were submitted again, the user, and the time in seconds since the epoch."""
+
+    run_ids: tuple[str, ...]
+    changes: tuple[str, ...]
+    user: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Content of a submissions.jsonl, without dropped intents."""
+
+    submissions: list[Submission] = field(default_factory=list)
+    top_ups: list[Submission] = field(default_factory=list)
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    """Run id -> why the run waits in the sweep's own queue."""
+
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Run id -> why the scheduler refused the run when its turn came."""
+
+    changes: list[Change] = field(default_factory=list)
+    """Changes by `hpc-trainer retry`, in order."""
+
+    damage: tuple[str, ...] = ()
+    """Faults: lines that cannot be read, or that refer to a submission whose line is lost."""
+
+    unread: str | None = None
+    """Why the file, or its rest, could not be read just now (`may_fail`); the unread part may hold anything."""
+
+    @property
+    def unsettled(self) -> list[Submission]:
+        """Intents without an answer from the scheduler."""
+        return [submission for submission in (*self.submissions, *self.top_ups) if submission.job_id is None]
+
+
+def write_intent(
+    paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
+    parallelism: int | None = None, code: str | None = None, after: str | None = None,
+    num_attempts: Sequence[int] = (), cluster: str | None = None,
+) -> Submission:  # fmt: skip
+    """Record what will be submitted next, and return it with a fresh uuid."""
+    intent = Submission(
+        uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
+        kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
+        cluster=cluster,
+    )  # fmt: skip
+    append_lines(paths.submissions, [_record(intent)], sealed=True)
+    _write_copy(paths, intent)
+    return intent
+
+
+def write_confirmation(paths: Book, intent: Submission, job_id: str) -> None:
+    """Record the scheduler's answer."""
+    _append(paths, "confirmed", uuid=intent.uuid, job_id=job_id)
+    _write_copy(paths, replace(intent, job_id=job_id))
+
+
+def write_doubt(paths: Book, intent: Submission) -> None:
+    """Record that sbatch ended without an answer: the scheduler may have the job, or still get it."""
+    _append(paths, "doubt", uuid=intent.uuid)
+    _write_copy(paths, replace(intent, doubt_time=time.time()))
+
+
+def write_refused(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
+    """Record that runs wait no longer, because the scheduler would refuse them at any time."""
+    _append(paths, "refused", run_ids=list(run_ids), reason=reason)
+
+
+def write_dropped(paths: Book, intent: Submission, reason: str) -> None:
+    """Record that the scheduler does not have this intent and never will."""
+    _append(paths, "dropped", uuid=intent.uuid, reason=reason)
+    if isinstance(paths, SweepPaths):
+        paths.intent(intent.uuid).unlink(missing_ok=True)
+
+
+def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str, code: str | None) -> None:
+    """Record that the next command or top-up job shall submit these runs as soon as there is room."""
+    _append(paths, "waiting", run_ids=list(run_ids), reason=reason, code=code)
+
+
+def write_changed(paths: SweepPaths, run_ids: Sequence[str], changes: Sequence[str]) -> None:
+    """Record that these runs have new values from now on, which their newest lines of specs.jsonl hold."""
+    _append(paths, "changed", run_ids=list(run_ids), changes=list(changes), user=user_name())
+
+
+def _append(paths: Book, event: str, **said: Any) -> None:
+    append_lines(paths.submissions, [{"event": event, **said, "time": time.time()}], sealed=True)
+
+
+def _record(intent: Submission) -> dict[str, Any]:
+    values = ((name, getattr(intent, name)) for name in Submission.__slots__)
+    return {"event": "intent", **{name: value for name, value in values if value or name == "run_ids"}}
+
+
+def _write_copy(paths: Book, intent: Submission) -> None:
+    if isinstance(paths, SweepPaths):
+        make_folder(paths.intents)
+        write_atomic(paths.intent(intent.uuid), f"{seal(to_json(_record(intent)))}\n")
+
+
+def read_submissions(paths: Book) -> list[Submission]:
+    """Return all arrays in order, without dropped ones; [] for a sweep that does not exist."""
+    return read_ledger(paths).submissions
+
+
+def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
+    """Read the whole file; return an empty ledger for a sweep that does not exist, or a run without successor jobs.
+
+    A damaged line hides no other line, and becomes a fault in `damage`. The copy replaces a lost line.
+
+    Args:
+        paths: the sweep or the run.
+        may_fail: True if the caller only shows the ledger. If the file system fails, `unread` then says so, and no
+            error is raised.
+
+    Raises:
+        UntrustedFileError: others may have changed the file.
+        OSError: the file system failed, so unread lines may hold a submission.
+    """
+    damage, faults = Faults(), Faults()
+    place = paths.at(SUBMISSIONS)
+    is_there = is_ours(place, damage)
+    if not is_there and not damage and isinstance(paths, RunPaths):
+        return Ledger()  # the case of almost every run: none of its attempts had to submit a successor
+    lines: _Told = [*records(place, damage)] if is_there else []
+    book = _read(paths, lines, faults)
+    lost = _lost_copies(paths, book, damage)
+    if lost:
+        faults.clear()
+        book = _read(paths, _with_copies(lines, lost, book.intents), faults)
+    if damage.refusal is not None and not may_fail:
+        raise damage.refusal
+    kept = [submission for submission in book.intents.values() if not submission.dropped]
+    return Ledger(
+        submissions=[submission for submission in kept if submission.kind != TOP_UP],
+        top_ups=[submission for submission in kept if submission.kind == TOP_UP],
+        waiting=book.waiting,
+        refused=book.refused,
+        changes=book.changes,
+        damage=(*damage, *faults),
+        unread=damage[0] if damage.refusal is not None else None,
+    )
+
+
+def _read(paths: Book, told: _Told, faults: Faults) -> _Reader:
+    book = _Reader()
+    for number, record in told:
+        if record is not None:
+            try:
+                book.take(record)
+            except (KeyError, ValueError) as error:
+                tell(faults, paths.submissions, error, number)
+    return book
+
+
+def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, Any]]:
+    """Read the copies of submissions that have no line or no answer, and return them by time; read no other copies."""
+    if not isinstance(paths, SweepPaths):
+        return []
+    settled = {uuid for uuid, submission in book.intents.items() if submission.job_id is not None or submission.dropped}
+    copies = []
+    for name in list_folder(paths.intents, faults) or ():
+        path = paths.intents / name
+        if path.suffix != ".json" or path.stem in settled:
+            continue
+        try:
+            record = read_json(path, faults) if is_ours(path, faults) else None
+            if record is not None and _parse_intent(record).uuid == path.stem:
+                copies.append(record)
+        except (KeyError, ValueError, RunStateError, UntrustedFileError) as error:
+            tell(faults, path, error)
+    return sorted(copies, key=lambda record: float(record["time"]))
+
+
+def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
+    """Return the records with the copies inserted.
+
+    A copy of a `known` uuid comes last. Any other copy comes before the lines about its submission, or else by time.
+    """
+    merged = list(told)
+    for copy in copies:
+        lines = [(place, record) for place, (_, record) in enumerate(merged) if record is not None]
+        own = [place for place, record in lines if record.get("uuid") == copy["uuid"]]
+        later = [place for place, record in lines if is_number(record.get("time")) and record["time"] > copy["time"]]
+        place = len(merged) if copy["uuid"] in known else min(own or later, default=len(merged))
+        merged.insert(place, (None, copy))
+    return merged
+
+
+class _Reader:
+    """State of a submissions.jsonl after the records taken so far."""
+
+    def __init__(self) -> None:
+        self.intents: dict[str, Submission] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self.refused: dict[str, str] = {}
+        self.changes: list[Change] = []
+        self._waits: set[tuple[float, tuple[str, ...]]] = set()
+        self._taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that the intent took out of the queue
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take the next record into account.
+
+        Raises:
+            KeyError, ValueError: the record is damaged, or refers to an intent whose line is lost.
+        """
+        event = as_text(record["event"])
+        if event == "intent":
+            self._take_intent(_parse_intent(record))
+        elif event in ("confirmed", "doubt", "dropped"):
+            self._take_answer(event, record)
+        elif event == "refused":
+            reason = as_text(record["reason"])
+            for run_id in as_run_ids(record["run_ids"]):
+                self.waiting.pop(run_id, None)
+                self.refused[run_id] = reason
+        elif event == "changed":
+            self.changes.append(Change(**typed(record, CHANGE, {})))
+        elif event == "waiting":
+            values = typed(record, {"run_ids": as_run_ids, "time": as_time, "reason": as_text}, {"code": as_digest})
+            key = values["time"], values["run_ids"]
+            if key not in self._waits:  # a repeated line must not bring runs back that were submitted since
+                self._waits.add(key)
+                why = Waiting(reason=values["reason"], code=values.get("code"), time=values["time"])
+                self.waiting.update(dict.fromkeys(values["run_ids"], why))
+        else:
+            raise ValueError(f"event {event[:20]!r} is of a newer version")
+
+    def _take_intent(self, intent: Submission) -> None:
+        earlier = self.intents.get(intent.uuid)
+        if earlier is not None:  # a repeated line, or the copy of a line: it takes no answer back
+            self.intents[intent.uuid] = replace(
+                earlier, job_id=earlier.job_id or intent.job_id, doubt_time=earlier.doubt_time or intent.doubt_time
+            )
+            return
+        self.intents[intent.uuid] = intent
+        for run_id in intent.run_ids:
+            self.refused.pop(run_id, None)
+        self._taken[intent.uuid] = {key: self.waiting.pop(key) for key in intent.run_ids if key in self.waiting}
+
+    def _take_answer(self, event: str, record: Mapping[str, Any]) -> None:
+        uuid = as_text(record["uuid"])
+        if uuid not in self.intents and event == "dropped":
+            return  # the intent's line is lost, so it took no run out of the queue
+        if uuid not in self.intents:
+            raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
+        if event == "confirmed":
+            # The scheduler's answer may come after the intent was dropped, and is more reliable.
+            answer: dict[str, Any] = {"job_id": as_job_id(record["job_id"]), "dropped": False}
+            for run_id in self.intents[uuid].run_ids if self.intents[uuid].dropped else ():
+                self.waiting.pop(run_id, None)
+        elif event == "doubt":
+            answer = {"doubt_time": as_time(record["time"])}
+        else:
+            answer = {"dropped": True}
+            self.waiting.update(self._taken[uuid])
+        self.intents[uuid] = replace(self.intents[uuid], **answer)
+
+
+def _parse_intent(record: Mapping[str, Any]) -> Submission:
+    return Submission(**typed({"kind": "array", **record}, INTENT, MAY_INTENT))
+
+
+def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:
+    """Return run id -> (its newest submission, its index in that submission)."""
+    return {
+        run_id: (submission, index) for submission in submissions for index, run_id in enumerate(submission.run_ids)
+    }
+
+
+def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
+    """Return the run's newest submission: `latest`, or a successor job that an attempt submitted after it.
+
+    The order follows from what each successor says that it follows, not from time: two hosts wrote the two files, and
+    their clocks differ.
+
+    Args:
+        paths: the run.
+        latest: the run's newest submission among the sweep's, and the run's index in it; None if there is none.
+
+    Raises:
+        UntrustedFileError: others may have changed the run's submissions.jsonl.
+    """
+    return newest_in(read_ledger(paths), latest)
+
+
+def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
+    """Return what `newest_of_run` returns, given the run's own submissions.jsonl as it was read."""
+    successors = book.submissions
+    if not successors or (latest is not None and not _follows(successors, latest[0])):
+        return latest
+    return successors[-1], 0
+
+
+def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
+    """Return True if the last of the successors followed `submission`, directly or through others."""
+    by_uuid = {successor.uuid: successor for successor in successors}
+    newest = root = successors[-1]
+    for _ in successors:
+        if root.after is None:
+            return submission.time <= newest.time  # written before successors recorded what they follow
+        if root.after not in by_uuid:
+            break
+        root = by_uuid[root.after]
+    return root.after == submission.uuid

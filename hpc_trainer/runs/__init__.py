@@ -1,1 +1,0 @@
-"""The run folder: every file name and every file format, with one writer each. No torch, no Slurm, no Hydra."""

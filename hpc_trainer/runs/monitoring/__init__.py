@@ -1,1 +1,0 @@
-"""Formats of the monitoring files that a run writes beside its metrics. No torch."""

@@ -1,1 +1,0 @@
-"""State of runs and sweeps: one read model, which launch and operate share."""

@@ -1,1 +1,0 @@
-"""Read models of the monitoring files of runs, for every command. No torch."""

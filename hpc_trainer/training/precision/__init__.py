@@ -1,1 +1,0 @@
-"""Number formats of a step."""

@@ -1,1 +1,0 @@
-"""Reports of a run about itself: metrics, signs of life, speed."""

@@ -1,1 +1,0 @@
-"""Sampling of the counters of one rank, beside its training."""

@@ -1,0 +1,323 @@
+"""Small files are old or new, never torn; lines are whole; files that others could have changed are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.record.files import (
+    append_lines,
+    append_texts,
+    check_place,
+    check_trusted,
+    whole_file,
+    write_atomic,
+    write_json,
+    write_marker,
+)
+from hpc_trainer.record.modes import set_umask
+from hpc_trainer.record.reading import read_json, read_lines
+
+_WRITER = Path(__file__).with_name("atomic_writer.py")
+
+
+def test_a_writer_that_is_killed_leaves_the_old_text_or_the_new_one(tmp_path: Path) -> None:
+    path, size, chance = tmp_path / "small.json", 200_000, random.Random(0)
+    write_atomic(path, "z" * size)
+    seen = set()
+    for _ in range(20):
+        # fork is cheaper than a new Python: the writer is a loop over the real function.
+        child = os.fork()
+        if child == 0:
+            try:
+                while True:
+                    for letter in "abcdefgh":
+                        write_atomic(path, letter * size)
+            finally:
+                os._exit(1)
+        reads = 0
+        until = time.monotonic() + chance.uniform(0.005, 0.02)
+        while time.monotonic() < until or reads == 0:
+            _assert_whole(path, size)
+            reads += 1
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        seen.add(_assert_whole(path, size))
+    assert seen - {"z"}, "no writer got as far as writing"
+
+
+def _assert_whole(path: Path, size: int) -> str:
+    text = path.read_text()
+    assert len(text) == size
+    assert len(set(text)) == 1, f"torn: {sorted(set(text))}"
+    return text[0]
+
+
+def test_a_writer_process_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "small.json"
+    writer = subprocess.Popen([sys.executable, str(_WRITER), str(path), "100000"])
+    try:
+        deadline = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        writer.kill()
+        writer.wait()
+    _assert_whole(path, 100_000)
+
+
+def test_write_atomic_goes_through_a_name_in_the_same_folder_and_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    assert read_json(path) == {"a": 2}
+    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert read_json(path) == {"a": 1}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_refused_write_leaves_nothing_beside_the_old(tmp_path: Path, sync: bool) -> None:
+    path = tmp_path / "x.json"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_json(path, {"a": 1}, sync=sync)
+    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_marker_is_there_or_not_and_the_first_one_stays(tmp_path: Path, sync: bool) -> None:
+    set_umask(False)
+    marker = tmp_path / "CANCEL"
+    write_marker(marker, sync=sync)
+    told = read_json(marker)
+    assert told is not None
+    assert time.time() - told["time"] < 60
+    assert marker.stat().st_mode & 0o777 == 0o600
+    write_marker(marker, sync=sync)
+    assert read_json(marker) == told
+    assert [each.name for each in tmp_path.iterdir()] == ["CANCEL"]
+    with pytest.raises(FileNotFoundError):
+        write_marker(tmp_path / "no folder" / "CANCEL", sync=sync)
+
+
+def test_lines_are_appended_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    append_lines(path, [{"n": 0}, {"n": 1}])
+    append_lines(path, [])
+    append_lines(path, [{"n": 2, "text": "two\nlines\u2028and more"}])
+    assert [record["n"] for record in read_lines(path)] == [0, 1, 2]
+    assert path.read_bytes().count(b"\n") == 3
+
+
+@pytest.mark.parametrize("torn", ['{"n": 9, "te', '{"n": 9', "{", '{"n": "é'])
+def test_a_torn_line_spoils_itself_only(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "x.jsonl"
+    append_lines(path, [{"n": 0}])
+    with path.open("ab") as file:
+        file.write(torn.encode()[:-1] if torn.endswith("é") else torn.encode())
+    assert [record["n"] for record in read_lines(path)] == [0]
+    append_lines(path, [{"n": 1}])
+    append_lines(path, [{"n": 2}])
+    assert [record["n"] for record in read_lines(path)] == [0, 1, 2]
+
+
+def test_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('\n[1]\n"x"\n{"n": 1}\nnull\n')
+    assert list(read_lines(path)) == [{"n": 1}]
+
+
+def test_many_writers_at_once_lose_no_line(tmp_path: Path) -> None:
+    path, children = tmp_path / "x.jsonl", []
+    for writer in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                for number in range(50):
+                    append_lines(path, [{"writer": writer, "n": number, "pad": "x" * 500}], sync=False)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    records = list(read_lines(path))
+    assert len(records) == 200
+    for writer in range(4):
+        assert [record["n"] for record in records if record["writer"] == writer] == list(range(50))
+
+
+def test_no_file_is_nothing(tmp_path: Path) -> None:
+    assert list(read_lines(tmp_path / "none")) == []
+    assert read_json(tmp_path / "none") is None
+    (tmp_path / "list").write_text("[1]")
+    (tmp_path / "torn").write_text('{"a"')
+    assert read_json(tmp_path / "list") is None
+    assert read_json(tmp_path / "torn") is None
+
+
+@pytest.mark.parametrize(("group_readable", "folder_mode", "file_mode"), [(False, 0o700, 0o600), (True, 0o750, 0o640)])
+def test_new_folders_and_files_are_private(
+    tmp_path: Path, group_readable: bool, folder_mode: int, file_mode: int
+) -> None:
+    set_umask(group_readable)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    write_json(folder / "a.json", {})
+    append_lines(folder / "b.jsonl", [{}])
+    assert folder.stat().st_mode & 0o777 == folder_mode
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {file_mode}
+
+
+# --- trust ---
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o700, 0o755, 0o400])
+def test_what_only_we_may_write_is_trusted(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "x"
+    path.touch()
+    path.chmod(mode)
+    check_trusted(path)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o660, 0o602, 0o666, 0o777, 0o770])
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_others_may_write_is_refused(tmp_path: Path, mode: int, is_folder: bool) -> None:
+    path = tmp_path / "x"
+    path.mkdir() if is_folder else path.touch()
+    path.chmod(mode)
+    with pytest.raises(UntrustedFileError, match=rf"mode {mode:o}.*chmod go-w {path}"):
+        check_trusted(path)
+
+
+def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(UntrustedFileError, match="symbolic link"):
+        check_trusted(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_another_users_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(json.dumps({}))
+    os.chown(path, 12345, -1)
+    with pytest.raises(UntrustedFileError, match="belongs to user 12345"):
+        check_trusted(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunStateError, match=r"none: no such file") as caught:
+        check_trusted(tmp_path / "none")
+    assert not isinstance(caught.value, UntrustedFileError)
+
+
+# --- the place of a sweep ---
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine" / "runs" / "sweep"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o2770, 0o2775, 0o1777, 0o3777])
+def test_a_folder_of_sweeps_that_only_owners_or_a_team_may_change_is_fine(sweep: Path, mode: int) -> None:
+    sweep.parent.chmod(mode)
+    check_place(sweep)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o2777, 0o702, 0o703])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_folder_that_everybody_may_rename_in_is_refused(sweep: Path, mode: int, depth: int) -> None:
+    above = sweep.parents[depth]
+    above.chmod(mode)
+    with pytest.raises(
+        UntrustedFileError, match=rf"{above} has mode {mode:o}: everybody may rename.*chmod o-w {above}"
+    ):
+        check_place(sweep)
+
+
+def test_the_sweep_folder_itself_must_be_ours(sweep: Path) -> None:
+    sweep.chmod(0o770)
+    with pytest.raises(UntrustedFileError, match="mode 770"):
+        check_place(sweep)
+    sweep.chmod(0o700)
+    sweep.rename(sweep.with_name("real"))
+    sweep.symlink_to(sweep.with_name("real"))
+    with pytest.raises(UntrustedFileError, match="symbolic link"):
+        check_place(sweep)
+
+
+def test_a_linked_folder_of_sweeps_is_judged_by_where_it_leads(sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(sweep.parent)
+    check_place(tmp_path / "link" / "sweep")
+    sweep.parent.chmod(0o777)
+    with pytest.raises(UntrustedFileError, match=str(sweep.parent)):
+        check_place(tmp_path / "link" / "sweep")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_above_the_folder_of_sweeps_only_what_is_ours_is_looked_at(sweep: Path) -> None:
+    os.chown(sweep.parents[1], 12345, -1)
+    sweep.parents[1].chmod(0o777)
+    check_place(sweep)  # the site's scratch: nobody here can mend it
+    os.chown(sweep.parent, 12345, -1)
+    sweep.parent.chmod(0o777)
+    with pytest.raises(UntrustedFileError, match="everybody may rename"):
+        check_place(sweep)  # the folder of sweeps itself is the person's choice
+
+
+def test_a_large_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with whole_file(path) as file:
+            file.write(b"half")
+            assert path.read_bytes() == b"old"
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_half()
+    assert [each.name for each in tmp_path.iterdir()] == ["rows.npy"]
+    assert path.read_bytes() == b"old"
+    with whole_file(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_is_full_is_told_with_the_file(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: Python's own words name no file either."""
+    path, before = tmp_path / "file", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def whole() -> None:
+        with whole_file(path) as file:
+            file.write(b"x" * 1000)
+
+    for write in (lambda: write_atomic(path, "x" * 1000), lambda: append_texts(path, ["x" * 1000 + "\n"] * 2), whole):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            with pytest.raises(OSError, match=re.escape(str(path))):
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,0 +1,150 @@
+"""metrics.jsonl: monotone in step whatever happened, the last line never torn."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hpc_trainer.record import metrics as metrics_log
+from hpc_trainer.record.metrics import MetricsLog, read_metrics
+from hpc_trainer.record.reading import read_lines
+
+
+def _steps(path: Path) -> list[int]:
+    return [record["step"] for record in read_lines(path)]
+
+
+def test_replayed_steps_replace_their_lines(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m")
+    for step in (10, 20, 30):
+        log.append(step, {"loss": 1.0 / step})
+    log.rewind(20)
+    log.append(30, {"loss": 7.0})
+    assert _steps(tmp_path / "m") == [10, 20, 30]
+    assert list(read_lines(tmp_path / "m"))[-1] == {"step": 30, "loss": 7.0}
+
+
+def test_a_torn_tail_goes(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    MetricsLog(path).append(10, {"loss": 1.0})
+    with path.open("a") as file:
+        file.write('{"step": 20, "lo')
+    MetricsLog(path).rewind(50)
+    assert path.read_text() == '{"step": 10, "loss": 1.0}\n'
+
+
+def test_nothing_to_rewind(tmp_path: Path) -> None:
+    MetricsLog(tmp_path / "m").rewind(0)
+    assert not (tmp_path / "m").exists()
+
+
+def test_any_story_of_kills_ends_monotone(tmp_path: Path) -> None:
+    for seed in range(20):
+        chance, path = random.Random(seed), tmp_path / f"m{seed}"
+        step = saved = 0
+        for _ in range(6):
+            MetricsLog(path).rewind(saved)
+            step = saved
+            for _ in range(chance.randint(0, 9)):
+                step += chance.randint(1, 3)
+                MetricsLog(path).append(step, {"loss": step * 0.1})
+                if chance.random() < 0.3:
+                    saved = step
+            if path.exists() and chance.random() < 0.5:
+                with path.open("a") as file:
+                    file.write('{"step": 9')
+        MetricsLog(path).rewind(saved)
+        steps = _steps(path)
+        assert steps == sorted(set(steps)), f"seed {seed}"
+        assert all(each <= saved for each in steps), f"seed {seed}"
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, error: int, *, takes: int | None = None) -> None:
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if takes is None:
+            raise OSError(error, os.strerror(error))
+        return real(descriptor, data[:takes])
+
+    monkeypatch.setattr(os, "write", write)
+
+
+def test_lines_wait_for_room_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = MetricsLog(tmp_path / "m")
+    log.append(1, {"loss": 1.0})
+    _refuse(monkeypatch, errno.ENOSPC)
+    for step in (2, 3):
+        log.append(step, {"loss": 1.0})
+    assert _steps(tmp_path / "m") == [1]
+    assert [text for text in caplog.messages if "metrics wait for room" in text] == caplog.messages
+    assert len(caplog.messages) == 1
+    monkeypatch.undo()
+    log.append(4, {"loss": 1.0})
+    assert _steps(tmp_path / "m") == [1, 2, 3, 4]
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MetricsLog(tmp_path / "m")
+    log.append(1, {"loss": 1.0})
+    before = (tmp_path / "m").read_bytes()
+    _refuse(monkeypatch, errno.ENOSPC, takes=5)
+    log.append(2, {"loss": 1.0})
+    assert (tmp_path / "m").read_bytes() == before
+    monkeypatch.undo()
+    log.append(3, {"loss": 1.0})
+    assert _steps(tmp_path / "m") == [1, 2, 3]
+
+
+def test_a_line_that_decides_what_is_deleted_must_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse(monkeypatch, errno.EDQUOT)
+    with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)):
+        MetricsLog(tmp_path / "m").append(1, {"eval_loss": 1.0}, sync=True)
+
+
+def test_other_errors_are_not_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse(monkeypatch, errno.EBADF)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        MetricsLog(tmp_path / "m").append(1, {"loss": 1.0})
+
+
+def test_records_of_a_long_run_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten records a second would open the file ten times a second; none is lost where a restart goes on from."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(metrics_log, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    written: list[tuple[float, int]] = []
+    for step in range(6_000):
+        clock.now = step / 10
+        log.append(step, {"loss": 1.0}, may_wait=True)
+        num_lines = len(read_metrics(tmp_path / "metrics.jsonl")) if step % 100 == 0 else 0
+        written.append((clock.now, num_lines))
+        if step == 200:
+            assert num_lines == 201, "a young run is seen at once"
+    lines = len(read_metrics(tmp_path / "metrics.jsonl"))
+    assert 5_900 <= lines < 6_000
+    log.flush()
+    assert [each["step"] for each in read_metrics(tmp_path / "metrics.jsonl")] == list(range(6_000))
+    log.append(6_000, {"loss": 2.0}, sync=True, may_wait=True)
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 6_000
+
+
+def test_records_that_wait_and_are_done_again_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(metrics_log, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    clock.now = 1_000.0
+    for step in (1, 2, 3):
+        log.append(step, {"loss": 1.0}, may_wait=True)
+    log.rewind(2)
+    log.append(3, {"loss": 9.0}, may_wait=True)
+    log.flush()
+    found = [(each["step"], each["loss"]) for each in read_metrics(tmp_path / "metrics.jsonl")]
+    assert found[-2:] == [(2, 1.0), (3, 9.0)]

@@ -1,0 +1,184 @@
+"""Frozen runs: written once, read back the same, refused when changed or writable by others."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.config.schema.hardware import GpuRequest
+from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.spec import append_specs, read_spec, read_specs
+from hpc_trainer.slurm.shape import shape_of
+from tests.unit.record.builders import make_config, make_spec, make_specs
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> SweepPaths:
+    (tmp_path / "sweep").mkdir()
+    return SweepPaths(tmp_path / "sweep")
+
+
+def test_round_trip(paths: SweepPaths) -> None:
+    specs = [
+        *make_specs(3),
+        make_spec("experiment=gpt_bytes", "hardware=gpu_x16", "cluster=slurm"),
+        make_spec("experiment=resnet_synthetic", axes={"optim.lr": "0.1", "model.name": "'x y'"}),
+    ]
+    append_specs(paths, specs[:2])
+    append_specs(paths, specs[2:])
+    assert list(read_specs(paths).values()) == specs
+    assert [read_spec(paths, spec.run_id) for spec in specs] == specs
+    assert len(paths.specs.read_text().splitlines()) == len(specs)
+    for spec in specs:
+        assert read_spec(paths, spec.run_id).typed().seed == spec.config["seed"]
+
+
+def test_no_sweep_has_no_specs(paths: SweepPaths) -> None:
+    assert read_specs(paths) == {}
+    with pytest.raises(RunStateError, match="holds no run x"):
+        read_spec(paths, "x")
+
+
+def test_a_run_that_is_not_there(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    with pytest.raises(RunStateError, match="holds no run other"):
+        read_spec(paths, "other")
+    with pytest.raises(RunStateError, match="holds no run"):
+        read_spec(paths, spec.run_id[:-1])
+
+
+def test_a_changed_spec_is_refused_by_its_digest(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    record = json.loads(paths.specs.read_text())
+    del record["crc"]
+    record["config"]["optim"]["lr"] = 0.002
+    paths.specs.write_text(json.dumps(record) + "\n")
+    with pytest.raises(ConfigError, match=rf"{spec.run_id}: the frozen configuration was changed after submission"):
+        read_spec(paths, spec.run_id).typed()
+
+
+def test_a_changed_line_is_refused_by_its_checksum(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    text = paths.specs.read_text()
+    assert '"partition": null' in text
+    paths.specs.write_text(text.replace('"partition": null', '"partition": "no"'))
+    faults = Faults()
+    assert read_specs(paths, faults) == {}
+    assert faults == [
+        "specs.jsonl line 1 cannot be read: its checksum is of another text (if you have edited it: take out its last "
+        "key, crc); no other line has its run"
+    ]
+    assert read_spec(paths, spec.run_id) == spec, "the copy tells what was frozen"
+    paths.specs_copy.unlink()
+    with pytest.raises(RunStateError, match=r"no run .* that can be read. specs.jsonl line 1 .*checksum"):
+        read_spec(paths, spec.run_id)
+
+
+def test_a_spec_of_another_version_costs_its_own_run(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    record = json.loads(paths.specs.read_text())
+    del record["crc"]
+    record["shape"]["new_field"] = 1
+    paths.specs.write_text(json.dumps(record) + "\n")
+    other = make_spec(seed=7)
+    append_specs(paths, [other])
+    faults = Faults()
+    assert list(read_specs(paths, faults)) == [other.run_id]
+    assert [fault.split(" (")[0] for fault in faults] == [
+        "specs.jsonl line 1 cannot be read: it is of another version, or damaged"
+    ]
+    paths.specs_copy.write_bytes(paths.specs.read_bytes())
+    with pytest.raises(RunStateError, match="another version"):
+        read_spec(paths, spec.run_id)
+
+
+def test_a_spec_written_before_gpu_request_existed_is_read(paths: SweepPaths) -> None:
+    """The line is one that the version before wrote."""
+    line = (Path(__file__).resolve().parents[2] / "golden/specs/before_gpu_request.jsonl").read_text()
+    assert "gpu_request" not in line
+    paths.specs.write_text(line)
+    paths.specs.chmod(0o600)
+    (old,) = read_specs(paths).values()
+    assert old.shape.gpu_request == "gpus_per_node"
+    assert old.typed().hardware.gpu_request is GpuRequest.gpus_per_node
+    new = make_spec("hardware=gpu_x8", "cluster=slurm")
+    assert (old.run_id, old.digest, old.shape) == (new.run_id, new.digest, new.shape)
+
+
+def test_specs_that_others_may_write_are_refused(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    paths.specs.chmod(0o666)
+    with pytest.raises(UntrustedFileError, match="chmod go-w"):
+        read_specs(paths)
+    with pytest.raises(UntrustedFileError, match="chmod go-w"):
+        read_spec(paths, spec.run_id)
+
+
+def test_the_newest_spec_of_a_run_counts_for_the_worker_too(paths: SweepPaths) -> None:
+    """A run submitted again with a longer time limit has two lines; the worker must not take the old one."""
+    old, new = make_spec(hardware__time_limit_min=10), make_spec(hardware__time_limit_min=600)
+    assert old.run_id == new.run_id
+    append_specs(paths, [old])
+    append_specs(paths, [new])
+    assert read_specs(paths)[new.run_id] == new
+    assert read_spec(paths, new.run_id) == new
+
+
+def test_a_torn_line_does_not_stop_the_worker(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    whole = paths.specs.read_bytes()
+    paths.specs.write_bytes(whole[: len(whole) // 2])
+    append_specs(paths, [spec])
+    assert read_spec(paths, spec.run_id) == spec
+    assert list(read_specs(paths)) == [spec.run_id]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "given", "lead_s"), [(60, None, 120), (8, None, 120), (4, None, 60), (1, None, 15), (60, 300, 300)]
+)
+def test_the_warning_comes_early_enough(minutes: int, given: int | None, lead_s: int) -> None:
+    config = make_config(hardware__time_limit_min=minutes, cluster__signal_lead_s=given)
+    assert shape_of(config).signal_lead_s == lead_s
+
+
+def test_shapes_of_the_profiles() -> None:
+    shape = make_spec("hardware=gpu_x16", "cluster=slurm").shape
+    assert (shape.num_nodes, shape.tasks_per_node, shape.gpus_per_node, shape.cpus_per_task) == (2, 8, 8, 8)
+    assert shape.world_size == 16
+    assert shape.gpu_hours == 16.0
+    assert make_spec("hardware=cpu_x2").shape.gpu_hours == 0
+
+
+def test_the_configuration_of_a_spec_is_read_when_somebody_looks_into_it(paths: SweepPaths) -> None:
+    specs = make_specs(20)
+    append_specs(paths, specs)
+    tracemalloc.start()
+    found = read_specs(paths)
+    before = tracemalloc.get_traced_memory()[0]
+    for spec in found.values():
+        dict(spec.config)
+    assert tracemalloc.get_traced_memory()[0] > 2 * before, "the configurations were in memory before"
+    tracemalloc.stop()
+    assert [(spec.num_steps, spec.hardware) for spec in found.values()] == [
+        (spec.config["train"]["num_steps"], spec.config["hardware"]["name"]) for spec in specs
+    ]
+    assert [spec.typed() for spec in found.values()] == [spec.typed() for spec in specs]
+
+
+def test_a_file_that_was_changed_since_a_spec_was_found_in_it_is_said(paths: SweepPaths) -> None:
+    append_specs(paths, make_specs(1))
+    (spec,) = read_specs(paths).values()
+    paths.specs.write_text("")
+    with pytest.raises(RunStateError, match="was changed while it was read"):
+        spec.typed()
