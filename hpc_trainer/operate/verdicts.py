@@ -38,7 +38,8 @@ BY_STATE: dict[RunState, Verdict] = {
     ),
     RunState.COMPLETED: Verdict("It is complete.", ("hpc-trainer results {sweep}",)),
     RunState.CANCELLED: Verdict(
-        "It was cancelled, by `hpc-trainer cancel` or scancel: it never comes back unasked.", (_RETRY,)
+        "The run was cancelled, by `hpc-trainer cancel` or scancel. It restarts only with `hpc-trainer retry`.",
+        (_RETRY,),
     ),
     RunState.GONE: Verdict(
         "It was complete, and its folder has been deleted: its results and checkpoints are gone.",

@@ -248,7 +248,7 @@ class SweepPaths:
     old_ends = _Named("ends.jsonl")
     """File of such job ends in sweeps of earlier versions; any host appended."""
     finished = _Named("finished.json")
-    """Completed runs, so that `status` opens fewer folders (record/known_ends.py); commands that show state replace it."""
+    """Completed runs, so that `status` opens fewer folders (record/known_ends.py); `status` replaces it."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     sync_lock = _Named("sync.lock")

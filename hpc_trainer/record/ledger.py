@@ -51,7 +51,7 @@ class Kind(str, enum.Enum):
 
 
 Seconds = Mapping[str, float]
-"""Kind (`runtime.spans.Kind`) -> seconds."""
+"""Seconds by the name of their `Kind`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -315,8 +315,8 @@ class PrometheusFile:
 
 
 def _values(part: Device | Host, table: dict[str, tuple[str, str, float]]) -> Iterator[tuple[str, str, float]]:
-    for field, (name, kind, factor) in table.items():
-        value = getattr(part, field)
+    for key, (name, kind, factor) in table.items():
+        value = getattr(part, key)
         if value is not None:
             yield name, kind, value * factor
 

@@ -42,8 +42,8 @@ ALLOWED: dict[str, dict[str, str]] = {
 ONLY_SHOWN = {
     "config", "cli", "datasets", "models", "tasks", "launch/frozen_code/code_files.py",
     "launch/frozen_code/snapshot.py", "launch/frozen_code/import_path.py", "launch/targets.py", "launch/hydra_app.py",
-    "launch/reproduce", "runtime/environment", "runtime/counters", "runtime/code.py", "features/init_from",
-    "worker/telemetry", "worker/program_start.py", "operate/deploy", "operate/report", "operate/prepare",
+    "launch/reproduce.py", "runtime/machine.py", "runtime/counters", "runtime/code.py", "features/init_from",
+    "worker/telemetry.py", "worker/program_start.py", "operate/deploy", "operate/report", "operate/prepare",
     "operate/find.py", "operate/names.py", "operate/drill",
     "launch/submit.py",  # whether a folder is there whose owner is to be looked at
     "record/status.py",  # the text of an error: whether there is a folder of sweeps
@@ -88,7 +88,7 @@ def _goes_round(path: Path) -> Iterator[str]:
     is_only_shown = any(name == each or name.startswith(f"{each}/") for each in ONLY_SHOWN)
     for line, what in _constructs(ast.parse(path.read_text(encoding="utf-8"))):
         if what not in allowed and not (is_only_shown and what in ("exists", "st_mtime")):
-            yield f"{name}:{line}: {what}: use record/shared_folder.py or record/files.py, or name the reason in this test"
+            yield f"{name}:{line}: {what}: use record/shared_folder.py or record/files.py, or say why in this test"
 
 
 def test_shared_files_are_touched_by_the_one_module() -> None:

@@ -58,7 +58,7 @@ class Key:
 def only_with(*needs: str) -> tuple[str, ...]:
     """Declare that a key changes nothing unless one of `needs` holds.
 
-    Without any of them, another value than the default is refused (`config/rules/declared_rules.py`): the same training
+    Without any of them, another value than the default is refused (config/rules/declared_rules.py): the same training
     would count as another run.
 
     Args:
@@ -79,7 +79,7 @@ def key(
         identity: effect of another value on the run's identity.
         resume: effect of another value on a training that resumes from a checkpoint.
         in_graph: True if another value may be another compiled graph (`train.compile`).
-        limits: the legal values of a number, as `≥ 1` or `(0, 1]`; others are refused (`config/rules/declared_rules.py`).
+        limits: the legal values of a number, as `≥ 1` or `(0, 1]`; others are refused (config/rules/declared_rules.py).
     """
     said = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
     if isinstance(default, (list, dict)):

@@ -53,7 +53,7 @@ def _fp16(group: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     return default_hooks.fp16_compress_hook(group, bucket)
 
 
-def _powersgd(state: "PowerSgd", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _powersgd(state: PowerSgd, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     return state.reduce(bucket)
 
 
