@@ -39,48 +39,56 @@ import pytest
 from tests.warm import _HEAVY, _PR_SET_CHILD_SUBREAPER
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("state", "slurm", "launch", "operate/advice")
+FOLDERS = ("record", "slurm", "launch", "operate/advice")
 _COSMIC_RAY = ROOT / ".venv/mutants"
 _NEVER = frozenset({"name", "string", "newline", "fstring_start", "fstring_string", "fstring_end"})
 """Kinds of leaves that no operator changes."""
 _COPIED = ("hpc_trainer", "tests", "conf", "jobs", "docs", "pyproject.toml", "README.md")
 _STATE = [
-    f"state/test_{name}.py"
+    f"record/test_{name}.py"
     for name in ("run_state", "status", "newer_lives", "lag", "ownership", "known_ends", "nothing_to_ask")
 ]
 _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
 _FROZEN = ["launch/frozen_code/test_snapshot.py", "launch/frozen_code/test_frozen_worker.py"]
 _RULES = ["operate/advice/test_rules.py", "operate/advice/test_gpu_faults.py"]
 NEAREST = {
-    "state/ask": _STATE,
-    "state/finished": ["cli/test_many_runs.py", "state/test_unseen_results.py"],
-    "state/known_ends": ["state/test_nothing_to_ask.py"],
-    "state/last_words": ["operate/test_why.py", "launch/test_setup_lines.py"],
-    "state/lost": [*_LOST, "state/test_newer_lives.py"],
-    "state/monitoring/ask_ledger": ["state/monitoring/test_ledger.py", "operate/test_report.py"],
-    "state/monitoring/ledger_words": ["state/monitoring/test_ledger.py"],
-    "state/run_folder": [*_STATE, "state/test_unseen_results.py", "state/test_lost_life.py"],
-    "state/run_state": [
-        "state/test_run_status.py",
-        "state/test_ownership.py",
-        "state/test_races.py",
-        "state/test_unseen_results.py",
-        "state/test_newer_lives.py",
+    "record/checkpoint_folders": ["training/checkpoint/test_retention.py", "training/checkpoint/test_store.py"],
+    "record/known_ends": ["record/test_nothing_to_ask.py", "record/test_unseen_results.py", "cli/test_many_runs.py"],
+    "record/last_words": ["operate/test_why.py", "launch/test_setup_lines.py"],
+    "record/layout": ["record/test_files.py", "record/test_spec.py"],
+    "record/ledger": ["operate/test_report.py"],
+    "record/lost": [*_LOST, "record/test_newer_lives.py"],
+    "record/modes": ["record/test_files.py", "cli/test_permissions.py"],
+    "record/run_folder": [*_STATE, "record/test_unseen_results.py", "record/test_lost_life.py"],
+    "record/run_state": [
+        "record/test_run_status.py",
+        "record/test_ownership.py",
+        "record/test_races.py",
+        "record/test_unseen_results.py",
+        "record/test_newer_lives.py",
     ],
-    "state/run_status": [*_STATE, "operate/test_why.py"],
-    "state/status": [*_LOST, "state/test_nothing_to_ask.py", "state/test_run_status.py"],
-    "state/submission_fields": ["state/test_submissions.py"],
+    "record/run_status": [*_STATE, "operate/test_why.py"],
+    "record/status": [
+        *_STATE,
+        *_LOST,
+        "record/test_nothing_to_ask.py",
+        "record/test_run_status.py",
+        "record/test_ledger.py",
+        "operate/test_report.py",
+    ],
+    "slurm/commands": ["slurm/test_cluster.py"],
     "slurm/limits": ["slurm/test_read_limits.py", "slurm/test_preflight.py", "launch/test_arrays.py"],
-    "slurm/preemption": ["slurm/test_jobs.py"],
+    "slurm/shape": ["slurm/test_preflight.py", "launch/test_plan.py", "launch/test_scripts.py"],
     "slurm/states": ["slurm/test_jobs.py", "slurm/test_queue.py", "slurm/test_accounting.py"],
     "launch/extend": ["api/test_extend.py"],
     "launch/frozen_code": _FROZEN,
-    "launch/frozen_code/changes": ["api/test_changed_code.py"],
+    "launch/frozen_code/archive": [*_FROZEN, "api/test_changed_code.py", "launch/reproduce/test_checkout.py"],
     "launch/frozen_code/code_files": [*_FROZEN, "cli/test_permissions.py"],
     "launch/frozen_code/snapshot": ["launch/frozen_code/test_of_command.py"],
     "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
-    "launch/frozen_code/provenance": [*_FROZEN, "launch/reproduce/test_checkout.py"],
     "launch/arrays": ["launch/test_array_parallelism.py"],
+    "launch/later_jobs": ["launch/test_successor.py", "launch/test_top_up.py"],
+    "launch/reproduce": ["launch/reproduce/test_checkout.py"],
     "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],
     "operate/advice": _RULES,
     "operate/advice/advised": ["cli/test_tune.py", *_RULES],
