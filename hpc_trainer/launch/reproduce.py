@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -355,5 +356,5 @@ def place_of(was: SweepPaths, run_id: str) -> SweepPaths:
     The folder is inside the folder of the run's sweep, so that no command treats it as one of the user's own sweeps.
     """
     folder = was.folder.absolute() / "reproduced"
-    numbers = (number for number in range(1, 10_000) if not Path(folder, f"{run_id}-{number}").exists())
+    numbers = (number for number in itertools.count(1) if not Path(folder, f"{run_id}-{number}").exists())
     return SweepPaths(folder / f"{run_id}-{next(numbers)}")

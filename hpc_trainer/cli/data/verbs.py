@@ -215,10 +215,6 @@ def _show(done: Prepared) -> None:
     print_next(f"train {_MODELS[done.words[0]]} {shlex.join(done.words)}")
 
 
-def _counted(what: str, count: int) -> str:
-    return f"{short_number(count)}B" if what == "bytes" else f"{count:,} {what}"
-
-
 def _num_processes(workers: int | None) -> int:
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers={workers} must be 1 or more. Use 1.")
