@@ -10,7 +10,17 @@ from pathlib import Path
 import psutil
 
 from hpc_trainer import __version__
-from tests.benchmarks import command_line, completion, frozen_code, grid, hydra_app, many_runs, redaction, submission
+from tests.benchmarks import (
+    command_line,
+    completion,
+    frozen_code,
+    grid,
+    hydra_app,
+    many_runs,
+    reading,
+    redaction,
+    submission,
+)
 
 if __name__ == "__main__":
     print(
@@ -19,6 +29,7 @@ if __name__ == "__main__":
     )
     command_line.run()
     completion.run()
+    reading.run()
     many_runs.run()
     redaction.run()
     grid.run()
