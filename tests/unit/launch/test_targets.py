@@ -100,7 +100,8 @@ def test_a_name_that_leads_nowhere_names_where_it_looked_and_the_nearest(
 def test_a_package_that_is_nowhere_names_the_folders_and_the_three_ways(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path / "no-such-folder"))
+    # Not syspath_prepend: it would put back, after the fixture is undone, the path that the fixture has set.
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "no-such-folder"), *sys.path])
     (told,) = _found(tmp_path, "nowhere_at_all.Net").problems
     assert told.startswith(
         f"model._target_=nowhere_at_all.Net leads nowhere: there is no package or module nowhere_at_all in {project}, "
