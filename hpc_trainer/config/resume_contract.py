@@ -41,7 +41,7 @@ _EFFECTS = FACTS | {name: key.resume for name, key in KEYS.items() if key.resume
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One fact that differs from the checkpoint; `is_allowed` if `checkpoint.allow_changes` names it."""
+    """Fact that differs from the checkpoint. `is_allowed` is true if `checkpoint.allow_changes` names the fact."""
 
     key: str
     was: Any

@@ -58,7 +58,7 @@ _NOT_OF_A_POINT = ("-m", "--multirun", "--run", "-r")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppPoint:
-    """One point of the app's grid."""
+    """Point of the app's grid."""
 
     words: tuple[str, ...]
     """The app's overrides."""

@@ -26,7 +26,7 @@ _LEFT_OUT = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One step. `smoothed` is the loss by a line through nearby points; `slope` is per factor of 10 in lr."""
+    """Step of the test. `smoothed` is the loss on a line through nearby points, `slope` its change per decade of lr."""
 
     step: int
     lr: float

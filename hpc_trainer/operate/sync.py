@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """One run."""
+    """Logged data of a run, as a tracker gets them."""
 
     paths: RunPaths
     key: str

@@ -31,7 +31,7 @@ _MAX_TEXT, _MAX_STACK, _MAX_RANKS = 2_000, 30, 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightSpan:
-    """Time that the rank spent in `kind` (`runtime.spans.Kind`), in seconds since the epoch; `end` None: not over."""
+    """Time that the rank spent in `kind` (`record.ledger.Kind`), in seconds since the epoch; `end` None: not over."""
 
     kind: str
     begin: float

@@ -141,7 +141,7 @@ _NOT_METRICS = ("step", "num_steps", "time")
 
 
 class Told(NamedTuple):
-    """One line of a program's metrics."""
+    """Line of metrics that a program logged."""
 
     step: int
     num_steps: int | None

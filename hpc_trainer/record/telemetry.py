@@ -126,7 +126,7 @@ HARMFUL = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One line of telemetry."""
+    """Sample of a rank's device and host."""
 
     attempt: int
     rank: int

@@ -1,4 +1,7 @@
-"""Name of the cluster that answers here, and host names of its nodes."""
+"""Slurm commands: bounded in time, in the C locale, with errors that say what was asked and answered.
+
+The cluster that answers here, the host names of its nodes and the name of the user are found here too.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.training.optim.schedule import learning_rate
 
@@ -23,6 +24,21 @@ def log_line(file: Any, step: int, loss: torch.Tensor, norm: Any, speed: float) 
     file.write(json.dumps(values) + "\n")
     file.flush()
     return time.perf_counter()
+
+
+def optimizer_by_hand(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return fused AdamW or SGD, with weight decay for matrices and larger weights only."""
+    weights = list(model.parameters())
+    groups = [
+        {"params": [each for each in weights if each.ndim >= 2], "weight_decay": config.optim.weight_decay},
+        {"params": [each for each in weights if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    optim = config.optim
+    if isinstance(optim, AdamwConfig):
+        first, second = optim.betas
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=(first, second), eps=optim.eps, fused=True)
+    assert isinstance(optim, SgdConfig)
+    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
 
 
 def train_by_hand(

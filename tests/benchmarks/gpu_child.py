@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
 from hpc_trainer.record.layout import SweepPaths
@@ -30,7 +29,7 @@ from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.rng import seed_everything
-from tests.benchmarks.by_hand import Batch, train_by_hand
+from tests.benchmarks.by_hand import Batch, optimizer_by_hand, train_by_hand
 
 _PRODUCTS, _REPEATS = 200, 7  # some 0.3 s on a GPU: clocks settle
 
@@ -50,7 +49,7 @@ def twin(config: TrainConfig, lines: Path) -> None:
     host = (dataset.__getitems__(order.global_indices(step)) for step in range(config.train.num_steps))  # type: ignore[arg-type]
     batches = _copied_ahead(host, device) if device.type == "cuda" else host
     with lines.open("w") as file:
-        train_by_hand(config, loss_of, model, _optimizer(config, model), batches, device, file)
+        train_by_hand(config, loss_of, model, optimizer_by_hand(config, model), batches, device, file)
 
 
 def _loss_of(model: nn.Module, config: TrainConfig) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -61,20 +60,6 @@ def _loss_of(model: nn.Module, config: TrainConfig) -> Callable[[torch.Tensor, t
     if not config.train.channels_last:
         return compute  # type: ignore[no-any-return]
     return lambda inputs, targets: compute(inputs.contiguous(memory_format=torch.channels_last), targets)
-
-
-def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    weights = list(model.parameters())
-    groups = [
-        {"params": [each for each in weights if each.ndim >= 2], "weight_decay": config.optim.weight_decay},
-        {"params": [each for each in weights if each.ndim < 2], "weight_decay": 0.0},
-    ]
-    optim = config.optim
-    if isinstance(optim, AdamwConfig):
-        first, second = optim.betas
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=(first, second), eps=optim.eps, fused=True)
-    assert isinstance(optim, SgdConfig)
-    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
 
 
 def _copied_ahead(host: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

@@ -9,7 +9,6 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.optim.schedule import learning_rate
 from hpc_trainer.training.rng import seed_everything
+from tests.benchmarks.by_hand import optimizer_by_hand
 
 HARDWARE = os.environ.get("HPC_TRAINER_TEST_HARDWARE", "gpu_x1")
 DEVICE = torch.device("cuda" if HARDWARE.startswith("gpu") else "cpu")
@@ -123,24 +123,13 @@ def by_hand(config: TrainConfig, device: torch.device) -> list[float]:
     seed_everything(config.seed)
     dataset = build_dataset(config, "train", build_task(config))
     model = build_model(config, dataset).to(device)
-    weights = list(model.parameters())
-    optim: Any = config.optim
-    groups = [
-        {"params": [each for each in weights if each.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [each for each in weights if each.ndim < 2], "weight_decay": 0.0},
-    ]
-    if hasattr(optim, "betas"):
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            groups, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps
-        )
-    else:
-        optimizer = torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov)
+    optimizer = optimizer_by_hand(config, model)
     scaler = torch.amp.GradScaler(device.type, init_scale=config.precision.init_scale, enabled=dtype is torch.float16)
     order = BatchOrder(len(dataset), config.train.global_batch_size, config.seed)
     losses = []
     for step in range(config.train.num_steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config.schedule, optim.lr, step, config.train.num_steps)
+            group["lr"] = learning_rate(config.schedule, config.optim.lr, step, config.train.num_steps)
         inputs, targets = (each.to(device) for each in dataset.__getitems__(order.global_indices(step).copy()))  # type: ignore[arg-type]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             outputs = model(inputs)
@@ -148,7 +137,7 @@ def by_hand(config: TrainConfig, device: torch.device) -> list[float]:
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         if config.train.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(weights, config.train.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.max_grad_norm)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)

@@ -20,7 +20,7 @@ from hpc_trainer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One point: all its overrides, and its value on each axis."""
+    """Point of a grid: all its overrides, and its value on each axis."""
 
     overrides: tuple[str, ...]
     axes: dict[str, str]
@@ -48,7 +48,7 @@ class _Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """One product of axes, with the overrides before it on every point."""
+    """Product of axes, and the overrides that every one of its points has in front."""
 
     fixed: tuple[str, ...]
     axes: list[_Axis]

@@ -224,7 +224,7 @@ class PathsConfig:
 
 @dataclass(kw_only=True, slots=True)
 class SweepBlock:
-    """One block of `sweep.blocks`: a grid of its own, with the entries of `sweep` that hold for all blocks."""
+    """Block of `sweep.blocks`: a separate grid, to which the entries of `sweep` for all blocks are added."""
 
     axes: dict[str, Any] = key({}, ALWAYS)
     """Key or group -> list of values. It replaces an axis of the same key that holds for all blocks."""

@@ -41,7 +41,7 @@ _LARGEST = 2**32 - 1  # most bytes of a picture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One tar as the index records it."""
+    """Record of a tar shard in the index."""
 
     name: str
     size: int

@@ -29,7 +29,7 @@ _REMAKE = "Prepare the folder again, or name another."
 
 @dataclass(frozen=True, slots=True)
 class TokenFolder:
-    """One folder of tokens, memory-mapped: its pages are read on demand."""
+    """Memory-mapped folder of tokens. The operating system reads its pages on demand."""
 
     path: Path
     meta: TokenMeta

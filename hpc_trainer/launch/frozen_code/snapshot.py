@@ -50,7 +50,7 @@ _FORMAT = 1
 
 @dataclass(slots=True, kw_only=True)
 class Root:
-    """One folder of code: its path, its name in the copy, and the files below it that are frozen."""
+    """Folder of code: its path, its name in the copy, and the files below it that are frozen."""
 
     source: str
     """Absolute path of the folder, without symbolic links."""

@@ -95,7 +95,7 @@ class Facts:
     memory: Mapping[str, float] = field(default_factory=dict)
     """Figures of memory.json in bytes, of the rank with the most memory (features/memory_report/ability.py)."""
     spent: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of all attempts by their kind (`runtime.spans.Kind`), from the run's ledger."""
+    """Seconds of all attempts by their kind (`record.ledger.Kind`), from the run's ledger."""
     ranks: Sequence[RankUse] = ()
     stragglers: Sequence[Straggler] = ()
     """Ranks that delayed the others at the last measurement, the slowest first."""

@@ -34,7 +34,7 @@ FRESH = "Add --fresh to make all of it anew, or name another folder with --to."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file of the input. `name` is relative to the source that the user named, with `/`."""
+    """Input file. `name` is its path relative to the source that the user named, with `/`."""
 
     name: str
     path: str  # a Path takes three times the memory, and there may be millions

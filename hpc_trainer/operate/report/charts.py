@@ -22,7 +22,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 46
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line. `colour` is c<colour>, `INK`, or None for grey; an ideal line is dashed and has no dots."""
+    """Line of a chart. `colour` is c<colour>, `INK`, or None for grey. An ideal line is dashed and has no dots."""
 
     name: str
     points: Sequence[Point]

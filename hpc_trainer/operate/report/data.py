@@ -32,7 +32,7 @@ ORIGINAL = "original"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """One export, or the original model measured for comparison. `latency_s` has medians, by the size of the batch."""
+    """Exported model, or the original for comparison. `latency_s` maps batch sizes to median latencies in seconds."""
 
     name: str
     run_id: str
@@ -93,7 +93,7 @@ Curve = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """One run. `speed` has medians over `num_windows` spans between logged steps after the warm-up; {} if unknown."""
+    """Run of a report. `speed` has medians over `num_windows` spans between logged steps after warm-up, or is {}."""
 
     run_id: str
     hardware: str
