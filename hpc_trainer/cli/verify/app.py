@@ -17,7 +17,7 @@ from hpc_trainer.cli.options import (
     Trust,
     Verb,
 )
-from hpc_trainer.operate.drill.kinds import Drill
+from hpc_trainer.verify.interruptions import Drill
 
 verbs = typer.Typer()
 
@@ -37,7 +37,7 @@ def drill(
     as_json: Json = False,
 ) -> None:
     """Interrupt a run that trains, as Slurm would, and check that it goes on where it must."""
-    from hpc_trainer.cli.verbs.drill import run_drill_verb
+    from hpc_trainer.cli.verify.preempt import run_drill_verb
 
     run_drill_verb(what, names, sweep, runs_dir, timeout_s=timeout, as_json=as_json)
 
@@ -61,7 +61,7 @@ def certify_(
     as_json: Json = False,
 ) -> None:
     """Interrupt this training at random, here, and show that it ends with the same bits, or what differs and why."""
-    from hpc_trainer.cli.verbs.certify import run_certify_verb
+    from hpc_trainer.cli.verify.resume import run_certify_verb
 
     given = Given(overrides, config_dir, trust)
     run_certify_verb(
@@ -85,7 +85,7 @@ def find_lr_(
     as_json: Json = False,
 ) -> None:
     """Try ever larger learning rates on this training, here, and suggest one; writes a plot, leaves no run behind."""
-    from hpc_trainer.cli.verbs.find_lr import run_find_lr_verb
+    from hpc_trainer.cli.verify.find_lr import run_find_lr_verb
 
     given = Given(overrides, config_dir, trust)
     run_find_lr_verb(given, steps=steps, first=first, last=last, timeout_s=timeout, as_json=as_json)
@@ -116,7 +116,7 @@ def reproduce_(
     as_json: Json = False,
 ) -> None:
     """Run the first steps of a run again, from its code of then; say whether they are the same, or what differs."""
-    from hpc_trainer.cli.verbs.reproduce import run_reproduce_verb
+    from hpc_trainer.cli.verify.reproduce import run_reproduce_verb
 
     run_reproduce_verb(
         words, sweep, runs_dir, steps=steps, may_differ=may_differ, timeout_s=timeout, keep=keep, rebuilds=rebuild,

@@ -15,7 +15,7 @@ import time
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,14 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.record.interruptions import ALL_RANKS, LOOSE, LOOSE_BUFFER, VARIABLE, Interruption, from_text
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard
 from hpc_trainer.training.context import Restored, RunContext
 from hpc_trainer.training.rng import rng_state
+from hpc_trainer.verify.interruptions import ALL_RANKS, LOOSE, LOOSE_BUFFER, VARIABLE, Interruption, from_text
+from hpc_trainer.worker.attempt import Replacements
 
 _MAX_DEPTH = 3
 # Limits for one attribute: a vocabulary must not hide the counter beside it.
@@ -153,19 +154,17 @@ def checksum(tensor: torch.Tensor) -> str:
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 
 
-def context_class(config: TrainConfig) -> Callable[..., RunContext]:
-    """Return RunContext, or its probed kind in a run that is being certified."""
-    text = os.environ.get(VARIABLE)
-    if text is None:
-        return RunContext
+def replacements(config: TrainConfig) -> Replacements:
+    """Return the replacement of RunContext in a rank of a certified run (worker/attempt.py)."""
+    plan = from_text(os.environ[VARIABLE])
 
     def build(**settings: Any) -> RunContext:
         run = ProbedRun(**settings)
-        run.probe = Probe(run.paths, run.rank, run.attempt, from_text(text), sees_inputs=not config.train.compile)
+        run.probe = Probe(run.paths, run.rank, run.attempt, plan, sees_inputs=not config.train.compile)
         run.saver.on_save = run.probe.saved
         return run
 
-    return build
+    return Replacements(context=build)
 
 
 class Probe:

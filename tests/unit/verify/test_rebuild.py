@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.launch.reproduce import rebuild, requirements_of
+from hpc_trainer.verify.old_code import rebuild, requirements_of
 
 
 def _wheel(folder: Path, name: str, version: str) -> None:

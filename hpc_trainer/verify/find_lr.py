@@ -1,6 +1,7 @@
 """`hpc-trainer find-lr`: a learning-rate range test, its smoothed curve, and its plot as one SVG file.
 
-The SVG is text alone: no script, font or picture from elsewhere. The part of the ranks is worker/lr_range.py.
+The test is that of Smith 2017, arXiv:1506.01186. The SVG is text alone: no script, font or picture from elsewhere. The
+part of the ranks is verify/lr_range.py.
 """
 
 from __future__ import annotations
@@ -12,11 +13,41 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.own_runs import await_end, raise_failure
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.worker_files import read_result
+from hpc_trainer.verify.own_runs import await_end, raise_failure
+
+PROBE = "hpc_trainer.verify.lr_range"
+"""Module that a rank of the test loads (`runtime/rank_env.py`, PROBE_VARIABLE)."""
+VARIABLE = "HPC_TRAINER_FIND_LR"
+"""Environment variable with the plan of a run that tests learning rates instead of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrRange:
+    """Plan of `num_steps` ≥ 2 steps, whose learning rates grow by a constant factor from `first` > 0 to `last`."""
+
+    first: float
+    last: float
+    num_steps: int
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of the update after `step` others; `step` is in [0, num_steps - 1]."""
+        share = step / (self.num_steps - 1)
+        return float(self.first * (self.last / self.first) ** share)
+
+    def to_text(self) -> str:
+        """Return the plan as text for the environment, such as `1e-07:10:100`."""
+        return f"{self.first!r}:{self.last!r}:{self.num_steps}"
+
+
+def from_text(text: str) -> LrRange:
+    """Parse the result of `to_text`; raise ValueError for other text."""
+    first, last, steps = text.split(":")
+    return LrRange(first=float(first), last=float(last), num_steps=int(steps))
+
 
 # Points on each side used for a smoothed value and its slope, as a fraction of all points; at least two.
 _WINDOW = 0.05

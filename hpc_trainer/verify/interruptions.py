@@ -1,12 +1,29 @@
-"""Interface between `hpc-trainer certify` and the ranks that it watches: interruptions, and names in the trace."""
+"""Kinds of interruptions, and the interface between `verify resume` and its ranks: plan of interruptions, trace names.
+
+No slow imports: the command line needs the kinds.
+"""
 
 from __future__ import annotations
 
+import enum
 import random
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+
+class Drill(str, enum.Enum):
+    """Kind of interruption of a run that `verify preempt` watches."""
+
+    preempt = "preempt"
+    timeout = "timeout"
+    cancel = "cancel"
+    nodefail = "nodefail"
+    kill = "kill"
+
+
+PROBE = "hpc_trainer.verify.probe"
+"""Module that a rank of a certified run loads (`runtime/rank_env.py`, PROBE_VARIABLE)."""
 VARIABLE = "HPC_TRAINER_CERTIFY"
 """Environment variable of a certified run: the interruptions of its attempts, or `NONE`."""
 NONE = "none"

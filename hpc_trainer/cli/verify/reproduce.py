@@ -19,11 +19,11 @@ from hpc_trainer.config.compose.composer import override_value
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
-from hpc_trainer.launch.reproduce import copy_of, place_of, read_checkout, rebuild, start_copy, take_archive
-from hpc_trainer.operate.reproduce import Deviation, Original, Reproduced, check_record, follow, original_of
 from hpc_trainer.operate.show import Known, find_run
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.verify.old_code import copy_of, place_of, read_checkout, rebuild, start_copy, take_archive
+from hpc_trainer.verify.reproduce import Deviation, Original, Reproduced, check_record, follow, original_of
 
 _MOST = 10
 

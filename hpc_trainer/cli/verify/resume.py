@@ -19,10 +19,11 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import retry, submit_grid
-from hpc_trainer.operate.certify import Certificate, Trial, certify
-from hpc_trainer.record.interruptions import VARIABLE, Interruption, draw, to_text
+from hpc_trainer.runtime.rank_env import PROBE_VARIABLE
+from hpc_trainer.verify.interruptions import PROBE, VARIABLE, Interruption, draw, to_text
+from hpc_trainer.verify.resume import Certificate, Trial, certify
 
-# Enough steps to stop at one and have some left (record/interruptions.py).
+# Enough steps to stop at one and have some left (verify/interruptions.py).
 _FEWEST_STEPS = 5
 
 
@@ -91,7 +92,8 @@ def _trials(
             here,
             *short, "checkpoint.every=steps", "checkpoint.asynchronous=false",
             "monitor.log_every_steps=1", *at_defaults("tracker", TrackerConfig()),
-            f"sweep_name={name}", f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{to_text(own)}'",
+            f"sweep_name={name}", f"paths.runs_dir='{folder}'",
+            f"++cluster.env.{PROBE_VARIABLE}={PROBE}", f"++cluster.env.{VARIABLE}='{to_text(own)}'",
         )  # fmt: skip
         start = partial(submit_grid, grid, command_line=sys.argv)
         bring_back = partial(retry, grid.sweep, [grid.specs[0].run_id], take_back=False)

@@ -1,7 +1,7 @@
 """`hpc-trainer certify`: the same training twice undisturbed and once interrupted, compared step by step.
 
 The comparison uses traces and files alone: what differs first, and the likely reason. No torch; the part of the
-ranks is worker/probe.py.
+ranks is verify/probe.py.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.own_runs import await_end, end_local, raise_failure
 from hpc_trainer.record.checkpoint_folders import committed
-from hpc_trainer.record.interruptions import LOOSE, LOOSE_BUFFER, Interruption
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import SPEED, read_metrics
 from hpc_trainer.record.reading import read_lines
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState
+from hpc_trainer.verify.interruptions import LOOSE, LOOSE_BUFFER, Interruption
+from hpc_trainer.verify.own_runs import await_end, end_local, raise_failure
 
 # Speeds and times never repeat exactly.
 _NOT_COMPARED = frozenset(("step", "time", *SPEED))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.operate.certify import (
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.verify.resume import (
     First,
     Trace,
     first_difference,
@@ -17,7 +18,6 @@ from hpc_trainer.operate.certify import (
     why_resumed_differs,
     why_undisturbed_differ,
 )
-from hpc_trainer.record.layout import RunPaths
 
 WEIGHT = "model.weight"
 State = dict[str, str]

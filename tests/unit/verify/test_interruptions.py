@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from hpc_trainer.record.interruptions import ALL_RANKS, NONE, draw, from_text, to_text
+from hpc_trainer.verify.interruptions import ALL_RANKS, NONE, draw, from_text, to_text
 from tests.seeds import chosen_seed
 
 

@@ -11,9 +11,9 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.grids import retry
-from hpc_trainer.operate.drill.kinds import Drill
-from hpc_trainer.operate.drill.run import DrillReport, choose_run, run_drill
 from hpc_trainer.operate.find import select
+from hpc_trainer.verify.interruptions import Drill
+from hpc_trainer.verify.preempt import DrillReport, choose_run, run_drill
 
 
 def run_drill_verb(

@@ -17,7 +17,6 @@ import psutil
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.drill.kinds import Drill
 from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -25,6 +24,7 @@ from hpc_trainer.record.processes import is_alive
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.slurm.jobs import cancel_jobs, requeue_by_hand, update_job
+from hpc_trainer.verify.interruptions import Drill
 
 # Files are read often. Slurm, which others need too, is asked seldom.
 _POLL_S, _POLL_SLURM_S = 0.5, 3.0

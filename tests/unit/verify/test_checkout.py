@@ -9,9 +9,9 @@ import pytest
 
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.frozen_code.archive import code_revision
-from hpc_trainer.launch.reproduce import read_checkout
 from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.runtime.code import checkouts_of
+from hpc_trainer.verify.old_code import read_checkout
 from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
 from tests.unit.record.builders import make_spec
 

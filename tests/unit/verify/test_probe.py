@@ -17,16 +17,17 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.record.interruptions import NONE, VARIABLE, Interruption
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import read_lines
-from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.runtime.rank_env import PROBE_VARIABLE, read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.worker.probe import Probe, ProbedRun, context_class
+from hpc_trainer.verify.interruptions import NONE, PROBE, VARIABLE, Interruption
+from hpc_trainer.verify.probe import Probe, ProbedRun
+from hpc_trainer.worker.attempt import find_replacements
 from tests.unit.record.builders import make_config
 
 
@@ -48,7 +49,7 @@ def _run(folder: Path, attempt: int = 0) -> RunContext:
     Journal(paths).start(
         attempt, job_id=f"j{attempt}", restart_count=0, node="n", pid=os.getpid(), executor="local", world_size=1
     )
-    return context_class(make_config())(
+    return find_replacements(make_config()).context(
         paths=paths, env=read_rank_env({}), group=group, stop=StopFlag(), attempt=attempt, num_steps=9,
         store=CheckpointStore(paths.checkpoints, group=group, keep_last=2, attempt=attempt),
     )  # fmt: skip
@@ -59,11 +60,12 @@ def _lines(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_that_nobody_certifies_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(PROBE_VARIABLE, raising=False)
     assert type(_run(tmp_path / "run")) is RunContext
 
 
 def test_each_line_names_what_a_checkpoint_would_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROBE_VARIABLE, PROBE)
     monkeypatch.setenv(VARIABLE, NONE)
     folder, model, draws = tmp_path / "run", Net(), torch.Generator().manual_seed(1)
     run = _run(folder)
@@ -123,6 +125,7 @@ class Slots:
 
 
 def test_what_a_model_keeps_in_objects_of_its_own_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROBE_VARIABLE, PROBE)
     monkeypatch.setenv(VARIABLE, NONE)
     folder, model = tmp_path / "run", Net()
     bag = Bag(model)

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hpc_trainer.operate.find_lr import Curve, curve_of, draw
-from hpc_trainer.record.lr_range import DivergenceWatch, LrRange, from_text
+from hpc_trainer.verify.find_lr import Curve, LrRange, curve_of, draw, from_text
+from hpc_trainer.verify.lr_range import DivergenceWatch
 
 PLAN = LrRange(first=1e-6, last=1.0, num_steps=120)
 

@@ -21,11 +21,11 @@ from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.operate.find_lr import Curve, draw, find_lr
 from hpc_trainer.record.files import write_atomic
-from hpc_trainer.record.lr_range import VARIABLE, LrRange
 from hpc_trainer.record.modes import make_folder, set_umask
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.runtime.rank_env import PROBE_VARIABLE
+from hpc_trainer.verify.find_lr import PROBE, VARIABLE, Curve, LrRange, draw, find_lr
 
 _FEWEST_STEPS = 10
 _ROWS = 12
@@ -75,7 +75,8 @@ def _test(here: Given, plan: LrRange, timeout_s: float) -> Curve:
             *at_defaults("tracker", TrackerConfig()),
             *at_defaults("train.early_stop", EarlyStopConfig()), "checkpoint.resume_from=null",
             "checkpoint.keep_best=null", "checkpoint.best_mode=auto", "sweep_name=find-lr",
-            f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{plan.to_text()}'",
+            f"paths.runs_dir='{folder}'",
+            f"++cluster.env.{PROBE_VARIABLE}={PROBE}", f"++cluster.env.{VARIABLE}='{plan.to_text()}'",
         )  # fmt: skip
 
         def start() -> None:

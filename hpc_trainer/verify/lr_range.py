@@ -6,13 +6,47 @@ Nothing is saved: the run exists for its metrics. It ends when the loss diverges
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+from dataclasses import dataclass
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.record.lr_range import VARIABLE, DivergenceWatch, from_text
 from hpc_trainer.training.build import open_training
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import open_batches
+from hpc_trainer.verify.find_lr import VARIABLE, from_text
+from hpc_trainer.worker.attempt import Replacements
+
+# As in fastai's finder: a smoothed loss of more than four times the best one has diverged.
+_DIVERGED = 4.0
+_KEPT = 0.9
+
+
+@dataclass(slots=True)
+class DivergenceWatch:
+    """Detector of divergence in a sequence of losses, by an exponential average with bias correction."""
+
+    _average: float = 0.0
+    _count: int = 0
+    _best: float = math.inf
+
+    def see(self, loss: float) -> bool:
+        """Take the next loss, and return True if it has diverged.
+
+        A loss has diverged if it is not finite, or if the average exceeds `_DIVERGED` times its best value so far.
+        """
+        if not math.isfinite(loss):
+            return True
+        self._count += 1
+        self._average = _KEPT * self._average + (1 - _KEPT) * loss
+        smoothed = self._average / (1 - _KEPT**self._count)
+        self._best = min(self._best, smoothed)
+        return smoothed > _DIVERGED * self._best
+
+
+def replacements(_: TrainConfig) -> Replacements:
+    """Return the replacement of the training loop (worker/attempt.py)."""
+    return Replacements(main=try_rates)
 
 
 def try_rates(config: TrainConfig, run: RunContext) -> None:

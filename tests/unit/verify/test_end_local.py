@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.own_runs import end_local, processes_of
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
+from hpc_trainer.verify.own_runs import end_local, processes_of
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 
@@ -93,7 +93,7 @@ def test_a_second_interrupt_kills_at_once(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpc_trainer.operate.own_runs._ask", interrupted)
+    monkeypatch.setattr("hpc_trainer.verify.own_runs._ask", interrupted)
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         end_local([sweep.paths], grace_s=60.0)

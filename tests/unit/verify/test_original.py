@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.operate.reproduce import check_record, original_of
 from hpc_trainer.record.environment import write_environment
 from hpc_trainer.record.files import append_lines
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.verify.reproduce import check_record, original_of
 from tests.unit.record.test_environment import RECORD
 
 
