@@ -18,7 +18,7 @@ _HOMES = {
     "digits": "hpc_trainer.training.data.digits",
     "own": "hpc_trainer.training.data.own",
     "preprocessing": "hpc_trainer.training.data.preprocessing",
-    "problem": "hpc_trainer.training.data.protocol",
+    "problem": "hpc_trainer.data.files",
     "protocol": "hpc_trainer.training.data.protocol",
     "images.dataset": "hpc_trainer.data.images.dataset",
     "images.pictures": "hpc_trainer.data.images.pictures",

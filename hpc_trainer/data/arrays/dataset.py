@@ -15,8 +15,7 @@ from hpc_trainer.config.data_files.array_files import check_headers
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
-from hpc_trainer.data.digests import digest_of_files
-from hpc_trainer.data.splits import part_of
+from hpc_trainer.data.files import digest_of_files, part_of
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError
 from hpc_trainer.tasks.cross_entropy import IGNORED
 from hpc_trainer.training.data.preprocessing import array

@@ -15,10 +15,9 @@ from hpc_trainer.config.data_files.hf_folder import CLASSES, IMAGE, WHOLE, HfPar
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
-from hpc_trainer.data.digests import digest_of_files
+from hpc_trainer.data.files import digest_of_files, part_of
 from hpc_trainer.data.images.normalisation import Normalisation
 from hpc_trainer.data.images.pictures import decode, resize_and_crop, resized, to_array
-from hpc_trainer.data.splits import part_of
 from hpc_trainer.errors import BrokenPictureError, ConfigError, DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED
 from hpc_trainer.training.data.preprocessing import PICTURE, array, class_numbers, kind_of, picture, tokens

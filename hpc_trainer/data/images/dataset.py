@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.schema.data.images import ImagesConfig, OnBroken
+from hpc_trainer.data.files import Problem, name_of, told
 from hpc_trainer.data.generated.random_bits import random_words
 from hpc_trainer.data.images.normalisation import Normalisation, normalisation_of
 from hpc_trainer.data.images.pictures import decode, read_picture, resized
 from hpc_trainer.data.images.source import PictureSource, open_source
 from hpc_trainer.errors import BrokenPictureError, DataError
 from hpc_trainer.training.data.preprocessing import picture
-from hpc_trainer.training.data.protocol import Problem, Split, index_array, name_of, told
+from hpc_trainer.training.data.protocol import Split, index_array
 
 _STAND_INS = 100  # samples that are tried in place of a broken picture
 _SEED, _STREAM = 0x62726F6B656E, 0  # "broken"

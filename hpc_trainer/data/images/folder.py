@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.config.user_files import LARGEST_PICTURE, read_given
+from hpc_trainer.data.files import Problem
 from hpc_trainer.data.images.pictures import EXTENSIONS
 from hpc_trainer.data.images.splits import is_held_out, split_folder
 from hpc_trainer.errors import DataError
 from hpc_trainer.training.data.preprocessing import class_numbers
-from hpc_trainer.training.data.protocol import Problem
 
 _STAT_THREADS, _STAT_AT_ONCE = 16, 1024  # a shared file system answers many requests at once
 

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_trainer.data.files import Problem, told
 from hpc_trainer.data.images.pictures import EXTENSIONS
 from hpc_trainer.errors import DataError
 from hpc_trainer.record.files import sha256_of, whole_file, write_json
 from hpc_trainer.record.reading import read_json
-from hpc_trainer.training.data.protocol import Problem, told
 
 VERSION = 1
 ROWS, ABOUT, CLASSES = "index.npy", "index.json", "classes.json"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_trainer.config.schema.data.images import ImageShardsConfig
+from hpc_trainer.data.files import Problem
 from hpc_trainer.data.images.index import (
     CLASSES,
     ShardIndex,
@@ -26,7 +27,6 @@ from hpc_trainer.data.images.splits import held_out_rows, split_folder
 from hpc_trainer.data.images.staging import staged
 from hpc_trainer.errors import DataError
 from hpc_trainer.training.data.preprocessing import class_numbers
-from hpc_trainer.training.data.protocol import Problem
 
 _MOST_OPEN = 256  # files; a process may usually have 1,024 open
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_trainer.config.schema.data.images import ImagesConfig, ImageShardsConfig
+from hpc_trainer.data.files import Problem
 from hpc_trainer.data.images.folder import FolderSource
 from hpc_trainer.data.images.shards import ShardSource
-from hpc_trainer.training.data.protocol import Problem
 
 
 class PictureSource(Protocol):

@@ -17,8 +17,7 @@ from hpc_trainer.config.data_files.table_files import Columns, check_table
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
-from hpc_trainer.data.digests import digest_of_files
-from hpc_trainer.data.splits import part_of
+from hpc_trainer.data.files import digest_of_files, part_of
 from hpc_trainer.errors import ConfigError, DataError
 from hpc_trainer.training.data.preprocessing import TABLE, kind_of
 from hpc_trainer.training.data.protocol import Split, index_array

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from hpc_trainer.config.data_files.token_sources import Source, epoch_shares, find_sources
 from hpc_trainer.config.schema.data.records import TokensConfig
+from hpc_trainer.data.files import Problem
 from hpc_trainer.data.tokens.files import check_tokens, read_tokens
 from hpc_trainer.errors import DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED
 from hpc_trainer.training.data.preprocessing import check_tokenizer
 from hpc_trainer.training.data.preprocessing import tokens as described_tokens
-from hpc_trainer.training.data.protocol import Problem, Split, index_array
+from hpc_trainer.training.data.protocol import Split, index_array
 
 
 class Tokens:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpc_trainer.config.data_files.token_sources import BYTES
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
-from hpc_trainer.data.digests import spread_digest
+from hpc_trainer.data.files import spread_digest
 from hpc_trainer.errors import DataError
 from hpc_trainer.training.data.preprocessing import tokens
 from hpc_trainer.training.data.protocol import Split, index_array

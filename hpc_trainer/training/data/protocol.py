@@ -1,9 +1,8 @@
-"""Protocol of the training loop's data sets, with the index check and the problem of a file that they share."""
+"""Protocol of the training loop's data sets, with the index check that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,7 +28,7 @@ class MapDataset(Protocol):
     Checkpoints and the card of an exported model keep two attributes. `classes` is a list of names. `preprocessing` is
     a mapping that fits into JSON and says how raw data become inputs; ours are in `preprocessing.py`.
 
-    It may have a method `problems()`, which yields a `Problem` for each file that was modified since it was
+    It may have a method `problems()`, which yields a `data.files.Problem` for each file that was modified since it was
     written, according to its checksum. `data check` calls it, and reads every sample besides.
 
     An attribute `all_targets_count = True` states that no target is ever -100, so that targets need not be counted.
@@ -117,29 +116,3 @@ def index_array(indices: Sequence[int], length: int) -> NDArray[np.int64]:
     if outside.any():
         raise IndexError(f"index {int(array[outside][0])} must lie in 0 .. {length - 1}, the data set's length.")
     return array
-
-
-_MOST_SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Problem of one file that makes it unusable. `offset` is the byte at which the problem appears, if known."""
-
-    file: str
-    cause: str
-    offset: int | None = None
-
-    def __str__(self) -> str:
-        return f"{name_of(self.file, self.offset)}: {self.cause}"
-
-
-def name_of(file: str, offset: int | None) -> str:
-    """Return the name of a place in a file, for messages."""
-    return file if offset is None else f"{file} at byte {offset}"
-
-
-def told(problems: Sequence[Problem]) -> str:
-    """Return a text with the first five problems and the number of further ones, for a message."""
-    more = f"; and {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
-    return "; ".join(map(str, problems[:_MOST_SHOWN])) + more

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.data.files import Problem
 from hpc_trainer.data.images.index import read_index
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.data_reads import Measured, Rate
 from hpc_trainer.operate.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.operate.prepare.job import Asked
-from hpc_trainer.training.data.protocol import Problem
 from hpc_trainer.worker.data_reads import bench, check
 
 ONE = "train.global_batch_size=1"

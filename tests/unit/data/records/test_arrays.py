@@ -19,7 +19,7 @@ from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig, TaskConfig
 from hpc_trainer.data import splits
 from hpc_trainer.data.arrays import dataset as arrays
-from hpc_trainer.data.splits import part_of
+from hpc_trainer.data.files import part_of
 from hpc_trainer.datasets import MapDataset
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.training.data.protocol import SPLITS

@@ -18,8 +18,8 @@ from hpc_trainer.config.rules.data_rules import data_problems
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import MultiLabelConfig, RegressionConfig, TaskConfig
+from hpc_trainer.data.files import part_of
 from hpc_trainer.data.hf import dataset as hf_dataset
-from hpc_trainer.data.splits import part_of
 from hpc_trainer.datasets import MapDataset
 from hpc_trainer.errors import DataError, HpcTrainerError
 from tests.unit.record.builders import make_config

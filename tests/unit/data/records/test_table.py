@@ -14,7 +14,7 @@ from pyarrow import csv, parquet
 from hpc_trainer.config.rules.data_rules import data_problems
 from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
 from hpc_trainer.config.schema.task import MultiLabelConfig, RegressionConfig, TaskConfig
-from hpc_trainer.data.splits import part_of
+from hpc_trainer.data.files import part_of
 from hpc_trainer.data.tables import dataset as table
 from hpc_trainer.datasets import MapDataset
 from hpc_trainer.errors import HpcTrainerError

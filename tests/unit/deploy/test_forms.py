@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.deploy.export import EVERY, Form, forms_of
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.operate.deploy.export import EVERY, Form, forms_of
 from hpc_trainer.record.exported import FORMATS
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.deploy import evaluate as ask_model
+from hpc_trainer.deploy.evaluate import Target, evaluate, predict
+from hpc_trainer.deploy.request import Which
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.operate.deploy import ask_model
-from hpc_trainer.operate.deploy.ask_model import Target, evaluate, predict
-from hpc_trainer.operate.deploy.checkpoint import Which
 from hpc_trainer.record.exported import CARD, CONFIG
 from hpc_trainer.record.files import sha256_of
 

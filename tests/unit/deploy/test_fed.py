@@ -19,10 +19,12 @@ import yaml
 from PIL import Image
 
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.deploy import evaluate as ask_model
+from hpc_trainer.deploy import evaluate_torch as torch_side
+from hpc_trainer.deploy.evaluate import Target, predict
+from hpc_trainer.deploy.export_torch import export
+from hpc_trainer.deploy.fed import fed_to_run, new_data
 from hpc_trainer.errors import ConfigError, DataError
-from hpc_trainer.operate.deploy import ask_model
-from hpc_trainer.operate.deploy.ask_model import Target, predict
-from hpc_trainer.operate.deploy.fed import fed_to_run, new_data
 from hpc_trainer.operate.prepare.job import Asked
 from hpc_trainer.operate.prepare.tokens import TokenOptions, prepare_tokens
 from hpc_trainer.record.layout import RunPaths
@@ -31,8 +33,6 @@ from hpc_trainer.training.ability import abilities
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.worker.deploy import ask_model as torch_side
-from hpc_trainer.worker.deploy.export import export
 from tests.composed import composed
 from tests.unit.data.images.making import encoded
 

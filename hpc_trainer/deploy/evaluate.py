@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.load import from_plain
-from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
-from hpc_trainer.operate.deploy.checkpoint import (
+from hpc_trainer.deploy.fed import fed_to_export, fed_to_run, new_data
+from hpc_trainer.deploy.request import (
     MODEL,
     TORCH_SIDE,
     Which,
@@ -19,7 +19,7 @@ from hpc_trainer.operate.deploy.checkpoint import (
     notes_of,
     step_of,
 )
-from hpc_trainer.operate.deploy.fed import fed_to_export, fed_to_run, new_data
+from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.operate.show import NoRunError, find_run
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.record.exported import CARD, CONFIG, FORMATS, check_packages, read_card

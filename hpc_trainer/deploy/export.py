@@ -15,8 +15,8 @@ from typing import Any
 
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.operate.deploy.checkpoint import (
+from hpc_trainer.deploy.fed import fed_to_run, new_data
+from hpc_trainer.deploy.request import (
     MODEL,
     TORCH_SIDE,
     Which,
@@ -25,7 +25,7 @@ from hpc_trainer.operate.deploy.checkpoint import (
     notes_of,
     step_of,
 )
-from hpc_trainer.operate.deploy.fed import fed_to_run, new_data
+from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.operate.show import Known
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.record.checkpoint_folders import step_name
@@ -69,7 +69,7 @@ class Wanted:
     """Request for an export. `output` None means a new folder in the current one.
 
     `measure`: measure latency and metrics of the file and of the original. `tolerance`: largest error of a quantized
-    file's outputs, as a fraction of the largest output; None: the tolerance of the format (worker/deploy/measure.py).
+    file's outputs, as a fraction of the largest output; None: the tolerance of the format (deploy/measure.py).
     `prune`: the weights that become zero (`record/exported.py`).
     """
 

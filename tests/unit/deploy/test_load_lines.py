@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.schema.model.shipped import MlpConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.worker.deploy.card import weights_lines
-from hpc_trainer.worker.deploy.trained import DataShape
+from hpc_trainer.deploy.card import weights_lines
+from hpc_trainer.deploy.trained import DataShape
 
 
 class Norm(str, enum.Enum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_trainer.worker.deploy.trained import open_data
+from hpc_trainer.deploy.trained import open_data
 from tests.composed import composed
 
 

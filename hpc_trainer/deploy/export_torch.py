@@ -24,14 +24,8 @@ from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user_files import is_file, read_given
-from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.prune.choose import pruned
-from hpc_trainer.record.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
-from hpc_trainer.record.files import sha256_of
-from hpc_trainer.training.build import build_model
-from hpc_trainer.training.data.preprocessing import described
-from hpc_trainer.worker.deploy.card import as_page, form_of, load_lines, prepare_lines, weights_lines
-from hpc_trainer.worker.deploy.graphs import (
+from hpc_trainer.deploy.card import as_page, form_of, load_lines, prepare_lines, weights_lines
+from hpc_trainer.deploy.graphs import (
     IN_THE_FILE,
     open_file,
     quantize_file,
@@ -40,8 +34,8 @@ from hpc_trainer.worker.deploy.graphs import (
     write_onnx,
     write_program,
 )
-from hpc_trainer.worker.deploy.measure import NUM_SAMPLES, QUANTIZED, SAME, compare, counts, latencies, machine
-from hpc_trainer.worker.deploy.trained import (
+from hpc_trainer.deploy.measure import NUM_SAMPLES, QUANTIZED, SAME, compare, counts, latencies, machine
+from hpc_trainer.deploy.trained import (
     Data,
     DataShape,
     Taken,
@@ -52,6 +46,12 @@ from hpc_trainer.worker.deploy.trained import (
     taken_of,
     write_weights,
 )
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.prune.choose import pruned
+from hpc_trainer.record.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
+from hpc_trainer.record.files import sha256_of
+from hpc_trainer.training.build import build_model
+from hpc_trainer.training.data.preprocessing import described
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hpc_trainer.record.metrics import scores_in
 from hpc_trainer.training.checkpoint.retention import Retention
 
 MODEL = "model"
-TORCH_SIDE = "hpc_trainer.worker.deploy.main"
+TORCH_SIDE = "hpc_trainer.deploy.main"
 # The averaged weights (features/averaged_weights): their name in a checkpoint, and the prefix of their tensors' names.
 _AVERAGE = ("ema", "module.")
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from hpc_trainer.config.schema.model.shipped import MlpConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.deploy import trained as deployed
+from hpc_trainer.deploy.trained import DataShape, changes_model, deployed_model
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.training.ability import Ability
-from hpc_trainer.worker.deploy import trained as deployed
-from hpc_trainer.worker.deploy.trained import DataShape, changes_model, deployed_model
 
 SHAPE = DataShape((1, 4, 4), 3)
 CONFIG = TrainConfig(model=MlpConfig(hidden_dim=6, num_layers=1))

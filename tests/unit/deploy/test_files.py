@@ -11,12 +11,7 @@ from torch import nn
 
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
-from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import begin_rounding
-from hpc_trainer.models.gpt import Gpt
-from hpc_trainer.models.mlp import Mlp
-from hpc_trainer.record.exported import FORMATS
-from hpc_trainer.worker.deploy.graphs import (
+from hpc_trainer.deploy.graphs import (
     IN_THE_FILE,
     open_file,
     quantize_file,
@@ -25,8 +20,13 @@ from hpc_trainer.worker.deploy.graphs import (
     write_onnx,
     write_program,
 )
-from hpc_trainer.worker.deploy.measure import QUANTIZED, SAME, compare
-from hpc_trainer.worker.deploy.trained import write_weights
+from hpc_trainer.deploy.measure import QUANTIZED, SAME, compare
+from hpc_trainer.deploy.trained import write_weights
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat.rounding import begin_rounding
+from hpc_trainer.models.gpt import Gpt
+from hpc_trainer.models.mlp import Mlp
+from hpc_trainer.record.exported import FORMATS
 
 
 def _mlp() -> nn.Module:

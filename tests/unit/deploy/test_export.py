@@ -19,17 +19,17 @@ from hpc_trainer.config.schema.model.shipped import CustomModelConfig, MlpConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.deploy import trained as deployed
+from hpc_trainer.deploy.card import as_page, size
+from hpc_trainer.deploy.evaluate_torch import evaluate_model
+from hpc_trainer.deploy.export_torch import export
+from hpc_trainer.deploy.measure import counts, latencies
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.worker.deploy import trained as deployed
-from hpc_trainer.worker.deploy.ask_model import evaluate_model
-from hpc_trainer.worker.deploy.card import as_page, size
-from hpc_trainer.worker.deploy.export import export
-from hpc_trainer.worker.deploy.measure import counts, latencies
-from tests.unit.worker.deploy.own_parts import TwoInputs
+from tests.unit.deploy.own_parts import TwoInputs
 
 CONFIG = TrainConfig(model=MlpConfig(hidden_dim=16, num_layers=1), data=DigitsConfig(num_eval=20), optim=AdamwConfig())
 
@@ -109,7 +109,7 @@ def test_what_an_export_says_to_trust_is_not_asked(tmp_path: Path) -> None:
 
 
 def test_a_model_of_two_inputs_has_weights_and_no_graph(tmp_path: Path) -> None:
-    here = "tests.unit.worker.deploy.own_parts"
+    here = "tests.unit.deploy.own_parts"
     config = dataclasses.replace(
         CONFIG, model=CustomModelConfig(_target_=f"{here}.TwoInputs"), data=CustomDataConfig(_target_=f"{here}.Rows"),
         task=CustomTaskConfig(_target_=f"{here}.Fit"), trust=["tests"],

@@ -13,14 +13,8 @@ from torch import nn
 
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.schema.precision import PrecisionConfig
-from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.record.files import whole_file
-from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.training.build import build_model
-from hpc_trainer.training.data.batch_trees import map_tensors
-from hpc_trainer.training.precision import autocast, set_precision
-from hpc_trainer.worker.deploy.graphs import open_file
-from hpc_trainer.worker.deploy.trained import (
+from hpc_trainer.deploy.graphs import open_file
+from hpc_trainer.deploy.trained import (
     Data,
     DataShape,
     check_same_shape,
@@ -29,6 +23,12 @@ from hpc_trainer.worker.deploy.trained import (
     shape_of,
     taken_of,
 )
+from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.record.files import whole_file
+from hpc_trainer.runtime.devices import kind_of
+from hpc_trainer.training.build import build_model
+from hpc_trainer.training.data.batch_trees import map_tensors
+from hpc_trainer.training.precision import autocast, set_precision
 
 _CPU = torch.device("cpu")
 
