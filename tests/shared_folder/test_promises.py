@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.datasets.images.shard_index import damaged_shards, read_index
-from hpc_trainer.datasets.images.staging import Signs, stage
+from hpc_trainer.data.images.index import damaged_shards, read_index
+from hpc_trainer.data.images.staging import Signs, stage
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from tests import warm

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
-from hpc_trainer.datasets.augment import bits_of
 from hpc_trainer.features.augment import rand_augment
+from hpc_trainer.training.data.augment import bits_of
 
 Numbers = NDArray[np.float64]
 Rows = NDArray[np.int64]

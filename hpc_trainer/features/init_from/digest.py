@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.given import open_given
+from hpc_trainer.config.user_files import open_given
 from hpc_trainer.record.files import sha256_of, write_atomic
 
 _SMALL = 64 << 20  # bytes; below, nothing is remembered
