@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 
 from hpc_trainer.config.schema.features.compress import QatConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import convert_config, import_torchao, layers_to_round
+from hpc_trainer.features.qat.qat import convert_config, import_torchao, layers_to_round
 from hpc_trainer.worker.deploy.trained import read_weights
 
 INPUTS, OUTPUTS = "inputs", "outputs"

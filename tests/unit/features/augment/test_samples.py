@@ -19,7 +19,7 @@ from hpc_trainer.datasets.augment import generator_of
 from hpc_trainer.datasets.protocol import EpochDataset
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.augment import draw
-from hpc_trainer.features.augment.ability import AugmentedSamples, Cropped
+from hpc_trainer.features.augment.augment import AugmentedSamples, Cropped
 from hpc_trainer.features.augment.draw import Drawn
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder

@@ -12,7 +12,7 @@ from torch import nn
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import begin_rounding
+from hpc_trainer.features.qat.qat import begin_rounding
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.record.exported import FORMATS
