@@ -236,7 +236,7 @@ class Ability:
             error: the error that ends the run; None if it ends well.
         """
 
-    # When weights are taken out of a run (`worker/deploy/trained.py`): no hook above was called, nobody trains.
+    # When weights are taken out of a run (`deploy/trained.py`): no hook above was called, nobody trains.
 
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the weights to load into `model`: `weights`, or others with those that the checkpoint leaves out.

@@ -18,11 +18,11 @@ from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data.shipped import DataConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.model.hf import HfConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.deploy.trained import take_out, write_weights
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.hf_model import described
 from hpc_trainer.models.hf import build
 from hpc_trainer.training.build import build_model
-from hpc_trainer.worker.deploy.trained import take_out, write_weights
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 with warnings.catch_warnings():  # of packages that it looks for
