@@ -23,7 +23,7 @@ from hpc_trainer.deploy.graphs import (
 from hpc_trainer.deploy.measure import QUANTIZED, SAME, compare
 from hpc_trainer.deploy.trained import write_weights
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import begin_rounding
+from hpc_trainer.features.qat.qat import begin_rounding
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.record.exported import FORMATS

@@ -12,7 +12,7 @@ import pytest
 from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.data.images.index import build_index, read_index
-from hpc_trainer.features.staging.ability import StagingAbility
+from hpc_trainer.features.staging.staging import StagingAbility
 from tests.unit.data.images.making import make_shards, samples
 
 

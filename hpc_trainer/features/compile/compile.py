@@ -12,6 +12,7 @@ write either.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -25,15 +26,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import CompileScope, TrainConfig
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.features.compile.graphs import graph_counts
+from hpc_trainer.features.compile.graphs import compilations_within, compile_step, graph_counts, uncompiled
+from hpc_trainer.models.blocks import check_has_blocks
 from hpc_trainer.record.files import check_trusted, whole_file
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.modes import narrow_default_acl
 from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 
 _HEAD = b"hpc_trainer compile cache 1\n"
@@ -197,3 +203,40 @@ def _files(folder: Path) -> dict[str, Path]:
                 path = Path(parent, name)
                 files[str(path.relative_to(folder))] = path
     return files
+
+
+class CompileAbility(Ability):
+    _cache: CompileCache | None = None
+    _stack: contextlib.ExitStack | None = None
+
+    def see_whole(self, model: nn.Module, building: Building) -> None:
+        if self.config.train.compile_scope is CompileScope.blocks:
+            check_has_blocks(model, "train.compile_scope=blocks compiles blocks", "train.compile_scope=model")
+
+    def on_loss(self, loss: nn.Module, building: Building) -> None:
+        """Compile the step. Collective.
+
+        An estimate counts the uncompiled step.
+        """
+        if building.run is not None:
+            self._cache = open_cache(self.config, building.run)
+            compile_step(loss, self.config.train)
+            spans = building.run.spans
+            self._stack = contextlib.ExitStack()
+            self._stack.enter_context(compilations_within(lambda: spans.within(Kind.compile)))
+
+    def trying(self) -> contextlib.AbstractContextManager[None]:
+        return uncompiled()
+
+    def after_step(self, step: int) -> None:
+        if self._cache is not None:
+            self._cache.save_once()
+
+    def close(self, error: BaseException | None) -> None:
+        if self._stack is not None:
+            self._stack.close()
+        if self._cache is not None:
+            self._cache.close()
+
+
+ABILITY = CompileAbility

@@ -5,7 +5,6 @@ the number of ranks is not zero, for up to 16 million ranks. Infinity (a flag ti
 than zero too. PowerSGD sends vectors and scalars whole.
 """
 
-# No `from __future__ import annotations`: DDP reads the annotations of a hook, and they must be no strings.
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -14,7 +13,10 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket  # torch.distributed exports it, but not to type checkers
 
 from hpc_trainer.config.schema.parallel import CommHook, ParallelConfig
+from hpc_trainer.runtime.rank_memory import RankMemory
+from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
+from hpc_trainer.training.state import TrainState
 
 # Added to the length of a column before the column is divided by it: a zero column would become NaN, and stay so.
 _EPSILON = 1e-8
@@ -185,3 +187,19 @@ class _Bucket:
             if (rows + columns) * rank * self._least_gain >= rows * columns:
                 begin = int(gradient.storage_offset() - buffer.storage_offset())
                 yield begin, begin + gradient.numel()
+
+
+class GradientCompressionAbility(Ability):
+    def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
+        state.more |= add_comm_hook(module, self.config.parallel, seed=self.config.seed)
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        parallel = self.config.parallel
+        if parallel.comm_hook is not CommHook.powersgd:
+            held.communication += held.trained // 2  # all buckets may be in flight at once
+        elif parallel.powersgd_error_feedback:
+            held.communication += held.trained  # not counted: the two thin matrices
+            held.checkpoint += held.trained * building.mesh.shape.world_size
+
+
+ABILITY = GradientCompressionAbility

@@ -10,6 +10,7 @@ from torch import nn
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.blocks import blocks
+from hpc_trainer.training.ability import Ability, Building
 
 _MULTIPLE = 16
 """Divisor of both sides of a weight, as the kernels of torch._scaled_mm need it."""
@@ -63,3 +64,12 @@ def _has_float8() -> bool:
     if not torch.cuda.is_available():
         return False
     return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 9)
+
+
+class Float8Ability(Ability):
+    def on_device(self, model: nn.Module, building: Building) -> None:
+        if building.run is not None:  # an estimate knows no such kernels, and counts bf16's
+            use_float8(model)
+
+
+ABILITY = Float8Ability

@@ -13,6 +13,8 @@ from hpc_trainer.config.name_patterns import fits_any, unfit
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.state import TrainState
 
 _INT4: Any = torch.int4  # type: ignore[attr-defined]  # torch 2.13's stubs leave it out
 _OF_GROUPS = (QatTo.int4, QatTo.dynamic_int4)
@@ -169,3 +171,28 @@ def import_torchao() -> None:
 def _import_torchao(qat: QatConfig) -> None:
     check_installed(f"qat.to={qat.to.name}", "torchao")
     import_torchao()
+
+
+class QatAbility(Ability):
+    _model: nn.Module
+    _is_rounding: bool = True
+
+    def on_device(self, model: nn.Module, building: Building) -> None:
+        names, left = layers_to_round(model, self.config.qat)
+        begin_rounding(model, self.config.qat, names)
+        if left and building.run is not None and building.run.is_rank_zero:
+            size = self.config.qat.group_size
+            print(f"qat: not rounded are {', '.join(left)}, as qat.group_size={size} does not divide their inputs.")
+
+    def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
+        self._model = state.model
+
+    def check(self, step: int) -> None:
+        """Turn rounding on or off, also after a start and a GoBackError: it is a function of the step."""
+        wanted = step >= self.config.qat.start_step
+        if wanted is not self._is_rounding:
+            turn_rounding(self._model, on=wanted)
+            self._is_rounding = wanted
+
+
+ABILITY = QatAbility

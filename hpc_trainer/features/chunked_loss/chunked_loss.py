@@ -76,7 +76,7 @@ def check_has_head(model: nn.Module) -> None:
     if not callable(getattr(model, "apply_head", None)) or "with_head" not in takes:
         raise ConfigError(
             f"train.loss_chunk_size runs the output layer apart, and {type(model).__name__} does not show it: give it "
-            "forward(inputs, *, with_head=True) and apply_head(hidden) (hpc_trainer/features/chunked_loss/ability.py), "
+            "forward(inputs, *, with_head=True) and apply_head(hidden) (hpc_trainer/features/chunked_loss), "
             "or leave train.loss_chunk_size=null."
         )
 
