@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import KEYS
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.features.compile.graphs import graph_counts
 from hpc_trainer.record.files import check_trusted, whole_file

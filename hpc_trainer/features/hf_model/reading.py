@@ -18,7 +18,7 @@ from typing import Any
 from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
-from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
+from hpc_trainer.config.schema.model import CONFIG_FILE, HfConfig
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 _NOT_KEPT = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype")

@@ -19,9 +19,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from hpc_trainer.config.data_files.given import open_given, read_given
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
 from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
+from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.features.init_from.digest import remembered
 from hpc_trainer.features.init_from.names import check_patterns, renamed

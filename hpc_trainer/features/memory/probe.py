@@ -9,7 +9,7 @@ from typing import Protocol
 import psutil
 import torch
 
-from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.runtime.devices import profile_bytes
 
 

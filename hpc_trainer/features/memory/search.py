@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.batch import divisors
-from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.mesh import divisors, holds_gradients
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.batch_trees import map_tensors, of_size, tensors_of
 from hpc_trainer.datasets.protocol import MapDataset

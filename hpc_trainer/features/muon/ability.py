@@ -7,7 +7,7 @@ from torch import nn
 
 from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.schema.optim import MuonConfig
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.muon import MuonWithAdamw, hidden_and_others, muon_recipe

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.load import from_plain
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.datasets.batch_trees import map_tensors
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.record.files import whole_file

@@ -1,14 +1,24 @@
-"""The project file: options that a user would type with each command in a project.
+"""Files that the user keeps outside a run's configuration, and the refusal of files that others may write to.
 
-They are not part of a run's configuration. The file is `hpc_trainer.yaml`, or the table `[tool.hpc_trainer]` of
-`pyproject.toml`. docs/decisions/0037-project-file.md has the reasons.
+    ~/.config/hpc_trainer/config.yaml      defaults of the account, as dotted keys; never in the repository
+    hpc_trainer.yaml, or the table         the project file: options that a user would type with each command in a
+    `[tool.hpc_trainer]` of                project (docs/decisions/0037-project-file.md)
+    pyproject.toml
+    folders of --config-dir                further groups and choices, as in `conf/`
+
+A configuration decides which code runs as the submitting user: `cluster.setup` is shell. Only the owner and root may
+therefore write to these files. A folder that is named may belong to another user, such as a site's or a project's:
+whoever names it trusts its owner.
 """
 
 from __future__ import annotations
 
 import contextlib
+import grp
 import importlib
+import json
 import os
+import pwd
 import re
 import stat
 from collections.abc import Iterator
@@ -16,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.compose.own_files import others_may_write
-from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.data_files.given import is_file, is_folder
 from hpc_trainer.errors import ConfigError, UntrustedFileError, valid
 
@@ -202,3 +210,123 @@ def _toml_reader() -> Any:
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
     return None
+
+
+def user_config_path() -> Path:
+    """Return `$XDG_CONFIG_HOME/hpc_trainer/config.yaml`, by default under `~/.config`."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "hpc_trainer" / "config.yaml"
+
+
+def read_user_config() -> dict[str, Any]:
+    """Read the user's file as dotted key -> value; {} without a file.
+
+    Raises:
+        ConfigError: the file is no mapping of dotted keys to values.
+        UntrustedFileError: other users own the file or may write to it.
+    """
+    path = user_config_path()
+    if not is_file(path):
+        return {}
+    check_own_file(path)
+    import yaml  # late: most commands have no such file; SafeLoader builds plain values only
+
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        flat = dict(_flatten(loaded, "")) if isinstance(loaded, dict) else {}
+        json.dumps(list(flat.values()), default=str, skipkeys=True)  # raises for a list that holds itself
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deep, or a part of it holds itself. Write dotted keys.") from error
+    if loaded is None:  # empty, or comments only
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} must map dotted keys to values, as `cluster.account: my_account`.")
+    return flat
+
+
+def _flatten(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def others_may_write(info: os.stat_result) -> bool:
+    """Return True unless only the owner may write to a file or folder.
+
+    A group that the system made for one account alone (umask 002 on Debian, Red Hat) counts as that account.
+    """
+    if not info.st_mode & stat.S_IWGRP or info.st_mode & stat.S_IWOTH:
+        return bool(info.st_mode & stat.S_IWOTH)
+    try:
+        account, group = pwd.getpwuid(info.st_uid), grp.getgrgid(info.st_gid)
+    except KeyError:
+        return True
+    is_private = account.pw_gid == group.gr_gid and account.pw_name == group.gr_name
+    # Accounts of many daemons are in root's group.
+    return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})
+
+
+def check_config_dir(folder: Path) -> None:
+    """Refuse a --config-dir that others may write to, or that holds files of users other than its owner.
+
+    Raises:
+        UntrustedFileError: the folder is refused; the message names the path, its mode or owner, and the command that
+            mends it.
+    """
+    real = folder.resolve()
+    owners = {os.getuid(), 0, real.stat().st_uid}
+    for path in (real, *_config_files(real)):
+        info = path.stat()
+        if others_may_write(info):
+            raise UntrustedFileError(
+                f"--config-dir {folder}: {path} has mode {stat.S_IMODE(info.st_mode):o}, so others may write it, and "
+                f"the setup lines of a configuration run as you. Look at it, then: chmod -R go-w {real} (or take a "
+                f"copy of your own: cp -r {real} my_conf)"
+            )
+        if info.st_uid not in owners:
+            raise UntrustedFileError(
+                f"--config-dir {folder}: {path} belongs to user {info.st_uid}, who is neither you, nor root, nor the "
+                "owner of the folder, and the setup lines of a configuration run as you. Look at it, and replace it by "
+                "a copy of your own, or remove it."
+            )
+    for above in real.parents:
+        info = above.stat()
+        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+            raise UntrustedFileError(
+                f"--config-dir {folder}: {above} has mode {stat.S_IMODE(info.st_mode):o}, so everybody may put "
+                f"another folder in its place. chmod o-w {above} (or chmod +t), or keep it elsewhere."
+            )
+        if info.st_uid != os.getuid():
+            return  # the site is responsible for folders further up
+
+
+def _config_files(folder: Path) -> Iterator[Path]:
+    """Yield the folders and YAML files that Hydra may read, through links too, without hidden folders such as .git."""
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if (real := os.path.realpath(parent)) in seen:  # a link that leads back
+            folders.clear()
+        seen.add(real)
+        names = (*folders, *(name for name in files if name.endswith((".yaml", ".yml"))))
+        yield from (path for path in map(Path(parent).joinpath, names) if path.exists())
+
+
+def check_own_file(path: Path) -> None:
+    """Refuse a file of the user's own that others own or may write to.
+
+    Raises:
+        UntrustedFileError: the file is refused; the message names the mode or owner, and what to do.
+    """
+    info = path.stat()
+    if info.st_uid not in (os.getuid(), 0):
+        raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
+    if others_may_write(info):
+        raise UntrustedFileError(
+            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it, and its setup lines run as you. "
+            f"Look at it, then: chmod go-w {path}"
+        )
