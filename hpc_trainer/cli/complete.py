@@ -64,7 +64,7 @@ def _runs_dir(ctx: typer.Context) -> Path:
 
 
 def _config_dirs(ctx: typer.Context) -> list[Path]:
-    from hpc_trainer.config.compose.user_files import read_project
+    from hpc_trainer.config.compose.own_files import read_project
 
     return [*map(Path, _texts(ctx, "config_dir")), *read_project().config_dirs]
 

@@ -23,11 +23,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hpc_trainer.config import script_words
-from hpc_trainer.config.data_files.given import is_file, is_folder
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import CommandEnv, CommandPer, LoopConfig, TrainConfig
+from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 RUN_PLACES = {

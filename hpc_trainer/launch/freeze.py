@@ -13,7 +13,7 @@ from pathlib import Path
 from hpc_trainer.config.compose.condition import PointValues
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import Point, expand_grid
-from hpc_trainer.config.compose.user_files import Project, read_project, read_user_config
+from hpc_trainer.config.compose.own_files import Project, read_project, read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
 from hpc_trainer.config.load import Memo
 from hpc_trainer.config.program import is_one_a_node, unread_overrides
@@ -58,7 +58,7 @@ class Grid:
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:
     """Compose, validate and freeze every point of the grid.
 
-    Folders and prefixes of the project file come after `config_dirs` and `trust` (`config/compose/user_files.py`).
+    Folders and prefixes of the project file come after `config_dirs` and `trust` (`config/compose/own_files.py`).
 
     Raises:
         ConfigError: a point is wrong (each problem once), or the points name different sweeps, executors or clusters.

@@ -21,7 +21,7 @@ from yaml import YAMLError
 from hpc_trainer.config.compose.completion import choices_in, conf_dir
 from hpc_trainer.config.compose.hydra_parts import share_schemas
 from hpc_trainer.config.compose.overrides import override_value
-from hpc_trainer.config.compose.user_files import check_config_dir, read_user_config, user_config_path
+from hpc_trainer.config.compose.own_files import check_config_dir, read_user_config, user_config_path
 from hpc_trainer.config.compose.wrong_overrides import (
     hydra_problem,
     key_meant,
@@ -30,10 +30,10 @@ from hpc_trainer.config.compose.wrong_overrides import (
     unresolved,
     wrong_value,
 )
-from hpc_trainer.config.data_files.given import is_folder
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import DECLARED, FREE_KEYS, declared_at, register_schemas
+from hpc_trainer.config.user_files import is_folder
 from hpc_trainer.errors import ConfigError, valid
 
 ROOT = "train"

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, ValueType
 
-from hpc_trainer.config.compose.user_files import own_defaults, read_user_config
+from hpc_trainer.config.compose.own_files import own_defaults, read_user_config
 from hpc_trainer.config.load import ROOT_KEYS
 from hpc_trainer.config.store import declared_at
 from hpc_trainer.errors import ConfigError

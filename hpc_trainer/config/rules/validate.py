@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
-from hpc_trainer.config.data_files.given import home_problems, is_file, is_folder
 from hpc_trainer.config.load import BUT_SEED, Memo, but_seed
 from hpc_trainer.config.mesh import with_batch
 from hpc_trainer.config.program import command_problems, with_command
@@ -33,6 +32,7 @@ from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, Tracker
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems, fill_in
 from hpc_trainer.config.targets import param_problems, target_problems
+from hpc_trainer.config.user_files import home_problems, is_file, is_folder
 from hpc_trainer.errors import ConfigError
 
 _DIGIT_PIXELS = 8  # a side of data=digits

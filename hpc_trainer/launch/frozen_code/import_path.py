@@ -106,7 +106,7 @@ def _danger(entry: str) -> int:
 def _others_may_write(info: os.stat_result) -> bool:
     """Return True unless only the owner may write; a private group of the owner counts as the owner.
 
-    config/compose/user_files.py has the same rule.
+    config/compose/own_files.py has the same rule.
     """
     if not info.st_mode & stat.S_IWGRP or info.st_mode & stat.S_IWOTH:
         return bool(info.st_mode & stat.S_IWOTH)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import hpc_trainer
-from hpc_trainer.config.data_files.given import is_file, is_folder
 from hpc_trainer.config.program import (
     is_of_run,
     module_names,
@@ -34,6 +33,7 @@ from hpc_trainer.config.program import (
 )
 from hpc_trainer.config.schema.cluster import SnapshotMode
 from hpc_trainer.config.targets import targets_of
+from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.frozen_code import frozen_worker, import_path, unpacking
 from hpc_trainer.launch.frozen_code.code_files import (
