@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.memory_bound import least_bytes, memory_line
+from hpc_trainer.config.rules.memory import least_bytes, memory_line
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.memory.estimate import estimate

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.compose.completion import choices_in, conf_dir, overrides_like
 from hpc_trainer.config.compose.composer import Composer
-from hpc_trainer.config.compose.words import choices_in, conf_dir, overrides_like
-from hpc_trainer.config.keys import DECLARED
+from hpc_trainer.config.store import DECLARED
 
 
 def _like(word: str, *said: str, config_dirs: tuple[Path, ...] = ()) -> list[str]:
@@ -90,7 +90,7 @@ def test_choices_of_ones_own_are_offered_and_odd_names_are_not(tmp_path: Path) -
 
 def test_neither_hydra_nor_omegaconf_is_waited_for() -> None:
     code = (
-        "import sys; from hpc_trainer.config.compose.words import overrides_like\n"
+        "import sys; from hpc_trainer.config.compose.completion import overrides_like\n"
         "overrides_like('optim.lr=', [], []); overrides_like('', [], [])\n"
         "print([m for m in ('hydra', 'omegaconf', 'yaml', 'torch', 'rich') if m in sys.modules])"
     )

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.keys import DECLARED, Declared
-from hpc_trainer.config.store import VARIANTS
+from hpc_trainer.config.schema.key import Declared
+from hpc_trainer.config.store import DECLARED, VARIANTS
 
 # Every shell takes such a text as one word: a completion script may evaluate it.
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")

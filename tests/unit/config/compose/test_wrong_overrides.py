@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hpc_trainer.config.keys import DECLARED
+from hpc_trainer.config.store import DECLARED
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 

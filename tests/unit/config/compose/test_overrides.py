@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.config.compose.override_lines import UnusualOverrideError, parse_common, read_line
+from hpc_trainer.config.compose.overrides import UnusualOverrideError, parse_common, read_line
 
 _PARSER = OverridesParser.create()
 _NUMBERS = st.from_regex(r"[-+]?[0-9_]{0,4}(\.[0-9_]{0,3})?([eE][-+]?[0-9]{0,3})?", fullmatch=True)

@@ -8,9 +8,8 @@ import pytest
 
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.lr_scaling import lr_factor, peak_lr, scaling_line
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.optim import LrScaling
+from hpc_trainer.config.schema.optim import LrScaling, lr_factor, peak_lr, scaling_line
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.plan import Known, build_plan
 from tests.unit.record.builders import make_config
@@ -31,7 +30,7 @@ def test_goyals_imagenet() -> None:
         "optim=sgd", "data=synthetic_images", optim__lr=0.1, optim__lr_scaling=LrScaling.linear,
         optim__lr_base_batch=256, train__global_batch_size=8192,
     )  # fmt: skip
-    assert peak_lr(config) == pytest.approx(3.2)
+    assert peak_lr(config.optim, config.train.global_batch_size) == pytest.approx(3.2)
     line = scaling_line(to_plain(config))
     assert line is not None
     assert line.startswith("learning rate 3.2: optim.lr=0.1 is for 256 samples, and train.global_batch_size=8192")

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
-from tests.unit.config.compose.words_fuzz import Words
+from tests.unit.config.compose.completion_fuzz import Words
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 

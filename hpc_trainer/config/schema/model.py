@@ -1,7 +1,8 @@
-"""`model/`: the reference models, one dataclass each; `_target_` names the class that is built.
+"""`model/`: the model families, one dataclass each; `_target_` names the class that is built.
 
 Built in the worker as `Target(config)` with the dataclass below; `custom` takes any class by name and keyword
-arguments, if its prefix is trusted (`config/targets.py`).
+arguments, if its prefix is trusted (`config/targets.py`), and `hf` a model of transformers (Hugging Face), by the name
+of its class or from a folder, without a download.
 """
 
 from __future__ import annotations
@@ -10,8 +11,27 @@ import enum
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hpc_trainer.config.schema.key import ALWAYS, COUNTS, ONCE_SET, SCHEDULE, key
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, ONCE_SET, SAFE, SCHEDULE, key
+
+
+class Trait(enum.Enum):
+    """Property of a model. `tests/unit/models/test_traits.py` builds each of our models and checks its traits."""
+
+    reads_images = "reads_images"
+    """Inputs are [batch, channels, height, width] and nothing else."""
+    reads_tokens = "reads_tokens"
+    blocks = "blocks"
+    """`models/blocks.py` finds blocks: FSDP, recomputation and compilation take them one by one."""
+    block_matrices = "block_matrices"
+    """Blocks have linear layers."""
+    convolutions = "convolutions"
+    batch_norm = "batch_norm"
+    channel_groups = "channel_groups"
+    """The model has a method of this name (`models/channels.py`), for channel pruning."""
+    pipeline_parts = "pipeline_parts"
+    """The model has a method of this name (`models/parts.py`), for pipeline stages."""
+    tensor_parallel_plan = "tensor_parallel_plan"
+    """The model has a method of this name (docs/parallelism.md)."""
 
 
 class Positions(str, enum.Enum):
@@ -202,3 +222,124 @@ class CustomModelConfig(ModelConfig):
     name: str = "custom"
     kwargs: dict[str, Any] = key({}, ALWAYS, COUNTS)
     """Keyword arguments of the class named by `_target_`."""
+
+
+CONFIG_FILE = "config.json"
+"""Name of the file in which transformers keeps a model's configuration, beside its weights."""
+
+
+@dataclass(kw_only=True, slots=True)
+class HfConfig(ModelConfig):
+    name: str = "hf"
+    _target_: str = "hpc_trainer.models.hf.build"
+    path: str | None = key(None, ALWAYS, APART, SAFE)
+    """Folder with a config.json, as save_pretrained writes it. It is read when the run is planned, and its values are
+    in `config` from then on. Weights come by `init_from=FOLDER`."""
+    architecture: str | None = key(None, ALWAYS, COUNTS)
+    """Name of a class of transformers, such as LlamaForCausalLM; null: the class that the folder's config.json
+    names."""
+    config: dict[str, Any] = key({}, ALWAYS, COUNTS)
+    """Values of the model's own configuration, as {n_layer: 2}. They win over those of the folder, which win over the
+    defaults of transformers."""
+
+    @property
+    def has_labels(self) -> bool:
+        """True for a classifier; the other models are language models."""
+        return "ForSequenceClassification" in str(self.architecture) or self.reads_images
+
+    @property
+    def reads_images(self) -> bool:
+        """True for a classifier of images; the other models read tokens."""
+        return "ForImageClassification" in str(self.architecture)
+
+    def values_for(self, input_shape: tuple[int, ...], num_classes: int) -> dict[str, Any]:
+        """Return the values of a planned model's own configuration; values that nobody has set follow from the data."""
+        values = {**self.config}
+        if not self.has_labels:
+            values.setdefault("vocab_size", num_classes)
+        elif len(values.get("id2label") or ()) != num_classes:  # labels of other data
+            names = {str(label): f"LABEL_{label}" for label in range(num_classes)}
+            values |= {"id2label": names, "label2id": {name: int(label) for label, name in names.items()}}
+        if self.reads_images and len(input_shape) == 3:
+            values = {"image_size": input_shape[1], "num_channels": input_shape[0], **values}
+        return values
+
+    def file_for(self, input_shape: tuple[int, ...], num_classes: int) -> dict[str, Any]:
+        """Return the config.json beside weights of this model, for `from_pretrained`."""
+        return {**self.values_for(input_shape, num_classes), "architectures": [self.architecture], "dtype": "float32"}
+
+
+class MobilenetSize(str, enum.Enum):
+    """One of the paper's two networks."""
+
+    small = "small"
+    large = "large"
+
+
+@dataclass(kw_only=True, slots=True)
+class MobilenetV3Config(ModelConfig):
+    family: ClassVar[str | None] = "mobilenet_v3"
+    traits: ClassVar[frozenset[Trait] | None] = frozenset(
+        {
+            Trait.reads_images,
+            Trait.blocks,
+            Trait.convolutions,
+            Trait.batch_norm,
+            Trait.channel_groups,
+            Trait.pipeline_parts,
+        }
+    )
+    name: str = "mobilenet_v3_small"
+    _target_: str = "hpc_trainer.models.mobilenet_v3.MobilenetV3"
+    size: MobilenetSize = key(MobilenetSize.small, ALWAYS, COUNTS)
+    """Network by Howard et al. 2019: table 1 (large) or table 2 (small)."""
+    dropout: float = key(0.2, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
+    """Dropout probability before the last layer."""
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Number of blocks by Howard et al. 2019, tables 1 and 2."""
+        return {MobilenetSize.small: 11, MobilenetSize.large: 15}[self.size]
+
+
+@dataclass(kw_only=True, slots=True)
+class VitConfig(ModelConfig):
+    family: ClassVar[str | None] = "vit"
+    traits: ClassVar[frozenset[Trait] | None] = frozenset(
+        {
+            Trait.reads_images,
+            Trait.blocks,
+            Trait.block_matrices,
+            Trait.channel_groups,
+            Trait.pipeline_parts,
+            Trait.tensor_parallel_plan,
+        }
+    )
+    name: str = "vit_tiny"
+    _target_: str = "hpc_trainer.models.vit.Vit"
+    patch_size: int = key(16, ALWAYS, COUNTS, limits="≥ 1")
+    """Side of a patch in pixels; must divide the image's sides."""
+    num_layers: int = key(12, ALWAYS, COUNTS, limits="≥ 1")
+    """Transformer blocks."""
+    num_heads: int = key(3, ALWAYS, COUNTS, limits="≥ 1")
+    """Attention heads; must divide embed_dim."""
+    embed_dim: int = key(192, ALWAYS, COUNTS, limits="≥ 1")
+    """Width of the residual stream."""
+    dropout: float = key(0.0, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
+    """Dropout probability."""
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Number of transformer blocks."""
+        return self.num_layers
+
+    def patch_problem(self, height: int, width: int) -> str | None:
+        """Return the problem with images of this height and width in pixels; None if there is none."""
+        if height % self.patch_size == width % self.patch_size == 0:
+            return None
+        common = [side for side in range(1, min(height, width) + 1) if height % side == width % side == 0]
+        nearest = min(common, key=lambda side: abs(side - self.patch_size))
+        return (
+            f"model.patch_size={self.patch_size} must divide the images' height and width, {height} x {width} pixels. "
+            f"Use model.patch_size={nearest}."
+        )
