@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.declarations import PACKAGE, features
+from hpc_trainer.config.table.declarations import features
 from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 
@@ -266,7 +266,7 @@ def abilities(config: TrainConfig) -> list[Ability]:
 
 
 def _load(feature: Feature) -> type[Ability]:
-    kind: type[Ability] = importlib.import_module(f"{PACKAGE}.{feature.name}.ability").ABILITY
+    kind: type[Ability] = importlib.import_module(feature.ability).ABILITY
     return kind
 
 

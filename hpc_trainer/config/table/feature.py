@@ -53,6 +53,8 @@ class Feature:
 
     name: str = ""
     """Name of the feature's folder; filled in from there."""
+    ability: str = ""
+    """Module with the ability; filled in as `ability.py` of the feature's folder, unless a domain names its own."""
     on: str = ""
     """Choice that turns the feature on (`config/table/choice.py`). Left out: the feature is part of each run and goes
     with everything."""
