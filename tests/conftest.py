@@ -9,8 +9,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shutil
 import resource
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator

@@ -39,8 +39,7 @@ from hpc_trainer.record.ledger import append_spent
 from hpc_trainer.record.reading import is_storage_error, read_json
 from hpc_trainer.record.shared_folder import claim, is_there
 from hpc_trainer.record.states import CANCEL, LOW_GOODPUT, OUT_OF_MEMORY, UNEXPLAINED, RunState
-from hpc_trainer.record.telemetry import CAUSES, Move, read_move
-from hpc_trainer.record.worker_files import own_frame, read_failure
+from hpc_trainer.record.worker_files import MOVE_CAUSES, Move, own_frame, read_failure, read_move
 from hpc_trainer.runtime.decide import (
     Action,
     Answer,
@@ -302,7 +301,7 @@ def _record(stop: Stop, decision: Decision) -> None:
             step=stop.saved_step,
             saved_step=stop.saved_step,
             action=decision.action.value,
-            signal=DEVICE if decision.cause in CAUSES else stop.flag.signal_name,
+            signal=DEVICE if decision.cause in MOVE_CAUSES else stop.flag.signal_name,
         )
 
 

@@ -21,7 +21,7 @@ from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_ledger
-from hpc_trainer.record.telemetry import Move, write_move
+from hpc_trainer.record.worker_files import Move, write_move
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
