@@ -90,7 +90,7 @@ NEAREST = {
     "launch/later_jobs": ["launch/test_successor.py", "launch/test_top_up.py"],
     "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],
     "operate/advice": _RULES,
-    "operate/advice/advised": ["cli/test_tune.py", *_RULES],
+    "operate/advice/advised": ["cli/test_advise.py", *_RULES],
 }
 """Files of the code whose tests have other names too, and folders for files that have neither; below tests/unit/."""
 

@@ -94,7 +94,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         evidence.append(run.limit_warning)
         advice = [_NOW_LONGER.format(**words), *advice]
     if asks_slurm and run.state in _ADVISED and (count := count_of(status, run)):
-        advice.append(f"hpc-trainer tune {run.run_id}: {count} suggestion(s) to make it faster or cheaper")
+        advice.append(f"hpc-trainer advise {run.run_id}: {count} suggestion(s) to make it faster or cheaper")
     ledger = ask_ledgers(status, [run], status.faults).get(run.run_id) if asks_slurm else None
     if ledger is not None and (line := ledger_line(ledger)) is not None:
         evidence.append(line)

@@ -1,4 +1,4 @@
-"""Runs of a sweep with their advice, for `tune`, `why` and `report`; rules in the order of docs/tune.md."""
+"""Runs of a sweep with their advice, for `advise`, `why` and `report`; rules in the order of docs/advise.md."""
 
 from __future__ import annotations
 
@@ -104,15 +104,17 @@ def next_words(tuned: Tuned, sweep: str) -> str | None:
 
 
 def next_of_sweep(tuned: Sequence[Tuned], sweep: str) -> str | None:
-    """Return `next_words` of the first run in `sweep_lines` with such a command; else `tune` of the first run."""
+    """Return `next_words` of the first run in `sweep_lines` with such a command; else `advise` of the first run."""
     groups = alike(tuned)
     runs = {run.run_id: run for run in tuned}
     commands = (next_words(runs[group.run_ids[0]], sweep) for group in groups if group.advice.set)
-    return next((words for words in commands if words is not None), f"tune {groups[0].run_ids[0]}" if groups else None)
+    return next(
+        (words for words in commands if words is not None), f"advise {groups[0].run_ids[0]}" if groups else None
+    )
 
 
 def count_of(status: SweepStatus, run: RunStatus) -> int:
-    """Return the number of pieces of advice of `tune` for a run; 0 for a run of another version."""
+    """Return the number of pieces of advice of `advise` for a run; 0 for a run of another version."""
     if not run.attempts:
         return 0
     try:

@@ -159,7 +159,7 @@ class Report:
     exports: Sequence[ExportReport] = ()
     """Exports that the user named for the page."""
     advice: Sequence[str] = ()
-    """Suggestions of `tune` for these runs, without duplicates."""
+    """Suggestions of `advise` for these runs, without duplicates."""
     next: str | None = None
     """Arguments after `hpc-trainer` that carry out the first suggestion; None if there is no such command."""
     telemetry: Sequence[Chart] = ()
