@@ -236,7 +236,7 @@ def _closed_words(path: Path) -> str:
 def _tell_unused_project() -> None:
     """Print a note on an unused project file: the sweep or run that was not found may be in its folder of runs."""
     from hpc_trainer.cli.given import tell_notes
-    from hpc_trainer.config.compose.project import read_project
+    from hpc_trainer.config.compose.own_files import read_project
 
     with contextlib.suppress(HpcTrainerError):
         unused = read_project().unused

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.config.rules.memory_ways import may_be_auto, smaller_batch, ways
+from hpc_trainer.config.rules.memory import may_be_auto, smaller_batch, ways
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.operate.verdicts import REFUSALS
 from hpc_trainer.record.last_words import Sign, sign_of
@@ -19,7 +19,7 @@ _FRAGMENTED = 0.1  # fraction of the reserved memory: above it, another allocato
 
 
 def memory_evidence(memory: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on what a rank's memory held; `memory` is the worker's record (features/memory_report/ability.py)."""
+    """Yield lines on what a rank's memory held; `memory` is the worker's record (features/memory_report)."""
     figures = _numbers(memory)
     held = ", ".join(f"{name} {figures[name] / 1e9:.3g}" for name in PARTS if name in figures)
     when = f"after step {memory['step']}" if memory.get("step") else "before the first step"

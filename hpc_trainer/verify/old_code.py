@@ -24,7 +24,7 @@ from typing import Any
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.config.schema.output import TrackerConfig
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.change import change_specs
 from hpc_trainer.launch.freeze import grid_of_specs

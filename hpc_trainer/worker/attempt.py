@@ -19,15 +19,13 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.load import hyperparameters, to_plain
+from hpc_trainer.config.packages import missing_package
 from hpc_trainer.config.resume_contract import flatten
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.schema.checkpoint import SaveEvery
-from hpc_trainer.config.schema.tracker import TrackerName
+from hpc_trainer.config.schema.output import SaveEvery, TrackerName, best_is_max
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.config.targets import locate
-from hpc_trainer.config.trackers import hyperparameters, missing_package
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
@@ -36,7 +34,7 @@ from hpc_trainer.record.shared_folder import Watch, is_there
 from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.record.worker_files import read_failure
 from hpc_trainer.runtime.devices import is_out_of_memory, kind_of
-from hpc_trainer.runtime.pace import job_end_time
+from hpc_trainer.runtime.pace import SaveTimer, job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import PROBE_VARIABLE, RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
@@ -50,7 +48,6 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.reporter import NoTracker, SupersededError, Tracker
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.saver import SaveTimer
 from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording
 from hpc_trainer.worker.conclude import LateStop, Stop, conclude_error, conclude_start, conclude_stop, record_of_error
 from hpc_trainer.worker.flight_recorder import FlightRecorder

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.schema.monitor import MonitorConfig
+from hpc_trainer.config.schema.output import MonitorConfig
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.counters.host import HostCounters
 from hpc_trainer.runtime.rank_env import read_rank_env

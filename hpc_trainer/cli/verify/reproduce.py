@@ -15,7 +15,7 @@ from typing import Any
 from hpc_trainer.cli.common import ended_by_signals, print_json
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.compose.composer import override_value
+from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot

@@ -16,7 +16,7 @@ from hpc_trainer.cli.common import ended_by_signals, print_json
 from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.config.schema.output import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.runtime.rank_env import PROBE_VARIABLE

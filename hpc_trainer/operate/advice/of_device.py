@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.batch import divisors, num_parts
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.mesh import divisors, num_parts
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.train import CompileMode, Recompute
 from hpc_trainer.operate.advice.facts import IDLE_GPU, Facts, RankUse
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
 from hpc_trainer.record.telemetry import HARMFUL, mean_of
 
 _ROOMY, _FULL = 0.5, 0.85  # of the GPU's memory
-_KEPT_BY_FULL = 0.4  # of the activations: config/rules/memory_ways.py
+_KEPT_BY_FULL = 0.4  # of the activations: config/rules/memory.py
 _TIME_OF_FULL = 4 / 3
 _LITTLE_WORK, _LITTLE_WAIT = 0.5, 0.1
 _THROTTLED = 0.3  # of the samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpc_trainer.config.schema.checkpoint import SaveEvery
+from hpc_trainer.config.schema.output import SaveEvery
 from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.operate.advice.facts import Facts, worked_s
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
