@@ -1,7 +1,7 @@
 """Play every test file by itself, so that none needs what another has left: python -m tests.each_alone [FILE ...]
 
-    python -m tests.each_alone --log alone.log            # writes each file's verdict as it comes
-    python -m tests.each_alone --log alone.log --resume   # leaves out the files that passed in that log
+python -m tests.each_alone --log alone.log            # writes each file's verdict as it comes
+python -m tests.each_alone --log alone.log --resume   # leaves out the files that passed in that log
 
 """
 
