@@ -78,6 +78,8 @@ class Feature:
     It works on copies of sections, once for points that share a section. It may read files, and raises ConfigError."""
     logs: tuple[str, ...] = ()
     """Metrics of steps that its ability adds (`Ability.logged`): checkpoint.keep_best may name them."""
+    rank_half: str = ""
+    """Module with `ABILITY`, what the feature does to a run; left out: the file of the folder's name in the folder."""
     num_threads: int | None = None
     """Threads of each rank, if the feature depends on their number; None for as many as the rank has cores."""
 

@@ -23,6 +23,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 FEATURE = Feature(
     on="monitor.profile_steps",
     is_in_each_run=True,
+    rank_half="hpc_trainer.features.profile.ability",
     example="monitor.profile_steps=1 monitor.profile_warmup_steps=1",
     excludes=(Row("train.main", "it watches the shared loop; torch.profiler works in your own"),),
     problems=_problems,

@@ -2,4 +2,4 @@
 
 from hpc_trainer.config.table.feature import Feature
 
-FEATURE = Feature()
+FEATURE = Feature(rank_half="hpc_trainer.features.stragglers.ability")
