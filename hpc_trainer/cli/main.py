@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.apps import checks, model, runs
+from hpc_trainer.cli.apps import checks, runs
 from hpc_trainer.cli.complete import complete_names
 from hpc_trainer.cli.data.app import data
 from hpc_trainer.cli.given import Chosen, Given
@@ -39,6 +39,7 @@ from hpc_trainer.cli.options import (
     WithApp,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
+from hpc_trainer.domains import domains
 from hpc_trainer.errors import HpcTrainerError, RunStateError
 
 app = typer.Typer(
@@ -161,8 +162,10 @@ def cancel(
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
-for each in (runs, checks, model):
-    app.add_typer(each.verbs)
+for group in (runs, checks):
+    app.add_typer(group.verbs)
+for domain in filter(lambda domain: domain.verbs, domains()):
+    app.add_typer(domain.module(domain.verbs).verbs)
 app.add_typer(data)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from hpc_trainer.features.qat.rounding import begin_rounding, layers_to_round, turn_rounding
-from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.features.qat.rounding import begin_rounding, convert_config, layers_to_round, turn_rounding
+from hpc_trainer.training.ability import Ability, Building, Quantization
 from hpc_trainer.training.state import TrainState
 
 
@@ -29,6 +29,12 @@ class QatAbility(Ability):
         if wanted is not self._is_rounding:
             turn_rounding(self._model, on=wanted)
             self._is_rounding = wanted
+
+    def rounded(self, model: nn.Module, kind: str) -> Quantization | None:
+        qat = self.config.qat
+        if qat.to.name != kind:
+            return None
+        return Quantization(frozenset(layers_to_round(model, qat)[0]), convert_config(qat))
 
 
 ABILITY = QatAbility

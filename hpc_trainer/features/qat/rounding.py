@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import fits_any, unfit
-from hpc_trainer.config.packages import check_installed
+from hpc_trainer.config.packages import check_installed, import_torchao
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
 
@@ -145,25 +143,6 @@ def convert_config(qat: QatConfig) -> Any:
 
 def _is_dynamic(qat: QatConfig) -> bool:
     return qat.to in (QatTo.dynamic_int8, QatTo.dynamic_int4)
-
-
-def import_torchao() -> None:
-    """Import torchao's tensors and operations without what it logs of other machines' libraries.
-
-    Where Python keeps no bytecode of torchao yet, compiling torchao warns of its invalid escapes (0.18): an error under
-    `-W error`.
-    """
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "invalid escape sequence|.* is an invalid escape sequence")
-            import torchao.quantization.qat  # noqa: F401
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
 
 
 def _import_torchao(qat: QatConfig) -> None:

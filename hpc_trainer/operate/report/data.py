@@ -10,73 +10,21 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from hpc_trainer.errors import RunStateError
+from hpc_trainer.domains import domains
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.advice.advised import next_of_sweep, sweep_lines, tune
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.evidence import last_lines, meaning_of, more_memory
 from hpc_trainer.operate.report.charts import thinned
 from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.results import newest_metrics
-from hpc_trainer.record.exported import CARD, read_card
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, read_metrics
 from hpc_trainer.record.reading import is_number
 from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours
 from hpc_trainer.record.telemetry import read_stragglers, straggler_lines
-
-ORIGINAL = "original"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport:
-    """Exported model, or the original for comparison. `latency_s` maps batch sizes to median latencies in seconds."""
-
-    name: str
-    run_id: str
-    step: int
-    num_bytes: int
-    metrics: Mapping[str, float]
-    latency_s: Mapping[str, float]
-
-
-def read_exports(folders: Sequence[Path]) -> list[ExportReport]:
-    """Return the exports in `folders`, each checkpoint's original before its exports.
-
-    Args:
-        folders: folders that are exports or hold exports.
-
-    Raises:
-        RunStateError: a folder holds no export, or an export is damaged or was not measured.
-        UntrustedFileError: others may have changed an export.
-    """
-    reports: list[ExportReport] = []
-    for folder in folders:
-        own = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
-        if not own:
-            raise RunStateError(f"{folder} holds no export. Name a folder that `hpc-trainer export` has made.")
-        for export in own:
-            card = read_card(export)
-            measured = card["measured"]
-            if measured is None:
-                raise RunStateError(f"{export} was not measured. Export it without --no-measure, where its data are.")
-            if (card["run_id"], card["step"]) not in {(report.run_id, report.step) for report in reports}:
-                reports.append(_side(card, measured[ORIGINAL], f"{ORIGINAL} (PyTorch, fp32)"))
-            pruned = card.get("prune")  # cards of earlier versions have no such key
-            ways = [card["to"], card["quantize"], f"pruned {pruned}" if pruned else None]
-            name = " ".join(filter(None, ways))
-            reports.append(_side(card, measured["exported"], name))
-    return reports
-
-
-def _side(card: Mapping[str, Any], side: Mapping[str, Any], name: str) -> ExportReport:
-    return ExportReport(
-        name=name, run_id=card["run_id"], step=card["step"], num_bytes=side["num_bytes"], metrics=side["metrics"],
-        latency_s={batch: timing["median_s"] for batch, timing in side["latency"].items()},
-    )  # fmt: skip
-
 
 WARMUP_STEPS = 20
 """Steps at the start of each attempt without speed: caches, compilers and allocators are cold."""
@@ -148,6 +96,39 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Part of a report that a domain adds."""
+
+    key: str
+    """Key of the section in `report --json`."""
+    content: Any
+    """Value of the key, made of plain values."""
+    html: str
+    """Part of the page, with all text escaped; "" if there is nothing to show."""
+
+
+def domain_sections(options: Mapping[str, Any]) -> list[Section]:
+    """Return the sections that domains add to a report.
+
+    Args:
+        options: the value of each option of `report` that belongs to a domain; an empty value if it was not given.
+
+    Raises:
+        ConfigError: an option was given that no domain of this installation reads. Domains may raise other errors.
+    """
+    rest = dict(options)
+    sections: list[Section] = [
+        domain.module(domain.report).report_section(rest.pop(domain.report_option))
+        for domain in domains()
+        if domain.report
+    ]
+    unread = next((name for name, value in rest.items() if value), None)
+    if unread is not None:
+        raise ConfigError(f"--{unread}: no part of this installation reads it. Leave it out.")
+    return sections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Content of a report; `notes` say what is missing and why."""
 
@@ -156,8 +137,8 @@ class Report:
     runs: list[RunReport]
     scaling: list[Scaling]
     notes: list[str] = field(default_factory=list)
-    exports: Sequence[ExportReport] = ()
-    """Exports that the user named for the page."""
+    sections: Sequence[Section] = ()
+    """Sections of domains."""
     advice: Sequence[str] = ()
     """Suggestions of `tune` for these runs, without duplicates."""
     next: str | None = None
