@@ -1,42 +1,48 @@
-"""The table of domains. The layers know a domain only through this table and the hooks that its `Domain` declares.
+"""Registry of the domains: one line for each folder that may be deleted while everything else still works.
 
-A domain is a folder of this package that covers one concern, from its verbs to its work on ranks. It stands above all
-layers and may import them; no file of a layer or of another domain imports it. Its `__init__.py` declares `DOMAIN`,
-without slow imports. Its other modules are imported when a hook is first needed.
+The core (config, slurm, record, training, worker, launch, operate) imports no domain. Where domains may take part, the
+core calls `contributions` with the name of a hook. A domain's `__init__.py` lists what it contributes to each hook as
+`module:object`; the module is imported when the hook is called for the first time.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-NAMES = ("deploy",)
-"""Folders of the domains. Without its name here and its folder, a domain is gone and everything else works."""
+DOMAINS = ("deploy", "observe")
+"""Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Domain:
-    """Hooks of one domain. A hook that is a module is named within the domain's folder; "" for none."""
-
-    name: str
-    verbs: str = ""
-    """Module with `verbs`, a typer app. Each command line imports it at its start, so its own imports are late."""
-    report: str = ""
-    """Module with `report_section(value)`, which returns a `Section` for `hpc-trainer report`."""
-    report_option: str = ""
-    """Option of `report` whose value `report_section` gets, without dashes."""
-    sweep_keys: Mapping[str, str] = field(default_factory=dict)
-    """Key of the section `sweep` that only the domain's verbs read -> what it is: a grid of runs refuses the key."""
-
-    def module(self, name: str) -> Any:
-        """Import and return a module of the domain's folder."""
-        return importlib.import_module(f"hpc_trainer.{self.name}.{name}")
+HOOKS = {
+    "verbs": "typer app with verbs of hpc-trainer (cli/main.py); imported at the start of each command line",
+    "sweep_keys": "mapping from a key of `sweep` that no grid reads to what it is (config/compose/grid.py)",
+    "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
+    "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",
+    "recorders": "recorder of a rank's last moments (worker/attempt.py, `Recorder`)",
+    "warnings": "problem of a running run, as one line for `status` (record/run_status.py)",
+    "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
+    "result_columns": "columns of `results` (operate/results.py, `Columns`)",
+    "report_parts": "part of a sweep's report (operate/report/data.py, `ReportPart`)",
+    "report_options": "mapping from an option of `report` to a function of its value that returns a `ReportPart`",
+    "page_parts": "section of a run's page (operate/run_page.py, `PagePart`)",
+    "live_figures": "figures of a running run for `status --watch` (cli/live.py)",
+}
+"""What a domain may contribute to, and where the core describes and calls it."""
 
 
 @functools.cache
-def domains() -> tuple[Domain, ...]:
-    """Return the domains of this installation, in the order of `NAMES`."""
-    return tuple(importlib.import_module(f"hpc_trainer.{name}").DOMAIN for name in NAMES)
+def contributions(hook: str) -> tuple[Any, ...]:
+    """Import and return what the domains contribute to a hook, in the order of `DOMAINS`.
+
+    Raises:
+        KeyError: there is no such hook.
+    """
+    assert HOOKS[hook]
+    domains = [importlib.import_module(f"hpc_trainer.{domain}") for domain in DOMAINS]
+    return tuple(_load(name) for domain in domains for name in domain.CONTRIBUTES.get(hook, ()))
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -37,7 +37,7 @@ class Given:
             return cls(overrides, config_dirs, trust, app)
         if app is not None:
             raise ConfigError("--command and --app are two programs for one run. Keep one.")
-        from hpc_trainer.config.compose.composer import override_value
+        from hpc_trainer.config.compose.overrides import override_value
 
         # ${NAME} belongs to the program; OmegaConf must not resolve it.
         kept = override_value(command.replace("${", "\\${"))
@@ -50,7 +50,7 @@ class Given:
 
     def here(self, verb: str, without: tuple[str, ...] = ()) -> Given:
         """Return the input for this machine, without the overrides that begin with one of `without`."""
-        from hpc_trainer.config.compose.composer import overrides_for_here
+        from hpc_trainer.config.compose.overrides import overrides_for_here
 
         local = overrides_for_here(self.overrides or (), verb)
         return dataclasses.replace(self, overrides=[override for override in local if not override.startswith(without)])
@@ -109,7 +109,7 @@ def at_defaults(section: str, fresh: Any) -> Iterator[str]:
         section: the section.
         fresh: the section's dataclass with its defaults.
     """
-    from hpc_trainer.config.compose.composer import override_value
+    from hpc_trainer.config.compose.overrides import override_value
 
     for field in dataclasses.fields(fresh):
         value = getattr(fresh, field.name)

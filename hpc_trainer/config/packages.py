@@ -8,6 +8,7 @@ import logging
 import warnings
 from typing import Any
 
+from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ConfigError
 
 EXTRAS = {
@@ -73,3 +74,13 @@ def import_torchao() -> None:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
+
+
+def missing_package(name: TrackerName) -> str | None:
+    """Return what to install if this Python lacks the package of a tracker; None if it has the package."""
+    if name is TrackerName.none:
+        return None
+    spec = importlib.util.find_spec(name.value)
+    if spec is not None and spec.origin is not None:  # else it is a folder of that name, as both trackers leave behind
+        return None
+    return f"tracker={name.value} needs a package: pip install 'hpc_trainer[{name.value}]'"

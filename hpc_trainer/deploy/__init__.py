@@ -18,12 +18,9 @@ In a process with torch that `export.py` or `evaluate.py` starts:
     card.py            the text of the card and of load.py
 """
 
-from hpc_trainer.domains import Domain
-
-DOMAIN = Domain(
-    name="deploy",
-    verbs="verbs",
-    report="report",
-    report_option="exports",
-    sweep_keys={"forms": "lists the forms in which `export` writes one trained run, and is not a grid of runs"},
-)
+CONTRIBUTES = {
+    "verbs": ("hpc_trainer.deploy.verbs:verbs",),
+    "report_options": ("hpc_trainer.deploy.report:REPORT_OPTIONS",),
+    "sweep_keys": ("hpc_trainer.deploy.exported:SWEEP_KEYS",),
+}
+"""What this domain contributes to the hooks of the core (hpc_trainer/domains.py)."""

@@ -15,6 +15,7 @@ from hpc_trainer.record.files import check_trusted, sha256_of
 
 CARD, CARD_TEXT, CONFIG, LOAD = "card.json", "card.md", "config.yaml", "load.py"
 CARD_FORMAT = 1
+SWEEP_KEYS = {"forms": "lists the forms in which `export` writes one trained run, and is not a grid of runs"}
 _LONGEST_CARD = 4 * 2**20  # bytes, mostly for names of classes
 
 

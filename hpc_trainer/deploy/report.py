@@ -11,7 +11,7 @@ from typing import Any
 from hpc_trainer.deploy.exported import CARD, read_card
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.report.charts import NUM_COLOURS, Line, figure, legend, line_chart
-from hpc_trainer.operate.report.data import Section
+from hpc_trainer.operate.report.data import ReportPart
 from hpc_trainer.operate.report.page import BEST_BY, metric_text, table
 
 _ORIGINAL = "original"
@@ -29,10 +29,13 @@ class ExportReport:
     latency_s: Mapping[str, float]
 
 
-def report_section(folders: Sequence[Path]) -> Section:
-    """Return the section on the exports in `folders`. Raises as `read_exports`."""
+def report_part(folders: Sequence[Path]) -> ReportPart:
+    """Return what `--exports` adds to a report. Raises as `read_exports`."""
     exports = read_exports(folders)
-    return Section(key="exports", content=[dataclasses.asdict(export) for export in exports], html=_html(exports))
+    return ReportPart(section=_html(exports), content={"exports": [dataclasses.asdict(export) for export in exports]})
+
+
+REPORT_OPTIONS = {"exports": report_part}
 
 
 def read_exports(folders: Sequence[Path]) -> list[ExportReport]:

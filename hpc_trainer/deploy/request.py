@@ -14,24 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.changes import with_data
-from hpc_trainer.config.data_files.given import read_given
 from hpc_trainer.config.load import plain_value, to_plain
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.rules.code_rules import target_problems
 from hpc_trainer.config.rules.data_rules import data_problems, task_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import section_problems
 from hpc_trainer.config.schema.data.records import TableConfig
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
+from hpc_trainer.config.schema.output import best_is_max
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems
-from hpc_trainer.datasets.preprocessing import inherited_keys, kind_of, of_config, unknown_of
+from hpc_trainer.config.targets import target_problems
+from hpc_trainer.config.user_files import read_given
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.show import Known
 from hpc_trainer.record.checkpoint_folders import committed, step_name
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import scores_in
 from hpc_trainer.training.checkpoint.retention import Retention
+from hpc_trainer.training.data.preprocessing import inherited_keys, kind_of, of_config, unknown_of
 
 MODEL = "model"
 # The averaged weights (features/averaged_weights): their name in a checkpoint, and the prefix of their tensors' names.
@@ -123,7 +123,7 @@ def notes_of(config: TrainConfig, step: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
-    """Class names and preprocessing (`datasets/preprocessing.py`) of a model's training data; None if not known.
+    """Class names and preprocessing (`training/data/preprocessing.py`) of a model's training data; None if not known.
 
     `unknown` names what is missing because an earlier version did not record it.
     """

@@ -21,10 +21,10 @@ from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 
 if TYPE_CHECKING:
-    from hpc_trainer.datasets.protocol import MapDataset, Split
     from hpc_trainer.tasks.protocol import Task
     from hpc_trainer.training.context import RunContext
     from hpc_trainer.training.data.order import BatchSizes
+    from hpc_trainer.training.data.protocol import MapDataset, Split
     from hpc_trainer.training.optim.build import Recipe
     from hpc_trainer.training.parallel.mesh import Mesh
     from hpc_trainer.training.parallel.share import VotingLoss
@@ -286,7 +286,8 @@ def abilities(config: TrainConfig) -> list[Ability]:
 
 
 def _load(feature: Feature) -> type[Ability]:
-    kind: type[Ability] = importlib.import_module(f"{PACKAGE}.{feature.name}.ability").ABILITY
+    module = feature.rank_half or f"{PACKAGE}.{feature.name}.{feature.name}"
+    kind: type[Ability] = importlib.import_module(module).ABILITY
     return kind
 
 

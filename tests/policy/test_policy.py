@@ -106,7 +106,7 @@ def test_slurms_words_stand_in_slurm_alone() -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("layer", ["slurm", "launch", "operate", "worker", "deploy", "cli"])
+@pytest.mark.parametrize("layer", ["slurm", "launch", "operate", "worker", "deploy", "verify", "cli"])
 def test_errors_of_ours_are_told_apart_by_their_class(layer: str) -> None:
     """Our messages are for people: they change, and what depends on their words would change unseen."""
     for path in sorted((PACKAGE / layer).rglob("*.py")):

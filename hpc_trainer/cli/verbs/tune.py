@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from hpc_trainer.cli.common import print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.given import resolve_runs_dir
-from hpc_trainer.operate.advice.advised import Tuned, alike, next_words, tune
+from hpc_trainer.observe.advice import Tuned, alike, next_words, tune
 from hpc_trainer.operate.find import select
 
 _SHOWN_RUNS = 3

@@ -25,7 +25,6 @@ from hpc_trainer.operate.report.charts import (
     percent,
 )
 from hpc_trainer.operate.report.data import Report, RunReport, Scaling
-from hpc_trainer.operate.report.telemetry import render_telemetry
 from hpc_trainer.record.ledger import WORDS, Kind, RunLedger, duration, ledger_line
 
 _MOST_RUNS = 40
@@ -174,13 +173,12 @@ def render_page(report: Report, now: float | None = None) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in sorted(report.counts.items())) or "no runs"
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in report.notes)
     scaling = "".join(_scaling(study) for study in report.scaling)
-    sections = "".join(section.html for section in report.sections)
     name = html.escape(report.sweep)
     return whole_page(
         report.sweep,
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{_advice(report.advice, report.next)}{scaling}{sections}{_charts(report.runs)}"
-        f"{ledger_section(report.runs)}{render_telemetry(report.telemetry)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
+        f"{_advice(report.advice, report.next)}{scaling}{''.join(report.studies)}{_charts(report.runs)}"
+        f"{ledger_section(report.runs)}{''.join(report.sections)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
     )
 
 

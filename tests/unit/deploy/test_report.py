@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.deploy.exported import CARD, CONFIG
-from hpc_trainer.deploy.report import read_exports, report_section
+from hpc_trainer.deploy.report import read_exports, report_part
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.report.data import Report
 from hpc_trainer.operate.report.page import render_page
@@ -38,14 +38,14 @@ def test_the_page_has_accuracy_by_size_and_latency(tmp_path: Path) -> None:
     found = read_exports([tmp_path / "all"])
     assert [each.name for each in found] == ["original (PyTorch, fp32)", "onnx", "onnx int8"]
     assert [each.num_bytes for each in found] == [4_000_000, 1_000_000, 1_000_000]
-    section = report_section([tmp_path / "all"])
-    assert [export["name"] for export in section.content] == [each.name for each in found]
-    page = render_page(Report(sweep="s", counts={}, runs=[], scaling=[], sections=[section]))
+    part = report_part([tmp_path / "all"])
+    assert [export["name"] for export in part.content["exports"]] == [each.name for each in found]
+    page = render_page(Report(sweep="s", counts={}, runs=[], scaling=[], studies=[part.section]))
     for title in ("eval_accuracy by megabytes", "eval_accuracy by ms, batch of 1", "eval_accuracy by ms, batch of 64"):
         assert f"<h3>{title}</h3>" in page
     assert page.count("<circle") == 9
     assert "cnn-&lt;1&gt; onnx int8" in page
-    nothing = Report(sweep="s", counts={}, runs=[], scaling=[], sections=[report_section([])])
+    nothing = Report(sweep="s", counts={}, runs=[], scaling=[], studies=[report_part([]).section])
     assert "<h2>Exports</h2>" not in render_page(nothing)
 
 
