@@ -80,6 +80,19 @@ def resolve_runs_dir(option: Path | None) -> Path:
     return configured_runs_dir() if option is None else option
 
 
+def one_sweep(positional: str | None, option: str | None) -> str | None:
+    """Return the sweep of a command that takes its name as an argument or as --sweep; None if neither is given.
+
+    Raises:
+        ConfigError: both are given, and differ.
+    """
+    if positional is not None and option is not None and positional != option:
+        raise ConfigError(
+            f"{positional} and --sweep {option} are two sweeps, and this takes one. Leave one of them out."
+        )
+    return positional if option is None else option
+
+
 def tell_notes(notes: Sequence[str]) -> None:
     """Print notes on standard error."""
     for note in notes:

@@ -1,4 +1,4 @@
-"""A run started once more from the code that it had: `hpc-trainer reproduce`.
+"""A run started once more from the code that it had: `hpc-trainer verify reproduce`.
 
 The copy has the same configuration and logs each step, in a sweep of its own. If nothing was frozen, the code is the
 revision that git recorded, with its difference. An environment of the recorded versions is a venv that pip fills.

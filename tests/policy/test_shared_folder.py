@@ -22,7 +22,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "record/files.py": {"O_APPEND": "the one place that appends; lines that decide about a run are read back"},
     "record/metrics.py": {"O_APPEND": "a program's own file of one attempt, with one writer"},
     "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
-    "verify/probe.py": {'mode "a"': "the trace of one rank of a run that certify started: one writer"},
+    "verify/probe.py": {'mode "a"': "the trace of one rank of a run that verify resume started: one writer"},
     "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},
     "launch/frozen_code/unpacking.py": {
         "fcntl": "locks on the node's own disk; on a shared folder a claim that only saves work",

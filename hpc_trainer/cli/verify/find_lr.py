@@ -31,7 +31,7 @@ _ROWS = 12
 _OWN = ("sweep_name=", "paths.runs_dir=")
 
 
-def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, timeout_s: float, as_json: bool) -> None:
+def run_find_lr(given: Given, *, steps: int, first: float, last: float, timeout_s: float, as_json: bool) -> None:
     """Run the test; exit with 0 for a suggestion, 1 if the loss fell nowhere, 2 if the configuration is wrong."""
     if steps < _FEWEST_STEPS or not 0 < first < last < float("inf"):
         raise ConfigError(

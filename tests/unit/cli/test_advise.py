@@ -1,4 +1,4 @@
-"""`hpc-trainer tune` on files as runs leave them: one run, runs alike, one that nothing is wrong with."""
+"""`hpc-trainer advise` on files as runs leave them: one run, runs alike, one that nothing is wrong with."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_one_run_gets_a_line_for_each_piece_of_advice_and_the_command(
 ) -> None:
     sweep = _sweep(tmp_path, [0.75])
     run_id = sweep.specs[0].run_id
-    code, out = cli("tune", run_id)
+    code, out = cli("advise", run_id)
     told = "a step waits 75 of 100 ms for its batch (75%). data.num_workers=4: up to 4x faster"
     assert (code, out.splitlines()) == (0, [f"{run_id}  COMPLETED", f"data-workers: {told}"])
-    (run,) = json.loads(cli("tune", "--json")[1])["runs"]
+    (run,) = json.loads(cli("advise", "--json")[1])["runs"]
     assert run == {
         "run_id": run_id, "state": "COMPLETED",
         "advice": [{
@@ -68,19 +68,19 @@ def test_one_run_gets_a_line_for_each_piece_of_advice_and_the_command(
             "is_same_run": True, "line": f"data-workers: {told}",
         }],
     }  # fmt: skip
-    assert f"tune {run_id}: 1 suggestion(s)" in cli("why", run_id)[1]
+    assert f"advise {run_id}: 1 suggestion(s)" in cli("why", run_id)[1]
     assert fake_slurm.calls() == []
 
 
 def test_runs_of_a_sweep_with_the_same_advice_stand_together(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     sweep = _sweep(tmp_path, [0.75, 0.76, 0.0])
     first, second, _ = (spec.run_id for spec in sweep.specs)
-    code, out = cli("tune")
+    code, out = cli("advise")
     lines = out.splitlines()
     assert code == 0
     assert lines[0].startswith("2 x data-workers: a step waits 76 of 100 ms")
     assert lines[1:] == [
-        f"  {first}, {second}", "2 of 3 runs looked at have advice.", f"Next: hpc-trainer tune {first}",
+        f"  {first}, {second}", "2 of 3 runs looked at have advice.", f"Next: hpc-trainer advise {first}",
     ]  # fmt: skip
     code, out = cli("report", "--json")
     assert json.loads(out)["advice"] == [f"2 run(s), as {first}: {lines[0].removeprefix('2 x ')}"]
@@ -90,7 +90,7 @@ def test_runs_of_a_sweep_with_the_same_advice_stand_together(cli: Cli, tmp_path:
 
 def test_a_report_ends_with_the_command_of_its_first_advice(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     sweep = _sweep(tmp_path, [0.5, 0.75], ("experiment=digits", "data.num_workers=0"))
-    _, tuned = cli("tune", sweep.specs[1].run_id)
+    _, tuned = cli("advise", sweep.specs[1].run_id)
     _, out = cli("report", "s")
     command = out.splitlines()[-1]
     assert command.startswith("Next: hpc-trainer plan experiment=digits data.num_workers=")
@@ -103,9 +103,9 @@ def test_a_report_ends_with_the_command_of_its_first_advice(cli: Cli, tmp_path: 
 def test_a_healthy_run_is_told_nothing(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     sweep = _sweep(tmp_path, [0.02])
     run_id = sweep.specs[0].run_id
-    assert cli("tune", run_id) == (0, f"{run_id}  COMPLETED\nNothing stands out.\n")
-    assert json.loads(cli("tune", "--json")[1])["runs"][0]["advice"] == []
-    assert "tune" not in cli("why", run_id)[1]
+    assert cli("advise", run_id) == (0, f"{run_id}  COMPLETED\nNothing stands out.\n")
+    assert json.loads(cli("advise", "--json")[1])["runs"][0]["advice"] == []
+    assert "advise" not in cli("why", run_id)[1]
     cli("report")
     assert "Advice" not in (sweep.paths.folder / "report.html").read_text()
 
@@ -118,14 +118,14 @@ def test_a_run_of_another_version_costs_no_other(cli: Cli, tmp_path: Path, fake_
     record.pop("crc")
     record["config"]["optim"]["later"] = 1
     specs.write_text(f"{json.dumps(record)}\n{second}\n")
-    document = json.loads(cli("tune", "--json")[1])
+    document = json.loads(cli("advise", "--json")[1])
     assert [run["run_id"] for run in document["runs"]] == [sweep.specs[1].run_id]
     assert sweep.specs[0].run_id in document["notes"][0]
 
 
 def test_what_has_not_begun_has_nothing_to_look_at(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     SweepOnDisk(tmp_path / "runs" / "s", make_specs(2))
-    document = json.loads(cli("tune", "--json")[1])
+    document = json.loads(cli("advise", "--json")[1])
     assert document["runs"] == []
     assert document["notes"] == ["none of these runs has begun: there is nothing to look at yet."]
 
@@ -142,7 +142,7 @@ def test_a_run_that_failed_is_a_matter_for_why(
     if state is RunState.COMPLETED:
         sweep.done(eval_loss=0.5)
     run_id = sweep.specs[0].run_id
-    _, out = cli("tune", run_id)
+    _, out = cli("advise", run_id)
     assert out.splitlines()[1:] == ["Nothing stands out.", *(line.format(run_id) for line in after)]
 
 
@@ -150,7 +150,7 @@ def test_a_complete_run_is_tuned_in_another_sweep(cli: Cli, tmp_path: Path, fake
     """The same run in the same sweep is done: `plan` would say that there is nothing to submit."""
     given = ("experiment=digits", "model=mlp", "sweep_name=s", "hardware.cpus_per_task=4")
     sweep = _sweep(tmp_path, [0.75], overrides=given)
-    _, out = cli("tune", sweep.specs[0].run_id)
+    _, out = cli("advise", sweep.specs[0].run_id)
     (line,) = (line for line in out.splitlines() if line.startswith("Next: hpc-trainer "))
     assert line.endswith(" hardware.cpus_per_task=4 data.num_workers=4 sweep_name=s-tuned")
     assert line.count("sweep_name=") == 1
@@ -163,6 +163,6 @@ def test_a_cancelled_run_is_tuned_by_retry(cli: Cli, tmp_path: Path, fake_slurm:
     sweep.run().marker("DONE").unlink()
     sweep.end(state=RunState.CANCELLED, cause="cancelled", saved_step=100)
     run_id = sweep.specs[0].run_id
-    _, out = cli("tune", run_id)
+    _, out = cli("advise", run_id)
     (line,) = (line for line in out.splitlines() if line.startswith("Next: hpc-trainer "))
     assert line == f"Next: hpc-trainer retry {run_id} data.num_workers=4"

@@ -1,4 +1,4 @@
-"""`hpc-trainer tune`: advice that makes runs faster or cheaper, one line per piece of advice."""
+"""`hpc-trainer advise`: advice that makes runs faster or cheaper, one line per piece of advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_trainer.operate.find import select
 _SHOWN_RUNS = 3
 
 
-def run_tune(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
+def run_advise(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Print advice for the runs that `names` mean; several runs with the same advice share a line."""
     status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
     tuned, notes = tune(status, run_ids)
@@ -36,7 +36,7 @@ def run_tune(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_j
 
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
-    """Return one run of `tune --json` (docs/json.md)."""
+    """Return one run of `advise --json` (docs/json.md)."""
     return {
         "run_id": tuned.run_id, "state": tuned.state.value,
         "advice": [{**dataclasses.asdict(advice), "line": advice.line} for advice in tuned.advice],
@@ -64,4 +64,4 @@ def _print_many(tuned: Sequence[Tuned]) -> None:
     advised = sum(bool(run.advice) for run in tuned)
     say(f"{advised} of {len(tuned)} runs looked at have advice." if groups else "Nothing stands out.")
     if groups:
-        print_next(f"tune {groups[0].run_ids[0]}")
+        print_next(f"advise {groups[0].run_ids[0]}")

@@ -1,4 +1,4 @@
-"""`hpc-trainer log`: metrics that a shell script records for its own run."""
+"""`hpc-trainer log-metrics`: metrics that a shell script records for its own run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.metrics import VARIABLE, log_metrics
 
-_HINT = "Write: hpc-trainer log step=10 loss=0.3"
+_HINT = "Write: hpc-trainer log-metrics step=10 loss=0.3"
 
 
-def run_log(words: Sequence[str]) -> None:
+def run_log_metrics(words: Sequence[str]) -> None:
     """Record one line of metrics of the run that calls this command.
 
     Raises:
@@ -23,11 +23,13 @@ def run_log(words: Sequence[str]) -> None:
         num_steps = int(given.pop("num_steps")) if "num_steps" in given else None
         metrics = {key: float(value) for key, value in given.items()}
     except KeyError:
-        raise ConfigError(f"log needs the step that was done. {_HINT}") from None
+        raise ConfigError(f"log-metrics needs the step that was done. {_HINT}") from None
     except ValueError as error:
-        raise ConfigError(f"log takes numbers: {error}. {_HINT}") from None
+        raise ConfigError(f"log-metrics takes numbers: {error}. {_HINT}") from None
     if step < 0 or "" in metrics:
-        raise ConfigError(f"log takes a step ≥ 0 and names of metrics. {_HINT}")
+        raise ConfigError(f"log-metrics takes a step ≥ 0 and names of metrics. {_HINT}")
     if VARIABLE not in os.environ:
-        raise ConfigError(f"log tells of the run that it is called in, and ${VARIABLE} is not set: this is none.")
+        raise ConfigError(
+            f"log-metrics records metrics of the run that calls it, and ${VARIABLE} is not set: no run calls it here."
+        )
     log_metrics(step, metrics, num_steps=num_steps)
