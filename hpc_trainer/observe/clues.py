@@ -1,4 +1,4 @@
-"""What observation tells `why` and the report: hangs, stragglers, problems of GPUs, moves, and the advice of `advise`."""
+"""What observation tells `why` and the report: hangs, stragglers, faults of GPUs, moves, and advice on speed."""
 
 from __future__ import annotations
 
