@@ -1,4 +1,4 @@
-"""What observation tells `why` and the report: hangs, stragglers, problems of GPUs, moves, and the advice of `advise`."""
+"""Findings of observation for `why` and the report: hangs, stragglers, GPU problems, moves, and advice."""
 
 from __future__ import annotations
 
