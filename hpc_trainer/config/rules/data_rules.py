@@ -65,12 +65,12 @@ def task_problems(config: TrainConfig) -> Iterator[str]:
     has_own = config.data.takes_task or isinstance(config.data, CustomDataConfig)
     if task.targets in (TargetKind.numbers, TargetKind.labels) and not has_own:
         yield (
-            f"task={task.name} needs data of its own, and the targets of data={config.data.name} are classes. Use "
+            f"task={task.name} needs data with other targets: those of data={config.data.name} are classes. Use "
             "data=custom or arrays, or task=classification."
         )
     if task.targets is not TargetKind.classes and train.label_smoothing:
         yield (
-            f"train.label_smoothing={train.label_smoothing:g} is of cross entropy over classes, and this is task="
+            f"train.label_smoothing={train.label_smoothing:g} applies to cross entropy over classes, but this is task="
             f"{task.name}. Use train.label_smoothing=0."
         )
     if isinstance(task, CustomTaskConfig):
@@ -163,7 +163,8 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
         )
     if best is not None and best not in (logged := (*evaluated, *of_steps())):
         yield (
-            f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. {valid(best, logged)}"
+            f"checkpoint.keep_best={best} is not a metric that the run logs, so nothing would be kept. "
+            f"{valid(best, logged)}"
         )
 
 

@@ -77,7 +77,8 @@ def section_problems(name: str, section: Any) -> list[str]:
 
 
 def _section_problems(name: str, section: Any) -> tuple[list[str], list[str]]:
-    declarations = _declarations(type(section), name)
+    kind: Any = type(section)
+    declarations = _declarations(kind, name)
     wrong_items = [
         line for key, kind in declarations.items for line in _items(f"{name}.{key}", getattr(section, key), kind)
     ]
@@ -115,7 +116,8 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
     if config.train.main is not None:
         return
     for section in _SECTIONS:
-        for declared in _declarations(type(getattr(config, section)), section).conditional:
+        kind: Any = type(getattr(config, section))
+        for declared in _declarations(kind, section).conditional:
             key, value, default = declared.name, attrgetter(declared.name)(config), declared.default
             needs = declared.key.needs or ()
             if value != default and not any(holds(config, need) for need in needs):

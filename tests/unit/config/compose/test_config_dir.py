@@ -92,7 +92,7 @@ ANOTHER_USER, ANOTHER_GROUP = 54321, 43210
 def test_what_others_may_write_is_refused(tmp_path: Path, name: str, mode: int) -> None:
     conf = _own_conf(tmp_path / "conf")
     (conf / name).chmod(mode if name != "experiment/my_study.yaml" else mode & 0o666)
-    with pytest.raises(UntrustedFileError, match=rf"others may write it.*chmod -R go-w {conf} .*cp -r {conf}"):
+    with pytest.raises(UntrustedFileError, match=rf"others can write to it.*chmod -R go-w {conf} .*cp -r {conf}"):
         GridComposer([conf])
     subprocess.run(["chmod", "-R", "go-w", conf], check=True)
     with GridComposer([conf]) as composer:
@@ -140,7 +140,7 @@ def test_a_group_of_one_account_alone_is_that_account(tmp_path: Path, monkeypatc
     monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
     GridComposer([conf])
     members.append("bob")
-    with pytest.raises(UntrustedFileError, match="others may write it"):
+    with pytest.raises(UntrustedFileError, match="others can write to it"):
         GridComposer([conf])
 
 

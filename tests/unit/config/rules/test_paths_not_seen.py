@@ -38,5 +38,5 @@ def test_a_rule_names_the_key(overrides: tuple[str, ...], told: str) -> None:
 
 
 def test_a_config_dir_that_cannot_be_looked_at_is_none() -> None:
-    with pytest.raises(ConfigError, match="must be a folder; there is none"):
+    with pytest.raises(ConfigError, match="there is no such folder"):
         Composer([Path(PATH)])
