@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hpc_trainer.config.mesh import num_data_ranks
-from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig
-from hpc_trainer.config.schema.train import LoopConfig
+
+if TYPE_CHECKING:  # features that declare keys of these sections use this file
+    from hpc_trainer.config.schema.hardware import HardwareConfig
+    from hpc_trainer.config.schema.parallel import ParallelConfig
+    from hpc_trainer.config.schema.train import LoopConfig
 
 
 def num_parts(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hpc_trainer.config.schema.parallel import Strategy, Sync
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.choice import holds
 
 
 def averages_gradients(config: TrainConfig) -> bool:
     """Return False if ranks step alone from the first step on: DDP's buckets would only waste memory."""
-    return config.parallel.sync is Sync.every_step or config.parallel.sync_warmup_steps > 0
+    return not holds(config, "parallel.sync") or holds(config, "parallel.sync_warmup_steps")
 
 
 def has_buckets(config: TrainConfig) -> bool:

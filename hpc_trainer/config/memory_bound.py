@@ -41,11 +41,11 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
     divided = parallel["tensor_parallel"] * parallel["pipeline_parallel"]
     if parallel["strategy"] == "fsdp":
         divided = world_size // parallel["data_parallel_replicate"]
-    kept = 1 + (not optim["in_backward"]) + (plain["train"]["ema_decay"] is not None)
+    kept = 1 + (not optim.get("in_backward")) + (plain["train"].get("ema_decay") is not None)
     kind: Any = variant_of("optim", optim)
-    moments = 0 if optim["offload"] else kind(**optim).num_moments
+    moments = 0 if optim.get("offload") else kind(**optim).num_moments
     weight_bytes = FORMATS[Dtype[plain["precision"]["compute_dtype"]]].weight_bytes
-    of_moments = _MOMENT_BYTES * (count * moments // (world_size if parallel["zero1"] else divided))
+    of_moments = _MOMENT_BYTES * (count * moments // (world_size if parallel.get("zero1") else divided))
     return weight_bytes * int(count * kept // divided) + of_moments
 
 

@@ -15,9 +15,11 @@ So tensor-parallel ranks are neighbours, and share a node if tp divides the rank
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
+if TYPE_CHECKING:  # features that declare keys of these sections use this file
+    from hpc_trainer.config.schema.hardware import HardwareConfig
+    from hpc_trainer.config.schema.parallel import ParallelConfig
 
 DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
 
@@ -78,7 +80,7 @@ def mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
     """
     pp, tp = max(1, parallel.pipeline_parallel), max(1, parallel.tensor_parallel)
     num_data_ranks = max(1, world_size // (pp * tp))
-    is_fsdp = parallel.strategy is Strategy.fsdp
+    is_fsdp = parallel.strategy.value == "fsdp"
     replicate = max(1, parallel.data_parallel_replicate) if is_fsdp else num_data_ranks
     return MeshShape(pp=pp, dp_replicate=replicate, dp_shard=max(1, num_data_ranks // replicate), tp=tp)
 

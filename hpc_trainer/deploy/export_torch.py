@@ -20,7 +20,6 @@ from hpc_trainer.config.data_files.given import is_file, read_given
 from hpc_trainer.config.data_files.token_sources import TOKENIZER
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.data.records import TokensConfig
-from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -48,6 +47,7 @@ from hpc_trainer.deploy.trained import (
     write_weights,
 )
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.prune import PruneConfig
 from hpc_trainer.features.prune.choose import pruned
 from hpc_trainer.record.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
 from hpc_trainer.record.files import sha256_of

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from hpc_trainer.config.schema.features.compress import QatConfig
 from hpc_trainer.deploy.trained import read_weights
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat import QatConfig
 from hpc_trainer.features.qat.qat import convert_config, import_torchao, layers_to_round
 
 INPUTS, OUTPUTS = "inputs", "outputs"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.choice import holds
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.show import Known
 from hpc_trainer.record.checkpoint_folders import committed
@@ -74,7 +74,7 @@ def _listed(steps: list[int]) -> str:
 
 def asked_of(run: Known, config: TrainConfig, which: Which, step: int) -> dict[str, Any]:
     """Return the description of the weights for the process with torch."""
-    is_average = config.train.ema_decay is not None and not which.raw
+    is_average = holds(config, "train.ema_decay") and not which.raw
     return {
         "config": dict(run.spec.config),
         "checkpoints": str(run.sweep.run(run.spec.run_id).checkpoints),
@@ -88,7 +88,7 @@ def asked_of(run: Known, config: TrainConfig, which: Which, step: int) -> dict[s
 
 def notes_of(config: TrainConfig, step: int) -> tuple[str, ...]:
     """Return a note if the ranks' weights may still differ at `step`, else no notes."""
-    apart = config.parallel.sync is not Sync.every_step and step != config.train.num_steps
+    apart = holds(config, "parallel.sync") and step != config.train.num_steps
     return ("With parallel.sync ranks differ between two averages: these are rank 0's.",) if apart else ()
 
 

@@ -13,12 +13,11 @@ import pkgutil
 from collections.abc import Iterator
 
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.schema.feature_keys import PACKAGE
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import defaults_of, holds, split, state
 from hpc_trainer.config.table.core_table import CORE
 from hpc_trainer.config.table.feature import Feature, Row
-
-PACKAGE = "hpc_trainer.features"
 
 
 @functools.cache
@@ -27,7 +26,14 @@ def features() -> tuple[Feature, ...]:
     package = importlib.import_module(PACKAGE)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     by_name = {name: importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names}
-    return tuple(dataclasses.replace(feature, name=name) for name, feature in by_name.items())
+    return tuple(
+        dataclasses.replace(feature, name=name, needs=_read(feature.needs), excludes=_read(feature.excludes))
+        for name, feature in by_name.items()
+    )
+
+
+def _read(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    return tuple(dataclasses.replace(row, choice=row.what) for row in rows)
 
 
 @functools.cache

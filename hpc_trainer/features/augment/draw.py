@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
 from hpc_trainer.datasets.augment import bits_of
+from hpc_trainer.features.augment import AugmentConfig, Crop
 
 Numbers = NDArray[np.float64]
 
@@ -83,7 +83,6 @@ def _matrices(name: str, strength: Numbers) -> Numbers:
     return matrices
 
 
-Numbers = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _PIXELS, _LABEL, _WEIGHT = 1, 2, 3

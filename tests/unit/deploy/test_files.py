@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
 from hpc_trainer.deploy.graphs import (
     IN_THE_FILE,
@@ -23,6 +22,7 @@ from hpc_trainer.deploy.graphs import (
 from hpc_trainer.deploy.measure import QUANTIZED, SAME, compare
 from hpc_trainer.deploy.trained import write_weights
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat import QatConfig, QatTo
 from hpc_trainer.features.qat.qat import begin_rounding
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp

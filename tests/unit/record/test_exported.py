@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.load import section_from_plain
-from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
+from hpc_trainer.features.prune import PruneConfig
 from hpc_trainer.record.exported import (
     CARD,
     CONFIG,

@@ -20,7 +20,6 @@ from hpc_trainer.config.schema.data.shipped import (
     SyntheticTokensConfig,
     TextBytesConfig,
 )
-from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, Positions, ResnetConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, SgdConfig
@@ -29,6 +28,7 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.schedule import ScheduleName
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.spike_guard import GuardConfig, OnDivergence, OnSpike
 from tests.unit.record.builders import make_config
 
 INF, NAN = float("inf"), float("nan")

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
 from hpc_trainer.datasets.augment import bits_of
-from hpc_trainer.features.augment import draw
+from hpc_trainer.features.augment import AugmentConfig, Crop, draw
 
 LOADED = draw.Shape(40, 60, 24, 24)
 SAMPLES = [(epoch, sample) for epoch in range(3) for sample in range(400)]

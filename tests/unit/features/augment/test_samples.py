@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from hpc_trainer.config.schema.data.shipped import DigitsConfig, SyntheticImagesConfig
-from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop, RunOn
 from hpc_trainer.datasets import digits, synthetic_images
 from hpc_trainer.datasets.augment import generator_of
 from hpc_trainer.datasets.protocol import EpochDataset
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.augment import draw
+from hpc_trainer.features.augment import AugmentConfig, Crop, RunOn, draw
 from hpc_trainer.features.augment.augment import AugmentedSamples, Cropped
 from hpc_trainer.features.augment.draw import Drawn
 from hpc_trainer.training.data.loader import train_batches
