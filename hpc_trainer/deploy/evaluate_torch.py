@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.load import from_plain
-from hpc_trainer.config.schema.precision import PrecisionConfig
-from hpc_trainer.datasets.batch_trees import map_tensors
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.deploy.graphs import open_file
 from hpc_trainer.deploy.trained import (
     Data,
@@ -28,6 +27,7 @@ from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.record.files import whole_file
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_model
+from hpc_trainer.training.data.batch_trees import map_tensors
 from hpc_trainer.training.precision import autocast, set_precision
 
 _CPU = torch.device("cpu")

@@ -16,14 +16,13 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
-from hpc_trainer.config.data_files.given import is_file, read_given
 from hpc_trainer.config.data_files.token_sources import TOKENIZER
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.data.records import TokensConfig
-from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.model import CONFIG_FILE, HfConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.preprocessing import described
+from hpc_trainer.config.user_files import is_file, read_given
 from hpc_trainer.deploy.card import as_page, form_of, load_lines, prepare_lines, weights_lines
 from hpc_trainer.deploy.graphs import (
     IN_THE_FILE,
@@ -52,6 +51,7 @@ from hpc_trainer.features.prune.choose import pruned
 from hpc_trainer.record.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
 from hpc_trainer.record.files import sha256_of
 from hpc_trainer.training.build import build_model
+from hpc_trainer.training.data.preprocessing import described
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.changes import with_data
-from hpc_trainer.config.data_files.given import read_given
 from hpc_trainer.config.load import plain_value, to_plain
-from hpc_trainer.config.rules.code_rules import target_problems
 from hpc_trainer.config.rules.data_rules import data_problems, task_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import section_problems
 from hpc_trainer.config.schema.data.records import TableConfig
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems
-from hpc_trainer.datasets.preprocessing import inherited_keys, kind_of, of_config, unknown_of
+from hpc_trainer.config.targets import target_problems
+from hpc_trainer.config.user_files import read_given
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.checkpoint_folders import step_name
 from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.training.data.preprocessing import inherited_keys, kind_of, of_config, unknown_of
 
 _MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fed:
-    """Class names and preprocessing (`datasets/preprocessing.py`) of a model's training data; None if not known.
+    """Class names and preprocessing (`training/data/preprocessing.py`) of a model's training data; None if not known.
 
     `unknown` names what is missing because an earlier version did not record it.
     """

@@ -17,11 +17,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpc_trainer.config.load import from_plain, section_from_plain
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.preprocessing import described, differences, without
-from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import (
     CheckpointError,
     ConfigError,
@@ -37,6 +35,8 @@ from hpc_trainer.training.build import HasShape, build_dataset, build_model, bui
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import SavedTensor, whole_tree, write_tensors
 from hpc_trainer.training.data.order import BatchSizes
+from hpc_trainer.training.data.preprocessing import described, differences, without
+from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.rng import seed_everything
 

@@ -22,10 +22,10 @@ from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 
 if TYPE_CHECKING:
-    from hpc_trainer.datasets.protocol import MapDataset, Split
     from hpc_trainer.tasks.protocol import Task
     from hpc_trainer.training.context import RunContext
     from hpc_trainer.training.data.order import BatchSizes
+    from hpc_trainer.training.data.protocol import MapDataset, Split
     from hpc_trainer.training.optim.build import Recipe
     from hpc_trainer.training.parallel.mesh import Mesh
     from hpc_trainer.training.parallel.share import VotingLoss

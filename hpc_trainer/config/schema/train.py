@@ -6,12 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.budget import BudgetConfig
-from hpc_trainer.config.schema.checkpoint import CheckpointConfig
-from hpc_trainer.config.schema.cluster import ClusterConfig
+from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, SnapshotConfig
 from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
-from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.key import (
     ALWAYS,
     APART,
@@ -24,15 +21,11 @@ from hpc_trainer.config.schema.key import (
     only_with,
     section,
 )
-from hpc_trainer.config.schema.model.shipped import ModelConfig
-from hpc_trainer.config.schema.monitor import MonitorConfig
-from hpc_trainer.config.schema.optim import OptimConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
-from hpc_trainer.config.schema.schedule import ScheduleConfig
-from hpc_trainer.config.schema.snapshot import SnapshotConfig
+from hpc_trainer.config.schema.model import ModelConfig
+from hpc_trainer.config.schema.optim import OptimConfig, ScheduleConfig
+from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, TrackerConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.task import TaskConfig
-from hpc_trainer.config.schema.tracker import TrackerConfig
 
 if TYPE_CHECKING:  # at run time `with_feature_keys` gets them
     from hpc_trainer.features.augment import AugmentConfig

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 
 
 def models(

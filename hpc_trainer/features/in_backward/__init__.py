@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpc_trainer.config.batch import accum_steps
+from hpc_trainer.config.mesh import accum_steps
 from hpc_trainer.config.schema.key import ALWAYS, ONCE_SET, key
 from hpc_trainer.config.table.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 

@@ -21,12 +21,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from hpc_trainer.config.data_files.given import open_given, read_given
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.name_patterns import fits_any, there_are
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
+from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.record import checkpoint_folders as folders

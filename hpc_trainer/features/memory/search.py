@@ -26,14 +26,10 @@ import psutil
 import torch
 from torch import nn
 
-from hpc_trainer.config.batch import divisors
-from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.mesh import divisors, holds_gradients
+from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.batch_trees import map_tensors, of_size, tensors_of
-from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.states import OUT_OF_MEMORY
@@ -43,8 +39,11 @@ from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.training.ability import Ability, Building, overridden
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.data.batch_trees import map_tensors, of_size, tensors_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import LEAST_EVALUATED, BatchOrder, BatchSizes
+from hpc_trainer.training.data.protocol import MapDataset
+from hpc_trainer.training.data.stand_in import StandIn
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import random_state_kept

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.load import plain_value, section_from_plain
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo, plain_value, section_from_plain
 from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import section_problems
 from hpc_trainer.config.schema.data.images import ImagesConfig
@@ -196,9 +195,9 @@ def _known(data: DataConfig) -> dict[str, Any]:
 
 
 def _classes(data: ImagesConfig) -> dict[str, Any]:
-    from hpc_trainer.datasets.images.folder import class_folders
-    from hpc_trainer.datasets.images.shard_index import read_classes
-    from hpc_trainer.datasets.images.splits import split_folder
+    from hpc_trainer.data.images.folder import class_folders
+    from hpc_trainer.data.images.index import read_classes
+    from hpc_trainer.data.images.splits import split_folder
 
     try:
         folder = split_folder(data, "train")

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpc_trainer.datasets.augment import bits_of, by_epoch
-from hpc_trainer.datasets.preprocessing import kind_of
-from hpc_trainer.datasets.protocol import DESCRIBED, MapDataset, Split, hand_on
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.replay.old_data import typed_data
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.build import build_dataset, build_task
 from hpc_trainer.training.contract import fingerprint
+from hpc_trainer.training.data.augment import bits_of, by_epoch
+from hpc_trainer.training.data.preprocessing import kind_of
+from hpc_trainer.training.data.protocol import DESCRIBED, MapDataset, Split, hand_on
 
 _USE = 0x7265706C6179  # "replay": keeps these streams apart from those of augmentation
 

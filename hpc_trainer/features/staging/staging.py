@@ -16,9 +16,9 @@ class StagingAbility(Ability):
 
 
 def _stage(data: ImageShardsConfig, stage_dir: str, run: RunContext) -> None:
-    from hpc_trainer.datasets.images.shard_index import read_index
-    from hpc_trainer.datasets.images.splits import split_folder
-    from hpc_trainer.datasets.images.staging import Signs, stage
+    from hpc_trainer.data.images.index import read_index
+    from hpc_trainer.data.images.splits import split_folder
+    from hpc_trainer.data.images.staging import Signs, stage
 
     signs = Signs(run.beat, lambda: run.stop.is_set)
     for folder in dict.fromkeys(split_folder(data, split) for split in ("train", "eval")):

@@ -26,6 +26,7 @@ from hpc_trainer.features.local_sgd import Sync
 from hpc_trainer.features.memory.search import Trials
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -33,7 +34,6 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, Restored
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.saver import SaveTimer
 from hpc_trainer.verify.probe import Probe, ProbedRun
 from hpc_trainer.verify.resume import read_trace
 from hpc_trainer.worker.attempt import run_main

@@ -51,6 +51,7 @@ def _load(told: dict[str, Any]) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize(
     "shared",
@@ -187,6 +188,7 @@ class Talkative(Net):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "to"), [("Net", "safetensors"), pytest.param("Talkative", "torch", marks=pytest.mark.long)]
 )

@@ -34,7 +34,7 @@ from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.contract import ResumeContract
 from tests.composed import composed
-from tests.unit.datasets.images.making import encoded
+from tests.unit.data.images.making import encoded
 
 MLP = ["model=mlp", "model.hidden_dim=8"]
 GPT = ["model=gpt", "model.num_layers=1", "model.num_heads=2", "model.embed_dim=8"]

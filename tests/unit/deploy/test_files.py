@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
+from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.deploy.graphs import (
     IN_THE_FILE,
     open_file,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.model.shipped import CnnConfig
+from hpc_trainer.config.schema.model import CnnConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError, IncompatibleResumeError
 from hpc_trainer.features.init_from.init_from import BaseAbility

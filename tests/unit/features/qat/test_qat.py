@@ -193,6 +193,7 @@ def test_a_missing_package_is_told_before_anything_runs(monkeypatch: pytest.Monk
         begin_rounding(_model(), QatConfig(to=QatTo.int8), ["0"])
 
 
+@pytest.mark.long
 def test_torchao_is_imported_under_a_strict_filter_without_its_bytecode(tmp_path: Path) -> None:
     look = (
         "import sys, torch\n"
