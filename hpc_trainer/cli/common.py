@@ -24,8 +24,8 @@ from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered
 from hpc_trainer.errors import ConfigError, visible
 from hpc_trainer.operate.find import find_sweep, list_sweeps
 from hpc_trainer.record.layout import is_run_id
-from hpc_trainer.record.lost import told_few
 from hpc_trainer.record.metrics import WORK
+from hpc_trainer.record.reading import told_few
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import SweepStatus
 

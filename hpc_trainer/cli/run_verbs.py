@@ -24,11 +24,10 @@ from hpc_trainer.cli.given import resolve_runs_dir, tell_notes
 from hpc_trainer.cli.status_table import print_runs
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import check_one_each, elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import metrics_now, result_rows, sort_rows
+from hpc_trainer.operate.results import find_axes, metrics_now, result_rows, sort_rows
 from hpc_trainer.record.reading import exists
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, goodputs, read_status

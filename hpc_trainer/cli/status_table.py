@@ -8,8 +8,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import axis_value, figure, print_table, short_duration, throughput_words
 from hpc_trainer.cli.fit_table import Least, cut
-from hpc_trainer.operate.axes import find_axes
-from hpc_trainer.operate.results import metrics_now, outcome_metrics
+from hpc_trainer.operate.results import find_axes, metrics_now, outcome_metrics
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, goodputs
 

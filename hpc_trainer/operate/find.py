@@ -8,12 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError, did_you_mean
-from hpc_trainer.record.files import check_place, check_trusted
+from hpc_trainer.record.files import set_umask
 from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths, default_runs_dir
-from hpc_trainer.record.lost import known_by_files
-from hpc_trainer.record.modes import set_umask
-from hpc_trainer.record.reading import Faults, exists
-from hpc_trainer.record.status import SweepStatus, read_status
+from hpc_trainer.record.reading import Faults, check_place, check_trusted, exists
+from hpc_trainer.record.status import SweepStatus, known_by_files, read_status
 
 
 def configured_runs_dir() -> Path:

@@ -13,10 +13,10 @@ from xml.sax.saxutils import escape
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.own_runs import await_end, raise_failure
+from hpc_trainer.record.journal import read_result
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.worker_files import read_result
 
 # Points on each side used for a smoothed value and its slope, as a fraction of all points; at least two.
 _WINDOW = 0.05

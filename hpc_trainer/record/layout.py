@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_trainer.record.files import node_name
 from hpc_trainer.record.reading import Faults, exists
-from hpc_trainer.record.shared_folder import node_name
 
 
 def default_runs_dir() -> Path:
@@ -248,7 +248,7 @@ class SweepPaths:
     old_ends = _Named("ends.jsonl")
     """File of such job ends in sweeps of earlier versions; any host appended."""
     finished = _Named("finished.json")
-    """Completed runs, so that `status` opens fewer folders (record/known_ends.py); `status` replaces it."""
+    """Completed runs, so that `status` opens fewer folders (record/run_state.py); `status` replaces it."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     sync_lock = _Named("sync.lock")

@@ -9,15 +9,30 @@ from typing import Any
 
 from hpc_trainer.errors import UntrustedFileError
 from hpc_trainer.record.doubts import untold_job as untold_job_doubt
-from hpc_trainer.record.journal import Attempt, Journal
-from hpc_trainer.record.layout import HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, journals_in
-from hpc_trainer.record.lost import is_of_unknown_job, submission_told_by
-from hpc_trainer.record.reading import Faults, exists, list_folder
-from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.record.journal import Attempt, Journal, read_heartbeat, read_result
+from hpc_trainer.record.layout import (
+    HEARTBEAT,
+    RESULT,
+    SUBMISSIONS,
+    RunPaths,
+    journals_in,
+)
+from hpc_trainer.record.reading import (
+    Faults,
+    exists,
+    is_there,
+    list_folder,
+)
 from hpc_trainer.record.states import CANCEL, DONE, UNEXPLAINED, RunState
-from hpc_trainer.record.submissions import Ledger, Submission, Waiting, newest_in, read_ledger
-from hpc_trainer.record.worker_files import read_heartbeat, read_result
-from hpc_trainer.slurm.queue import CLOCKS_S
+from hpc_trainer.record.submissions import (
+    SUCCESSOR,
+    Ledger,
+    Submission,
+    Waiting,
+    newest_in,
+    read_ledger,
+)
+from hpc_trainer.slurm.queue import CLOCKS_S, array_of
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: 10,000 instances would take 25 ms more
@@ -222,3 +237,25 @@ def journal_settles(attempt: Attempt | None) -> bool:
     if attempt is None or not attempt.has_ended or attempt.cause == UNEXPLAINED:
         return False
     return attempt.state is not RunState.REQUEUED
+
+
+def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> bool:
+    """Return True if the newest attempt began after the newest submission, in a job that no submission names.
+
+    Args:
+        attempts: all attempts of the run, in order.
+        latest: the run's newest submission; None if there is none.
+        jobs: ids of the arrays and jobs that submissions name.
+    """
+    newest = attempts[-1] if attempts else None
+    if newest is None or newest.executor != "slurm" or array_of(newest.job_id) in jobs:
+        return False
+    return latest is None or (latest.job_id is not None and latest.time <= newest.start_time)
+
+
+def submission_told_by(attempt: Attempt) -> Submission:
+    """Return a stand-in for the lost submission of the job in which an attempt says it runs."""
+    return Submission(
+        uuid="", executor="slurm", hardware="?", run_ids=(), time=attempt.start_time, kind=SUCCESSOR,
+        job_id=attempt.job_id,
+    )  # fmt: skip

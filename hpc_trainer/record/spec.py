@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.record.files import append_texts, is_ours
+from hpc_trainer.record.files import append_texts, make_folder
 from hpc_trainer.record.layout import SweepPaths, is_run_id
-from hpc_trainer.record.modes import make_folder
 from hpc_trainer.record.reading import (
     TORN,
     Faults,
@@ -23,6 +22,7 @@ from hpc_trainer.record.reading import (
     as_count,
     as_text,
     has_seal,
+    is_ours,
     is_torn,
     parse_record,
     raw_lines,

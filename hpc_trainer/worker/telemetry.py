@@ -25,10 +25,9 @@ from hpc_trainer.config.program import is_one_a_node
 from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, NoRoomError, SlurmError
-from hpc_trainer.record.files import OwnLines
+from hpc_trainer.record.files import OwnLines, make_folder
 from hpc_trainer.record.journal import num_moves
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.modes import make_folder
 from hpc_trainer.record.telemetry import (
     HARMFUL,
     MAX_LINES,
@@ -48,8 +47,8 @@ from hpc_trainer.record.telemetry import (
 from hpc_trainer.runtime.counters.notes import Notes
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import DEVICE, StopFlag, wait_for_record
+from hpc_trainer.slurm.commands import estimate_start
 from hpc_trainer.slurm.jobs import read_script, show_job
-from hpc_trainer.slurm.sbatch import estimate_start
 
 FATAL_XID = frozenset((48, 62, 64, 74, 79, 94, 95, 119, 120, 140))
 """NVIDIA's Xid codes that are the device's fault (docs.nvidia.com/deploy/xid-errors): memory (48, 64, 94, 95, 140), its

@@ -22,9 +22,8 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.operate.find_lr import Curve, draw, find_lr
-from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.files import make_folder, set_umask, write_atomic
 from hpc_trainer.record.lr_range import VARIABLE, LrRange
-from hpc_trainer.record.modes import make_folder, set_umask
 from hpc_trainer.record.spec import RunSpec
 
 _FEWEST_STEPS = 10

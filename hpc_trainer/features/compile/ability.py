@@ -9,7 +9,7 @@ from torch import nn
 from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.features.compile.cache import CompileCache, open_cache
 from hpc_trainer.features.compile.graphs import compilations_within, compile_step, uncompiled
-from hpc_trainer.models.blocks import check_has_blocks
+from hpc_trainer.models.parts import check_has_blocks
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.training.ability import Ability, Building
 

@@ -30,10 +30,9 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.features.compile.graphs import graph_counts
-from hpc_trainer.record.files import check_trusted, whole_file
+from hpc_trainer.record.files import narrow_default_acl, whole_file
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import narrow_default_acl
-from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.record.reading import check_trusted, is_there
 from hpc_trainer.training.context import RunContext
 
 _HEAD = b"hpc_trainer compile cache 1\n"

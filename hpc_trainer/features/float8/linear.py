@@ -9,7 +9,7 @@ from torch import nn
 
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.parts import blocks
 
 _MULTIPLE = 16
 """Divisor of both sides of a weight, as the kernels of torch._scaled_mm need it."""

@@ -26,10 +26,10 @@ from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.features.init_from.digest import remembered
 from hpc_trainer.features.init_from.names import check_patterns, renamed
 from hpc_trainer.record import checkpoint_folders as folders
-from hpc_trainer.record.files import check_trusted
+from hpc_trainer.record.checkpoint_folders import Retention
 from hpc_trainer.record.layout import RunPaths, default_runs_dir
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.training.checkpoint.retention import Retention
+from hpc_trainer.record.reading import check_trusted
 
 _MANIFEST, _INDEX, _FILE = "manifest.json", ".safetensors.index.json", ".safetensors"
 _FORMATS = frozenset({

@@ -13,8 +13,7 @@ from torch import nn
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices, num_flops
-from hpc_trainer.models.blocks import blocks
-from hpc_trainer.models.weight_names import match_weights
+from hpc_trainer.models.parts import blocks, match_weights
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.optim.build import Group, OwnStep, Recipe, decaying, fastest
 from hpc_trainer.training.parallel.mesh import Mesh

@@ -23,9 +23,8 @@ from hpc_trainer.features.profile.figures import (
     figures_of,
     summary_lines,
 )
-from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.files import rename, write_atomic
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.shared_folder import rename
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.step import StepResult

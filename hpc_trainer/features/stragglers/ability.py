@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.features.stragglers.judge import Judge, Verdict
-from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.parts import blocks
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.telemetry import MOST_TOLD, Straggler, StragglerLog
 from hpc_trainer.runtime.devices import DeviceKind, kind_of

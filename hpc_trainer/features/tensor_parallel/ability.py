@@ -14,7 +14,7 @@ from hpc_trainer.features.tensor_parallel.clip import agree_on_overflow, clip_gr
 from hpc_trainer.features.tensor_parallel.layers import find_plan, matching, share_layers
 from hpc_trainer.runtime.rank_memory import Shares
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.optim.clip import counts_here, place_gradients
+from hpc_trainer.training.optim.build import counts_here, place_gradients
 from hpc_trainer.training.parallel.fully_sharded import share_buffers
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpc_trainer.runtime.tensors import local_tensor
-from hpc_trainer.training.optim.clip import scale_down
+from hpc_trainer.training.optim.build import scale_down
 
 
 def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max_norm: float | None) -> torch.Tensor:

@@ -24,7 +24,7 @@ from hpc_trainer.operate.show import NoRunError, find_run
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.record.exported import CARD, CONFIG, FORMATS, check_packages, read_card
 from hpc_trainer.record.layout import journals_in
-from hpc_trainer.record.shared_folder import names_in
+from hpc_trainer.record.reading import names_in
 
 PREDICTIONS = (".jsonl", ".npz")
 

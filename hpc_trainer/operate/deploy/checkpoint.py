@@ -10,10 +10,9 @@ from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.show import Known
-from hpc_trainer.record.checkpoint_folders import committed
+from hpc_trainer.record.checkpoint_folders import Retention, committed
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.training.checkpoint.retention import Retention
 
 MODEL = "model"
 TORCH_SIDE = "hpc_trainer.worker.deploy.main"

@@ -40,8 +40,7 @@ from hpc_trainer.record.exported import (
     prune_values,
     what_of,
 )
-from hpc_trainer.record.files import fsync_folder
-from hpc_trainer.record.shared_folder import rename
+from hpc_trainer.record.files import fsync_folder, rename
 
 # As in the resume contract: exports are passed on, so the site's environment and folders are left out.
 _NOT_KEPT = frozenset({"cluster", "paths"})

@@ -17,11 +17,11 @@ from hpc_trainer.operate.report.page import table, whole_page
 from hpc_trainer.operate.report.telemetry import Chart, charts_of, render_telemetry
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.record.flight import Flight, read_flights
+from hpc_trainer.record.journal import read_heartbeat
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.reading import Faults, read_ends
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
-from hpc_trainer.record.worker_files import read_heartbeat
 
 _BAD = (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.NODE_FAIL, RunState.TIMEOUT)
 _COLLECTIVES, _RANKS_LISTED, _MAX_CHARTS = 6, 8, 12

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.record.files import check_trusted
+from hpc_trainer.record.journal import read_heartbeat
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.profile_request import (
     FAILED,
@@ -24,10 +24,9 @@ from hpc_trainer.record.profile_request import (
     withdraw,
     write_request,
 )
-from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.reading import Faults, check_trusted
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, read_status
-from hpc_trainer.record.worker_files import read_heartbeat
 
 # Answers are files; the run's state may need a question to Slurm.
 _POLL_S, _STATUS_S = 0.25, 10.0

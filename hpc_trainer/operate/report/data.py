@@ -15,11 +15,10 @@ from typing import Any
 
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.advice.advised import next_of_sweep, sweep_lines, tune
-from hpc_trainer.operate.axes import find_axes
-from hpc_trainer.operate.evidence import last_lines, meaning_of, more_memory
 from hpc_trainer.operate.report.charts import thinned
 from hpc_trainer.operate.report.telemetry import Chart
-from hpc_trainer.operate.results import newest_metrics
+from hpc_trainer.operate.results import find_axes, newest_metrics
+from hpc_trainer.operate.why import last_lines, meaning_of, more_memory
 from hpc_trainer.record.exported import CARD, read_card
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, read_metrics

@@ -21,7 +21,6 @@ from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import read_lines
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
@@ -29,7 +28,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.saver import SaveTimer
-from hpc_trainer.worker.attempt import run_main
+from hpc_trainer.worker.attempt import process_group, run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, overrides
