@@ -14,9 +14,9 @@ from rich.live import Live
 
 from hpc_trainer.cli.common import console, figure, short_duration
 from hpc_trainer.cli.live_table import GpuNow, end_note, gpu_now, table_of
-from hpc_trainer.operate.results import find_axes
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
 

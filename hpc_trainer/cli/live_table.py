@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from hpc_trainer.cli.common import figure, short_duration, short_number, state_style, throughput_words
-from hpc_trainer.cli.fit_table import cut
+from hpc_trainer.cli.common import cut, figure, short_duration, short_number, state_style, throughput_words
 from hpc_trainer.cli.terminal import one_line
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import Faults

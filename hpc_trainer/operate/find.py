@@ -14,8 +14,10 @@ from hpc_trainer.record.reading import Faults, check_place, check_trusted, exist
 from hpc_trainer.record.status import SweepStatus, known_by_files, read_status
 
 
-def configured_runs_dir() -> Path:
-    """Return the folder of sweeps: $HPC_TRAINER_RUNS, else the project file, else the user's own file, else ./runs."""
+def configured_runs_dir(option: Path | None = None) -> Path:
+    """Return the folder of sweeps: --runs-dir, else $HPC_TRAINER_RUNS, the project file, the user's file, or ./runs."""
+    if option is not None:
+        return option
     from hpc_trainer.config.compose.project import own_defaults
 
     own = None if os.environ.get("HPC_TRAINER_RUNS") else own_defaults().get("paths.runs_dir")

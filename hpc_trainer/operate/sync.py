@@ -22,12 +22,12 @@ from hpc_trainer.config.schema.tracker import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.config.trackers import hyperparameters, missing_package
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, SubmitError
 from hpc_trainer.operate.find import prepare_to_write, select
-from hpc_trainer.operate.results import leaves
 from hpc_trainer.record.files import make_folder, rename, write_json
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.processes import file_lock
 from hpc_trainer.record.reading import check_trusted, is_there, read_json
+from hpc_trainer.record.spec import leaves
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
 

@@ -1,6 +1,6 @@
 """State of a run: from what the run wrote itself, then from what Slurm says or once said, never a guess.
 
-`ask_slurm` asks once for all runs of a sweep; `decide` follows from its answer and from the run's folder.
+`read_folder` reads the run's own files, and `ask_slurm` asks once for all runs of a sweep; `decide` follows from both.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.errors import HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.errors import HpcTrainerError, RunStateError, SlurmError, UntrustedFileError
 from hpc_trainer.record import doubts
 from hpc_trainer.record.doubts import Doubt
+from hpc_trainer.record.doubts import untold_job as untold_job_doubt
 from hpc_trainer.record.files import append_lines, make_folder, write_atomic
-from hpc_trainer.record.journal import Attempt
-from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.journal import Attempt, Journal, read_heartbeat, read_result
+from hpc_trainer.record.layout import HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, SweepPaths, journals_in
 from hpc_trainer.record.processes import is_alive
 from hpc_trainer.record.reading import (
     Faults,
@@ -30,6 +31,7 @@ from hpc_trainer.record.reading import (
     cache_age_s,
     check_place,
     check_trusted,
+    exists,
     is_ours,
     is_there,
     list_folder,
@@ -39,9 +41,8 @@ from hpc_trainer.record.reading import (
     seal,
     typed,
 )
-from hpc_trainer.record.run_folder import RunFolder, journal_settles
 from hpc_trainer.record.states import CANCEL, DONE, ENDS, UNEXPLAINED, RunState
-from hpc_trainer.record.submissions import SUCCESSOR
+from hpc_trainer.record.submissions import SUCCESSOR, Ledger, Submission, Waiting, newest_in, read_ledger
 from hpc_trainer.slurm import terms
 from hpc_trainer.slurm.commands import cluster_name
 from hpc_trainer.slurm.queue import (
@@ -56,6 +57,233 @@ from hpc_trainer.slurm.queue import (
     read_queue,
 )
 from hpc_trainer.slurm.terms import says_held
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 instances would take 25 ms more
+class RunFolder:
+    """Content of one run's own files. Treat it as read-only."""
+
+    paths: RunPaths
+    submission: Submission | None
+    """The newest submission: an array of the sweep, or a successor job that an attempt submitted."""
+    element: int
+    """The run's index in `submission`."""
+    job_id: str | None
+    attempts: list[Attempt]
+    heartbeat: Mapping[str, Any]
+    result: Mapping[str, Any]
+    markers: frozenset[str]
+    waits: str | None
+    """Why the run waits in the sweep's own queue; None if it does not."""
+    faults: tuple[str, ...] = ()
+    """Faults of the run's files that cannot be read."""
+    doubt: str | None = None
+    """Reason to suspect a later attempt or a later end than those that were read: lost or unreadable records."""
+    unread: str | None = None
+    """Reason why the heartbeat could not be read just now; the run may be alive."""
+    is_empty: bool = False
+    """True if the run has no folder, or the folder is empty."""
+    untold_job: str | None = None
+    """The job of the newest attempt, if it is newer than `submission` and no submission records it."""
+
+    @property
+    def newest(self) -> Attempt | None:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def current(self) -> Attempt | None:
+        """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
+        newest = self.newest
+        if newest is None or self.submission is None:
+            return newest
+        if self.is_on_slurm:
+            is_its = newest.job_id == self.job_id and newest.start_time > self.submission.time - CLOCKS_S
+        elif self.element < len(self.submission.num_attempts):  # not by time: clocks of login nodes differ
+            is_its = len(self.attempts) > self.submission.num_attempts[self.element]
+        else:
+            is_its = newest.start_time >= self.submission.time
+        return newest if is_its else None
+
+    @property
+    def uuid(self) -> str:
+        """Identifier that the run's job carries; "" if the run was never submitted."""
+        return self.submission.uuid if self.submission is not None else ""
+
+    @property
+    def job_key(self) -> tuple[str, str]:
+        """Key that identifies the run's job; Slurm reuses ids, so the id alone does not."""
+        return self.uuid, self.job_id or ""
+
+    @property
+    def is_on_slurm(self) -> bool:
+        """True if the latest submission went to Slurm."""
+        return self.submission is not None and self.submission.executor == "slurm"
+
+    @property
+    def needs_scheduler(self) -> bool:
+        """True if only Slurm knows whether this run is alive."""
+        return self.is_on_slurm and DONE not in self.markers and self.waits is None
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the run's files record its end, whatever a scheduler says."""
+        return DONE in self.markers or journal_settles(self.current)
+
+
+def read_folder(
+    paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
+    names: Collection[str] | None = None, *, is_listed: bool = False,
+) -> RunFolder:  # fmt: skip
+    """Read the folder of a run; damaged files are reported in `faults`.
+
+    The folder is listed first, so that its names are those of the server and only existing files are opened.
+
+    Args:
+        paths: paths of the run.
+        latest: the run's newest submission among the sweep's submissions, and the run's index in it.
+        waiting: why and since when the run waits in the sweep's own queue; None if it does not.
+        jobs: ids of all arrays in the sweep's submissions.
+        names: the names in the folder, if it was listed just now.
+        is_listed: True if a listing of the sweep's folder showed this folder a moment ago. If the folder is missing
+            now, the state of the run is unknown.
+    """
+    faults, journal_faults, unseen = Faults(), Faults(), Faults()
+    listed = list_folder(paths.place, unseen) if names is None else names
+    if is_listed and listed == [] and not _is_still_there(paths, unseen):
+        unseen.append("its folder was there a moment ago and is not now: ask again in a minute")
+    present = _EVERYTHING if listed is None else listed
+    heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults) if HEARTBEAT in present else {}
+    unread = faults[0] if faults.refusal is not None else None
+    book = _read_book(paths) if SUBMISSIONS in present else Ledger()
+    story = Journal(paths).read_story(journal_faults, listed)
+    if listed is not None and DONE not in present and story.attempts and story.attempts[-1].has_ended:
+        # DONE is written before the journal's end, and the folder was listed before the journal was read.
+        present = list_folder(paths.place, unseen) or present
+    markers = frozenset(name for name in (DONE, CANCEL) if name in present)
+    if listed is None:  # the folder may be entered but not listed
+        markers = frozenset(name for name in markers if exists(paths.at(name), unseen))
+    lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
+    if listed and not journal_faults:
+        lost += _not_seen_yet(paths, listed, story.attempts)
+    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
+    faults += [*book.damage, *journal_faults, *lost, *unseen]
+    if latest is None and book.submissions:
+        waiting = None  # the array that these successors follow took the run out of the queue, and its line is lost
+    submission, index = newest_in(book, latest) or (None, 0)
+    own_jobs = {submission.job_id for submission in book.submissions if submission.job_id is not None}
+    all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # copied only if there is something to add
+    is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
+    if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
+        waiting = None  # the array that the attempt ran in also took the run out of the queue
+    untold_job = None
+    if is_unknown and submission is None:
+        submission = submission_told_by(story.attempts[-1])
+    elif is_unknown:
+        untold_job = story.attempts[-1].job_id
+        doubts = doubts or [untold_job_doubt(untold_job)]
+    return RunFolder(
+        paths=paths,
+        submission=submission,
+        element=index,
+        job_id=submission.element_id(index) if submission else None,
+        attempts=story.attempts,
+        heartbeat=heartbeat,
+        result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
+        markers=markers,
+        waits=None if waiting is None else waiting.reason,
+        faults=tuple(f"{paths.run_id}: {fault}" for fault in faults),
+        doubt=doubts[0] if doubts else None,
+        unread=unread,
+        is_empty=listed == [],
+        untold_job=untold_job,
+    )
+
+
+def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
+    """Return True if the run's folder exists; if the file system fails, add a fault and return True."""
+    try:
+        return is_there(paths.place)
+    except OSError as error:
+        faults.refuse(paths.place, error)
+        return True
+
+
+_EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)
+
+
+def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
+    """Return why the journals may hold more: the folder lists a journal that this client has cached as missing."""
+    number, name = max(journals_in(listed), default=(-1, ""))
+    newest = attempts[-1].attempt if attempts else -2
+    is_hidden = bool(name) and newest < number and exists(paths.at(name), Faults()) is False
+    return [f"{name} is there, and cannot be opened here yet: ask again in a minute"] if is_hidden else []
+
+
+def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
+    """Return the RunFolder of a run that has no folder yet; arguments as for `read_folder`."""
+    submission, index = latest or (None, 0)
+    return RunFolder(
+        paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
+        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
+    )  # fmt: skip
+
+
+def _read_book(paths: RunPaths) -> Ledger:
+    """Read the run's own submissions.jsonl; a file that others may have changed affects this run only."""
+    try:
+        return read_ledger(paths, may_fail=True)
+    except UntrustedFileError as error:
+        return Ledger(damage=(str(error),))
+
+
+def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any], unseen: Faults) -> list[str]:
+    """Describe an attempt that left a sign of life or an error but no journal line; return [] if there is none."""
+    number = attempts[-1].attempt + 1 if attempts else 0
+    if heartbeat.get("attempt", -1) >= number:
+        return [_lost_journal(paths, heartbeat["attempt"])]
+    return [_lost_journal(paths, 0)] if not attempts and exists(paths.failure(0), unseen) else []
+
+
+def _lost_journal(paths: RunPaths, attempt: int) -> str:
+    return f"{paths.journal(attempt).name} has lost attempt {attempt}"
+
+
+def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:
+    """Return a late estimate of the last sign of life, in seconds since the epoch, because clocks differ."""
+    times = [attempt.start_time for attempt in attempts[-1:]]
+    with contextlib.suppress(OSError):
+        times.append(paths.failure(0).stat().st_mtime)
+    return max([float(heartbeat.get("time", 0.0)), *times]) + CLOCKS_S
+
+
+def journal_settles(attempt: Attempt | None) -> bool:
+    if attempt is None or not attempt.has_ended or attempt.cause == UNEXPLAINED:
+        return False
+    return attempt.state is not RunState.REQUEUED
+
+
+def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> bool:
+    """Return True if the newest attempt began after the newest submission, in a job that no submission names.
+
+    Args:
+        attempts: all attempts of the run, in order.
+        latest: the run's newest submission; None if there is none.
+        jobs: ids of the arrays and jobs that submissions name.
+    """
+    newest = attempts[-1] if attempts else None
+    if newest is None or newest.executor != "slurm" or array_of(newest.job_id) in jobs:
+        return False
+    return latest is None or (latest.job_id is not None and latest.time <= newest.start_time)
+
+
+def submission_told_by(attempt: Attempt) -> Submission:
+    """Return a stand-in for the lost submission of the job in which an attempt says it runs."""
+    return Submission(
+        uuid="", executor="slurm", hardware="?", run_ids=(), time=attempt.start_time, kind=SUCCESSOR,
+        job_id=attempt.job_id,
+    )  # fmt: skip
+
 
 End = tuple[RunState, str | None, str | None]
 """State, cause and node of a run."""

@@ -33,7 +33,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "datasets/images/staging.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
     "worker/telemetry.py": {"replace": "in the folder of the node's own collector"},
-    "record/run_folder.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
+    "record/run_state.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
     "worker/deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
     "worker/deploy/graphs.py": {"replace": "in the folder of an export that is being written, under its own name"},
 }

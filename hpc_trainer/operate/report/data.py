@@ -17,13 +17,13 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.advice.advised import next_of_sweep, sweep_lines, tune
 from hpc_trainer.operate.report.charts import thinned
 from hpc_trainer.operate.report.telemetry import Chart
-from hpc_trainer.operate.results import find_axes, newest_metrics
 from hpc_trainer.operate.why import last_lines, meaning_of, more_memory
 from hpc_trainer.record.exported import CARD, read_card
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, read_metrics
 from hpc_trainer.record.reading import is_number
-from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours
+from hpc_trainer.record.spec import find_axes
+from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours, newest_metrics
 from hpc_trainer.record.telemetry import read_stragglers, straggler_lines
 
 ORIGINAL = "original"
