@@ -18,7 +18,7 @@ def configured_runs_dir(option: Path | None = None) -> Path:
     """Return the folder of sweeps: --runs-dir, else $HPC_TRAINER_RUNS, the project file, the user's file, or ./runs."""
     if option is not None:
         return option
-    from hpc_trainer.config.compose.project import own_defaults
+    from hpc_trainer.config.compose.own_files import own_defaults
 
     own = None if os.environ.get("HPC_TRAINER_RUNS") else own_defaults().get("paths.runs_dir")
     return Path(str(own)).expanduser() if own else default_runs_dir()

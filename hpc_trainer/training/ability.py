@@ -21,10 +21,10 @@ from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 
 if TYPE_CHECKING:
-    from hpc_trainer.datasets.protocol import MapDataset, Split
     from hpc_trainer.tasks.protocol import Task
     from hpc_trainer.training.context import RunContext
     from hpc_trainer.training.data.order import BatchSizes
+    from hpc_trainer.training.data.protocol import MapDataset, Split
     from hpc_trainer.training.optim.build import Recipe
     from hpc_trainer.training.parallel.mesh import Mesh
     from hpc_trainer.training.parallel.share import VotingLoss
@@ -66,6 +66,14 @@ class GoBackError(Exception):
     def __init__(self, why: str, go_back: Callable[[], None]) -> None:
         super().__init__(why)
         self.go_back = go_back
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Quantization of some linear layers: their names, and the config of `torchao.quantization.quantize_`."""
+
+    layers: frozenset[str]
+    config: Any
 
 
 class Ability:
@@ -236,7 +244,7 @@ class Ability:
             error: the error that ends the run; None if it ends well.
         """
 
-    # When weights are taken out of a run (`worker/deploy/trained.py`): no hook above was called, nobody trains.
+    # When a model is used outside its run: no hook above was called, and nothing trains.
 
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the weights to load into `model`: `weights`, or others with those that the checkpoint leaves out.
@@ -253,6 +261,18 @@ class Ability:
         """Return the model for use outside training: `model` with its weights, or an equivalent one that costs less."""
         return model
 
+    def compressed(self, model: nn.Module) -> nn.Module:
+        """Return a copy of `model` that is compressed at once as the feature's section says, without training.
+
+        Raises:
+            ConfigError: the feature cannot compress this model.
+        """
+        return model
+
+    def rounded(self, model: nn.Module, kind: str) -> Quantization | None:
+        """Return how training rounded the linear layers of `model` to the quantization `kind`; None if it did not."""
+        return None
+
 
 def abilities(config: TrainConfig) -> list[Ability]:
     """Build the abilities of features that are on or part of each run, in the order of `after` and `before`."""
@@ -266,7 +286,8 @@ def abilities(config: TrainConfig) -> list[Ability]:
 
 
 def _load(feature: Feature) -> type[Ability]:
-    kind: type[Ability] = importlib.import_module(f"{PACKAGE}.{feature.name}.ability").ABILITY
+    module = feature.rank_half or f"{PACKAGE}.{feature.name}.{feature.name}"
+    kind: type[Ability] = importlib.import_module(module).ABILITY
     return kind
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from hpc_trainer.record.flight import read_flights
+from hpc_trainer.observe.flight import read_flights
 from hpc_trainer.record.layout import RunPaths
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DATA = """
 import os, time
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
-from hpc_trainer.datasets.digits import build as digits
+from hpc_trainer.training.data.digits import build as digits
 
 class Standing:
     def __init__(self, inner, how):

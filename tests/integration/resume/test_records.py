@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.datasets.records import test_arrays, test_hf_dataset, test_table, test_tokens
+from tests.unit.data.records import test_arrays, test_hf_dataset, test_table, test_tokens
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -44,6 +44,7 @@ def _words(source: str, folder: Path) -> Iterator[str]:
         yield f"data.path={test_hf_dataset.save(folder / 'a')}"
 
 
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("source", "loading"),

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpc_trainer.operate.advice.advised import tune
-from hpc_trainer.operate.advice.rule import Advice
+from hpc_trainer.observe.advice import Advice, tune
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, append_specs
 from hpc_trainer.record.states import RunState
@@ -118,6 +117,7 @@ HEALTHY = {
 
 LONG = (
     "cnn", "gpt", "two ranks", "fsdp", "bf16", "accumulated, with loaders", "killed", "many runs of a moment",
+    "mlp", "preempted", "on Slurm", "a line each step", "asks for much", "a slow rank", "a save each step, in the way",
 )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ import torch
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.memory.estimate import MemoryEstimate, estimate
-from hpc_trainer.features.offload import ability as offload
-from hpc_trainer.features.offload.ability import PIECE
+from hpc_trainer.features.offload import offload
+from hpc_trainer.features.offload.offload import PIECE
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
@@ -72,6 +72,7 @@ def test_it_is_what_the_step_holds(words: list[str]) -> None:
         assert found[name] == real[name], name
 
 
+@pytest.mark.long
 def test_adapters_are_estimated_as_they_are_trained(tmp_path: Path) -> None:
     """The checkpoint has the adapters alone; measured of a run."""
     pytest.importorskip("peft")
@@ -228,6 +229,7 @@ def test_a_large_model_takes_no_memory() -> None:
     assert found.optimizer == pytest.approx(2 * found.weights, rel=0.01)
 
 
+@pytest.mark.long
 def test_the_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
     words = ["experiment=digits", "model=cnn", "cluster=local", "train.num_steps=20", "train.ema_decay=0.9"]
     argv = [sys.executable, "-m", "hpc_trainer", "train", *words, f"paths.runs_dir={tmp_path}"]
@@ -359,7 +361,7 @@ def test_copies_that_a_step_may_be_put_back_by(
     found = _of_four(*_GPUS, *small, *words)
     large = _of_four(*_GPUS, *small, *words, "data.seq_len=1024")
     assert large.update <= found.update
-    monkeypatch.setattr("hpc_trainer.features.custom_optim.ability.is_put_back", lambda optimizer: False)
+    monkeypatch.setattr("hpc_trainer.features.custom_optim.custom_optim.is_put_back", lambda optimizer: False)
     copied = found.update - _of_four(*_GPUS, *small, *words).update
     state = found.weights + found.optimizer
     assert 0.8 * state < copied < 1.02 * state if is_put_back else copied == 0, "in part in the place of activations"
