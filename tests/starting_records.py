@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_trainer.datasets.records.token_files import write_tokens
+from hpc_trainer.data.tokens.files import write_tokens
 
 COUNT = 100
 """Rows: a batch of the defaults and more."""

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.apps import checks, model, runs
+from hpc_trainer.cli.apps import model, runs
 from hpc_trainer.cli.complete import complete_names
 from hpc_trainer.cli.data.app import data
 from hpc_trainer.cli.given import Chosen, Given
@@ -39,6 +39,7 @@ from hpc_trainer.cli.options import (
     WithApp,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
+from hpc_trainer.cli.verify import app as checks
 from hpc_trainer.errors import HpcTrainerError, RunStateError
 
 app = typer.Typer(

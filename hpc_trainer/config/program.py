@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.given import is_folder
 from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.schema.train import CommandPer, LoopConfig, TrainConfig
 from hpc_trainer.config.shell_text import SCRIPTS, place_of_text, runs_of
+from hpc_trainer.config.user_files import is_folder
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 RUN_PLACES = {

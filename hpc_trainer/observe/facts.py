@@ -87,7 +87,7 @@ class Facts:
     config: TrainConfig
     pace: Pace | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
-    """Figures of memory.json in bytes, of the rank with the most memory (features/memory_report/ability.py)."""
+    """Figures of memory.json in bytes, of the rank with the most memory (features/memory_report)."""
     spent: Mapping[str, float] = field(default_factory=dict)
     """Seconds of all attempts by their kind (`record.ledger.Kind`), from the run's ledger."""
     ranks: Sequence[RankUse] = ()

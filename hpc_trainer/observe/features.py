@@ -23,7 +23,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 _PROFILE = Feature(
-    ability="hpc_trainer.observe.profiler",
+    rank_half="hpc_trainer.observe.profiler",
     on="monitor.profile_steps",
     is_in_each_run=True,
     example="monitor.profile_steps=1 monitor.profile_warmup_steps=1",
@@ -32,6 +32,6 @@ _PROFILE = Feature(
     after=("local_sgd", "logical_ranks", "pipeline", "tensor_parallel"),
 )
 
-FEATURES = {"profile": _PROFILE, "stragglers": Feature(ability="hpc_trainer.observe.stragglers")}
+FEATURES = {"profile": _PROFILE, "stragglers": Feature(rank_half="hpc_trainer.observe.stragglers")}
 """A profile of a window of steps (`monitor.profile_steps`, `hpc-trainer profile RUN`), and the report of ranks that
 slow the others down, which is part of each run of several ranks."""

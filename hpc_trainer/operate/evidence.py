@@ -18,7 +18,7 @@ _FRAGMENTED = 0.1  # fraction of the reserved memory: above it, another allocato
 
 
 def memory_evidence(memory: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on what a rank's memory held; `memory` is the worker's record (features/memory_report/ability.py)."""
+    """Yield lines on what a rank's memory held; `memory` is the worker's record (features/memory_report)."""
     figures = _numbers(memory)
     held = ", ".join(f"{name} {figures[name] / 1e9:.3g}" for name in PARTS if name in figures)
     when = f"after step {memory['step']}" if memory.get("step") else "before the first step"

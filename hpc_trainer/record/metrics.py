@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpc_trainer.config.data_files.given import open_given
+from hpc_trainer.config.user_files import open_given
 from hpc_trainer.record.files import append_lines, to_json, write_atomic
 from hpc_trainer.record.reading import (
     Faults,

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.declarations import features
+from hpc_trainer.config.table.declarations import PACKAGE, features
 from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 
 if TYPE_CHECKING:
-    from hpc_trainer.datasets.protocol import MapDataset, Split
     from hpc_trainer.tasks.protocol import Task
     from hpc_trainer.training.context import RunContext
     from hpc_trainer.training.data.order import BatchSizes
+    from hpc_trainer.training.data.protocol import MapDataset, Split
     from hpc_trainer.training.optim.build import Recipe
     from hpc_trainer.training.parallel.mesh import Mesh
     from hpc_trainer.training.parallel.share import VotingLoss
@@ -236,7 +236,7 @@ class Ability:
             error: the error that ends the run; None if it ends well.
         """
 
-    # When weights are taken out of a run (`worker/deploy/trained.py`): no hook above was called, nobody trains.
+    # When weights are taken out of a run (`deploy/trained.py`): no hook above was called, nobody trains.
 
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the weights to load into `model`: `weights`, or others with those that the checkpoint leaves out.
@@ -266,7 +266,8 @@ def abilities(config: TrainConfig) -> list[Ability]:
 
 
 def _load(feature: Feature) -> type[Ability]:
-    kind: type[Ability] = importlib.import_module(feature.ability).ABILITY
+    module = feature.rank_half or f"{PACKAGE}.{feature.name}.{feature.name}"
+    kind: type[Ability] = importlib.import_module(module).ABILITY
     return kind
 
 

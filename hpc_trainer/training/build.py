@@ -16,14 +16,14 @@ from hpc_trainer.config.schema.model.shipped import CustomModelConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
-from hpc_trainer.datasets.own import as_map_dataset
-from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.tasks.own import as_task
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Ability, Building, abilities, overridden
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.order import BatchOrder, BatchSizes
+from hpc_trainer.training.data.own import as_map_dataset
+from hpc_trainer.training.data.protocol import SPLITS, MapDataset, Split
 from hpc_trainer.training.data.target_shares import groups_to_count
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import Recipe, build_optimizer, chosen_settings, decaying
@@ -239,7 +239,7 @@ def build_dataset(
         fed: `classes` and `preprocessing` of a trained model that is evaluated on these data; None in training.
 
     Raises:
-        ConfigError: the loop (datasets/own.py) or a feature cannot use the data set of the user.
+        ConfigError: the loop (training/data/own.py) or a feature cannot use the data set of the user.
     """
     builder = locate("data._target_", config.data._target_, config.trust)
     dataset: MapDataset

@@ -25,12 +25,12 @@ from hpc_trainer.config.resume_contract import compare, default_facts, lines_of,
 from hpc_trainer.config.rules.code_rules import packages_of
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.preprocessing import described
 from hpc_trainer.errors import IncompatibleResumeError, LoopError
 from hpc_trainer.runtime.code import code_digests
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointInfo
+from hpc_trainer.training.data.preprocessing import described
 
 # A checkpoint may be passed on to others, so the site's environment and folders must not be in it; they never matter.
 _NOT_KEPT = frozenset({"cluster", "paths"})
@@ -47,7 +47,7 @@ class ResumeContract:
     described: dict[str, Any] = field(default_factory=dict)
     """The facts that `describe` added."""
     fed_with: dict[str, Any] | None = None
-    """Class names and preprocessing of `dataset` (`datasets/preprocessing.py`), for users of the model. A resume
+    """Class names and preprocessing of `dataset` (`training/data/preprocessing.py`), for users of the model. A resume
     compares the data set's fingerprint instead."""
     allow: tuple[str, ...] = ()
     resume_from: str | None = None

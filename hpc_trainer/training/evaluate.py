@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.precision import PrecisionConfig
-from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.meters import computed, meters_on
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.data.loader import copies_to, eval_indices, shares_of
+from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import ask

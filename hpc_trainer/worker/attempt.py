@@ -7,6 +7,7 @@ tracker stand beside metrics.jsonl. The end becomes a journal record and an exit
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
@@ -32,14 +33,13 @@ from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostE
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.lr_range import VARIABLE
 from hpc_trainer.record.shared_folder import Watch, is_there
 from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.record.worker_files import read_failure
 from hpc_trainer.runtime.devices import is_out_of_memory, kind_of
-from hpc_trainer.runtime.pace import job_end_time
+from hpc_trainer.runtime.pace import SaveTimer, job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
-from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.rank_env import PROBE_VARIABLE, RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
@@ -51,10 +51,8 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.reporter import NoTracker, SupersededError, Tracker
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.saver import SaveTimer
 from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording, sampled
 from hpc_trainer.worker.conclude import LateStop, Stop, conclude_error, conclude_start, conclude_stop, record_of_error
-from hpc_trainer.worker.probe import context_class
 
 
 class TensorBoardTracker:
@@ -96,6 +94,30 @@ def build_tracker(config: TrainConfig, folder: Path, first_step: int) -> Tracker
 Main = Callable[[TrainConfig, RunContext], object]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacements:
+    """Replacements for parts of a rank whose run is tested; the defaults are those of an ordinary run."""
+
+    context: Callable[..., RunContext] = RunContext
+    main: Main | None = None
+    """Loop in place of the run's own."""
+
+
+def find_replacements(config: TrainConfig) -> Replacements:
+    """Return the replacements by the module that `PROBE_VARIABLE` names; none without this variable.
+
+    Raises:
+        ConfigError: the variable does not name a module of this package.
+    """
+    name = os.environ.get(PROBE_VARIABLE)
+    if name is None:
+        return Replacements()
+    if not name.startswith("hpc_trainer."):
+        raise ConfigError(f"{PROBE_VARIABLE}={name} must name a module of hpc_trainer. Unset it.")
+    replacements: Replacements = importlib.import_module(name).replacements(config)
+    return replacements
+
+
 def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     """Run the loop to its end, or to an agreed stop, and return which of them was reached. Collective.
 
@@ -121,10 +143,9 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
 def find_main(config: TrainConfig) -> Main:
     """Return the loop of this configuration. Raises ConfigError as `run_main` does."""
     name = config.train.main
-    if VARIABLE in os.environ:
-        from hpc_trainer.worker.lr_range import try_rates
-
-        return try_rates
+    replacement = find_replacements(config).main
+    if replacement is not None:
+        return replacement
     if name is None:
         return train
     target = locate("train.main", name, config.trust)
@@ -248,7 +269,7 @@ def _context(
 ) -> RunContext:  # fmt: skip
     """Return the context that the loop gets in this attempt."""
     checkpoint = config.checkpoint
-    return context_class(config)(
+    return find_replacements(config).context(
         paths=paths,
         env=env,
         group=group,

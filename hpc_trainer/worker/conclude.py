@@ -51,7 +51,7 @@ from hpc_trainer.runtime.decide import (
     decide_stop,
     decide_successor,
 )
-from hpc_trainer.runtime.pace import job_end_time, last_moment
+from hpc_trainer.runtime.pace import DEADLINE, job_end_time, last_moment
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import DEVICE, StopFlag, stop_signals_held_back
@@ -60,7 +60,6 @@ from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import DEFAULT_KILL_WAIT_S, WORKER_TIMEOUT_S, requeue, show_job, show_preemption, update_job
 from hpc_trainer.slurm.shape import shape_of
 from hpc_trainer.slurm.states import AT_WORK
-from hpc_trainer.training.saver import DEADLINE
 
 if TYPE_CHECKING:
     from hpc_trainer.runtime.rank_group import RankGroup

@@ -22,17 +22,17 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.augment import by_epoch
-from hpc_trainer.datasets.batch_trees import tensors_of
-from hpc_trainer.datasets.images import pictures
-from hpc_trainer.datasets.problem import Problem
-from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
+from hpc_trainer.data.files import Problem
+from hpc_trainer.data.images import pictures
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import abilities
 from hpc_trainer.training.build import build_dataset, build_task
+from hpc_trainer.training.data.augment import by_epoch
+from hpc_trainer.training.data.batch_trees import tensors_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.data.protocol import SPLITS, MapDataset, Split
 from hpc_trainer.worker.answer import answer
 
 _ENDLESS = 10**12  # steps

@@ -26,11 +26,11 @@ from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.record.shared_folder import Watch, names_in
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.worker_files import own_frame, write_result
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.training.reporter import LifeSigns, SupersededError, cause_of_end
-from hpc_trainer.training.saver import SaveTimer
 from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording, sampled
 from hpc_trainer.worker.conclude import (
     LateStop,

@@ -34,14 +34,14 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImagesConfig, ImageShardsConfig
-from hpc_trainer.datasets.images.dataset import build
-from hpc_trainer.datasets.images.folder import FolderSource
-from hpc_trainer.datasets.images.pictures import read_picture
-from hpc_trainer.datasets.images.shard_index import ABOUT, ROW, ROWS, VERSION, build_index
+from hpc_trainer.data.images.dataset import build
+from hpc_trainer.data.images.folder import FolderSource
+from hpc_trainer.data.images.index import ABOUT, ROW, ROWS, VERSION, build_index
+from hpc_trainer.data.images.pictures import read_picture
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
-from tests.unit.datasets.images.making import make_shards
-from tests.unit.datasets.images.real_pictures import ALL, photograph
+from tests.unit.data.images.making import make_shards
+from tests.unit.data.images.real_pictures import ALL, photograph
 
 ROUNDS = 5
 NUM_PICTURES, BATCH, NUM_CLASSES = 320, 32, 8

@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from hpc_trainer.config.schema.data.records import ArraysConfig, TokensConfig
 from hpc_trainer.config.schema.task import TaskConfig
-from hpc_trainer.datasets.records import arrays, tokens
-from hpc_trainer.datasets.records.token_files import write_tokens
+from hpc_trainer.data.arrays import dataset as arrays
+from hpc_trainer.data.tokens import dataset as tokens
+from hpc_trainer.data.tokens.files import write_tokens
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.datasets.images.shard_index import damaged_shards, read_index
+from hpc_trainer.data.images.index import damaged_shards, read_index
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.unit.operate.prepare.raw_data import content, picture

@@ -80,8 +80,8 @@ def export(
 ) -> None:
     """Write a run's model into one file that loads in ten lines, and its size, latency and metrics beside it."""
     from hpc_trainer.cli.verbs.export import run_export
-    from hpc_trainer.operate.deploy.checkpoint import Which
-    from hpc_trainer.operate.deploy.export import Wanted
+    from hpc_trainer.deploy.export import Wanted
+    from hpc_trainer.deploy.request import Which
 
     wanted = Wanted(
         which=Which(best=best, step=step, raw=raw, name=name), to=to, quantize=quantize, prune=prune,
@@ -109,8 +109,8 @@ def evaluate(
     """Print the metrics of a run's checkpoint, or of an export, on its validation set or on other data; here."""
     from hpc_trainer.cli.given import resolve_runs_dir
     from hpc_trainer.cli.verbs.eval import run_eval
-    from hpc_trainer.operate.deploy.ask_model import Target
-    from hpc_trainer.operate.deploy.checkpoint import Which
+    from hpc_trainer.deploy.evaluate import Target
+    from hpc_trainer.deploy.request import Which
 
     which = Which(best=best, step=step, raw=raw)
     given = Target(
@@ -142,8 +142,8 @@ def predict(
     """Write what a run's model, or an export, predicts for each sample of its validation set or of other data; here."""
     from hpc_trainer.cli.given import resolve_runs_dir
     from hpc_trainer.cli.verbs.eval import run_predict
-    from hpc_trainer.operate.deploy.ask_model import Target
-    from hpc_trainer.operate.deploy.checkpoint import Which
+    from hpc_trainer.deploy.evaluate import Target
+    from hpc_trainer.deploy.request import Which
 
     which = Which(best=best, step=step, raw=raw)
     given = Target(

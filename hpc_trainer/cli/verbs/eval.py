@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import print_json
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.operate.deploy.ask_model import Target, evaluate, predict
+from hpc_trainer.deploy.evaluate import Target, evaluate, predict
 
 
 def run_eval(target: Target, *, as_json: bool) -> None:

@@ -12,8 +12,8 @@ from hpc_trainer.cli.common import print_json, print_next, print_table, short_nu
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.cli.verbs.report import run_report
+from hpc_trainer.deploy.export import EVERY, Form, Wanted, export, export_all, forms_of
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.deploy.export import EVERY, Form, Wanted, export, export_all, forms_of
 from hpc_trainer.operate.show import Known, find_run
 from hpc_trainer.record.exported import needed_package
 

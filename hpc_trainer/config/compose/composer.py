@@ -28,11 +28,11 @@ from hpc_trainer.config.compose.unreadable import unreadable
 from hpc_trainer.config.compose.user import read_user_config, user_config_path
 from hpc_trainer.config.compose.words import choices_in, conf_dir
 from hpc_trainer.config.compose.wrong_value import wrong_value
-from hpc_trainer.config.data_files.given import is_folder
 from hpc_trainer.config.keys import DECLARED, declared_at
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
+from hpc_trainer.config.user_files import is_folder
 from hpc_trainer.errors import ConfigError, did_you_mean, valid
 
 ROOT = "train"

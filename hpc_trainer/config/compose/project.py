@@ -18,7 +18,7 @@ from typing import Any
 
 from hpc_trainer.config.compose.own_files import others_may_write
 from hpc_trainer.config.compose.user import read_user_config
-from hpc_trainer.config.data_files.given import is_file, is_folder
+from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError, UntrustedFileError, valid
 
 YAML_NAME, TOML_NAME = "hpc_trainer.yaml", "pyproject.toml"

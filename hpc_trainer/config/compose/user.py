@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.own_files import check_own_file
-from hpc_trainer.config.data_files.given import is_file
+from hpc_trainer.config.user_files import is_file
 from hpc_trainer.errors import ConfigError
 
 

@@ -13,10 +13,10 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpc_trainer.config.data_files.given import is_folder, open_given
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import TargetKind
+from hpc_trainer.config.user_files import is_folder, open_given
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
 
 USUAL_FRACTION = ArraysConfig().eval_fraction

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.data_files.array_files import check_parts
-from hpc_trainer.config.data_files.given import is_file, read_given
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import TargetKind
+from hpc_trainer.config.user_files import is_file, read_given
 from hpc_trainer.errors import ConfigError, DataError, valid
 
 IMAGE, CLASSES, WHOLE, FLOAT, LIST, OTHER = "image", "classes", "whole numbers", "numbers", "lists", "other"

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.data_files.given import is_file, is_folder, read_given
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.images import EVAL_FOLDERS, ImagesConfig, ImageShardsConfig
+from hpc_trainer.config.user_files import is_file, is_folder, read_given
 
 _INDEX = "index.json"
 

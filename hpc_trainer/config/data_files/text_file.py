@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.data_files.given import is_file
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
+from hpc_trainer.config.user_files import is_file
 
 _BUILT_IN_TEXT = "pydoc_data.topics"
 
@@ -37,7 +37,7 @@ def window_problems(data: TextBytesConfig) -> Iterator[str]:
 
 
 def _parts(data: TextBytesConfig) -> tuple[int, int] | None:
-    """Return the bytes for training and for evaluation, as `datasets/text_bytes.py` cuts them; None if unknown."""
+    """Return the bytes for training and for evaluation, as `data/tokens/text_bytes.py` cuts them; None if unknown."""
     if not (0 < data.eval_fraction < 1 and data.seq_len >= 2):
         return None
     path = _built_in() if data.path is None else Path(data.path)

@@ -10,8 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from hpc_trainer.config.data_files.given import is_file, is_folder, read_given
 from hpc_trainer.config.schema.data.records import TokensConfig
+from hpc_trainer.config.user_files import is_file, is_folder, read_given
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError
 
 FORMAT = 1

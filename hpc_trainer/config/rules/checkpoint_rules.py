@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.data_files.given import home_problems, is_file, is_folder
 from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
+from hpc_trainer.config.user_files import home_problems, is_file, is_folder
 
 
 def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words
-from hpc_trainer.config.data_files.given import is_file, is_folder
 from hpc_trainer.config.keys import DECLARED
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.program import (
@@ -34,6 +33,7 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import CommandEnv, LoopConfig, TrainConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.targets import check_target
+from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError
 
 _MAY_NAME_CODE = (

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.given import home_problems, is_file
 from hpc_trainer.config.data_files.known import known_of
 from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, TargetKind, TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import features
+from hpc_trainer.config.user_files import home_problems, is_file
 from hpc_trainer.errors import HpcTrainerError, valid
 
 _PATHS = ("path", "eval_path", "sources")

@@ -12,7 +12,6 @@ from typing import Any
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.batch import with_batch
 from hpc_trainer.config.checks import within
-from hpc_trainer.config.data_files.given import home_problems
 from hpc_trainer.config.load import BUT_SEED, but_seed
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.rules.checkpoint_rules import resume_from_problems, retention_problems, with_absolute_origin
@@ -30,6 +29,7 @@ from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems, fill_in
+from hpc_trainer.config.user_files import home_problems
 from hpc_trainer.errors import ConfigError
 
 _DIGIT_PIXELS = 8  # a side of data=digits

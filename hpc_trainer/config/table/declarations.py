@@ -29,9 +29,6 @@ def features() -> tuple[Feature, ...]:
     package = importlib.import_module(PACKAGE)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     by_name = {name: importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names}
-    by_name = {
-        name: dataclasses.replace(feature, ability=f"{PACKAGE}.{name}.ability") for name, feature in by_name.items()
-    }
     for of_domain in contributions("features"):
         by_name |= of_domain
     return tuple(dataclasses.replace(by_name[name], name=name) for name in sorted(by_name))

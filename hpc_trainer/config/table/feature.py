@@ -53,8 +53,6 @@ class Feature:
 
     name: str = ""
     """Name of the feature's folder; filled in from there."""
-    ability: str = ""
-    """Module with the ability; filled in as `ability.py` of the feature's folder, unless a domain names its own."""
     on: str = ""
     """Choice that turns the feature on (`config/table/choice.py`). Left out: the feature is part of each run and goes
     with everything."""
@@ -80,6 +78,8 @@ class Feature:
     It works on copies of sections, once for points that share a section. It may read files, and raises ConfigError."""
     logs: tuple[str, ...] = ()
     """Metrics of steps that its ability adds (`Ability.logged`): checkpoint.keep_best may name them."""
+    rank_half: str = ""
+    """Module with `ABILITY`, what the feature does to a run; left out: the file of the folder's name in the folder."""
     num_threads: int | None = None
     """Threads of each rank, if the feature depends on their number; None for as many as the rank has cores."""
 

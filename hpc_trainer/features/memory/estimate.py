@@ -30,9 +30,6 @@ from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.batch_trees import map_tensors, of_size, tensors_of, without_content
-from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.models.blocks import blocks
 from hpc_trainer.runtime.fake_tensors import build_fake, fake_tensors, reads_values
 from hpc_trainer.runtime.own_process import answer_each
@@ -41,7 +38,10 @@ from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_dataset, build_loss, build_model, build_task, make_optimizer
+from hpc_trainer.training.data.batch_trees import map_tensors, of_size, tensors_of, without_content
 from hpc_trainer.training.data.order import BatchSizes
+from hpc_trainer.training.data.protocol import MapDataset
+from hpc_trainer.training.data.stand_in import StandIn
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered, gathered_dtype
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import VotingLoss

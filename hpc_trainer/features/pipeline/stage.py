@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.stand_in import StandIn
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.pipeline.cut import Between, Measured, Stage, keep, measure, stages_of
 from hpc_trainer.features.pipeline.step import Place, run_parts
@@ -28,6 +27,7 @@ from hpc_trainer.training.ability import Building
 from hpc_trainer.training.checkpoint.model_parts import set_whole
 from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack_sharded, unpack
+from hpc_trainer.training.data.stand_in import StandIn
 from hpc_trainer.training.optim.clip import counts_here
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh

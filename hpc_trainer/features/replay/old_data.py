@@ -188,9 +188,9 @@ def _known(data: DataConfig) -> dict[str, Any]:
 
 
 def _classes(data: ImagesConfig) -> dict[str, Any]:
-    from hpc_trainer.datasets.images.folder import class_folders
-    from hpc_trainer.datasets.images.shard_index import read_classes
-    from hpc_trainer.datasets.images.splits import split_folder
+    from hpc_trainer.data.images.folder import class_folders
+    from hpc_trainer.data.images.index import read_classes
+    from hpc_trainer.data.images.splits import split_folder
 
     try:
         folder = split_folder(data, "train")

@@ -20,15 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.data_files.given import LARGEST_PICTURE, naming, read_given
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.data.images import EVAL_FOLDERS
-from hpc_trainer.datasets.images.pictures import EXTENSIONS, decode
-from hpc_trainer.datasets.images.pictures import FORMATS as PILLOW
-from hpc_trainer.datasets.images.shard_index import (
+from hpc_trainer.config.user_files import LARGEST_PICTURE, naming, read_given
+from hpc_trainer.data.images.index import (
     ABOUT as INDEX,
 )
-from hpc_trainer.datasets.images.shard_index import (
+from hpc_trainer.data.images.index import (
     CLASSES,
     ROW,
     IndexedShard,
@@ -37,6 +35,8 @@ from hpc_trainer.datasets.images.shard_index import (
     read_index,
     write_index,
 )
+from hpc_trainer.data.images.pictures import EXTENSIONS, decode
+from hpc_trainer.data.images.pictures import FORMATS as PILLOW
 from hpc_trainer.errors import BrokenPictureError, ConfigError, DataError
 from hpc_trainer.operate.prepare.job import (
     EVAL,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.datasets.images.splits import is_held_out
+from hpc_trainer.data.images.splits import is_held_out
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.prepare.pool import Maker, Piece, over_processes
 from hpc_trainer.record.files import fsync_folder, to_json, write_atomic, write_json

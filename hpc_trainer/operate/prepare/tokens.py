@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.data_files.given import open_given, read_given
 from hpc_trainer.config.data_files.token_sources import BYTES, TOKENIZER, TOKENS, TokenMeta, dtype_of, read_meta
 from hpc_trainer.config.packages import optional
-from hpc_trainer.datasets.records.token_files import finish
+from hpc_trainer.config.user_files import open_given, read_given
+from hpc_trainer.data.tokens.files import finish
 from hpc_trainer.errors import ConfigError, DataError, did_you_mean
 from hpc_trainer.operate.prepare.job import (
     BROKEN,

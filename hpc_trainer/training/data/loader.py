@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.datasets.augment import Seeded, by_epoch
-from hpc_trainer.datasets.batch_trees import map_tensors, tensors_of
-from hpc_trainer.datasets.loader_processes import Caught, start_processes, stop_processes
-from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime.spans import Spans
+from hpc_trainer.training.data.augment import Seeded, by_epoch
+from hpc_trainer.training.data.batch_trees import map_tensors, tensors_of
+from hpc_trainer.training.data.loader_processes import Caught, start_processes, stop_processes
 from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.data.protocol import MapDataset
 
 Batch = Any
 """Inputs and targets, two tensors; tensors in any form (`batch_trees`) if the task takes other batches."""
@@ -131,8 +131,8 @@ def train_batches(
     """Return one rank's micro-batches for the steps first_step to num_steps - 1, `grad_accum_steps` per step.
 
     With `num_shares`, each step has the micro-batches of this rank's logical ranks, one logical rank after the other. A
-    method `augment` or `training_batch` of the data set (datasets/protocol.py) is called here, in the rank or in its
-    workers alike. Draws nothing from the global random state of this process. Not collective.
+    method `augment` or `training_batch` of the data set (`protocol.py`) is called here, in the rank or in its workers
+    alike. Draws nothing from the global random state of this process. Not collective.
 
     Args:
         dataset: its `__getitems__(indices)` makes a whole batch from the indices alone; numbers drawn from a
@@ -172,7 +172,7 @@ def stream_batches(
     dataset: Any, global_batch_size: int, *, num_left_out: int, rank: int, world_size: int, micro_batch_size: int,
     grad_accum_steps: int, num_workers: int, num_shares: int | None = None,
 ) -> BatchIterator:  # fmt: skip
-    """Return batches as `train_batches` does, of a data set with a `stream` (datasets/stream.py).
+    """Return batches as `train_batches` does, of a data set with a `stream` (training/data/stream.py).
 
     The stream keeps its own position.
 

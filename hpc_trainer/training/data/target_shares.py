@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.data.loader import BatchIterator
+from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.parallel.mesh import Mesh
 
 Groups = Sequence[Any]

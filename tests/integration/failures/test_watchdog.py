@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DATA = """
 import os, time
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
-from hpc_trainer.datasets.digits import build as digits
+from hpc_trainer.training.data.digits import build as digits
 
 class Standing:
     def __init__(self, inner, how):

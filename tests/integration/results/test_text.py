@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hpc_trainer.datasets.records.token_files import write_tokens
+from hpc_trainer.data.tokens.files import write_tokens
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver

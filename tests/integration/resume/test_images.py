@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_trainer.datasets.images.shard_index import build_index
+from hpc_trainer.data.images.index import build_index
 from hpc_trainer.record.metrics import read_metrics
-from tests.unit.datasets.images.making import make_folder, make_shards, samples
+from tests.unit.data.images.making import make_folder, make_shards, samples
 from tests.unit.training.ranks import play_jobs
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.datasets.records import test_arrays, test_hf_dataset, test_table, test_tokens
+from tests.unit.data.records import test_arrays, test_hf_dataset, test_table, test_tokens
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver

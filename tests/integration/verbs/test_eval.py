@@ -100,7 +100,7 @@ class Wide(torch.nn.Module):
 """
 
 
-@pytest.mark.long  # tests/unit/worker/deploy/test_export.py has the refusal, in one process
+@pytest.mark.long  # tests/unit/deploy/test_export.py has the refusal, in one process
 def test_a_class_of_a_persons_own_is_trusted_by_name_alone(local: LocalDriver) -> None:
     (local.folder / "my_wide.py").write_text(OWN)
     own = ("--trust", "my_wide", "model=custom", "model._target_=my_wide.Wide")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.datasets.images.real_pictures import FEW, write_tiles
+from tests.unit.data.images.real_pictures import FEW, write_tiles
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver

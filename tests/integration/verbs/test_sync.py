@@ -33,7 +33,7 @@ HELD_DATA = """
 import time
 from pathlib import Path
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
-from hpc_trainer.datasets.digits import build as digits
+from hpc_trainer.training.data.digits import build as digits
 
 class Held:
     def __init__(self, inner):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
-from hpc_trainer.datasets import digits
+from hpc_trainer.training.data import digits
 
 GATES = Path(__file__).parent / "gates"
 RANK = int(os.environ.get("SLURM_PROCID", "0"))

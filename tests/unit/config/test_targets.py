@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems, validate
+from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.targets import TO_BE_FOUND, check_target, locate
+from hpc_trainer.datasets import _HOMES
 from hpc_trainer.errors import ConfigError
 from tests.unit.record.builders import make_config
 
@@ -49,6 +52,34 @@ def test_what_is_no_dotted_name_is_refused(target: str) -> None:
 @pytest.mark.parametrize("target", ["hpc_trainer.models.mlp.Mlp", "torch.nn.Linear", "torch.optim.AdamW"])
 def test_ours_and_torch_are_on_the_list(target: str) -> None:
     assert check_target("model._target_", target) is None
+
+
+def test_the_public_name_of_each_data_set_leads_to_its_builder_wherever_that_is() -> None:
+    """Frozen runs and a user's own configurations have these names, so they stay when files move."""
+    targets = {kind()._target_ for kind in VARIANTS["data"].values()} - {"???"}
+    assert len(targets) >= 9
+    for target in targets:
+        assert target.startswith("hpc_trainer.datasets.")
+        assert callable(locate("data._target_", target))
+
+
+def test_a_public_name_is_the_module_itself() -> None:
+    from hpc_trainer.datasets.problem import Problem
+    from hpc_trainer.datasets.records.token_files import write_tokens
+
+    from hpc_trainer.datasets import MapDataset, digits
+
+    assert digits is importlib.import_module("hpc_trainer.training.data.digits")
+    assert digits.__name__ == digits.__spec__.name == "hpc_trainer.training.data.digits"
+    assert MapDataset.__module__ == "hpc_trainer.training.data.protocol"
+    assert Problem.__module__ == "hpc_trainer.data.files"
+    assert write_tokens.__module__ == "hpc_trainer.data.tokens.files"
+    for name in _HOMES:
+        importlib.import_module(f"hpc_trainer.datasets.{name}")
+    with pytest.raises(ConfigError, match=r"leads nowhere: No module named 'hpc_trainer\.datasets\.nothing'"):
+        locate("data._target_", "hpc_trainer.datasets.nothing.build")
+    with pytest.raises(ImportError, match="nothing"):
+        from hpc_trainer.datasets import nothing  # noqa: F401
 
 
 def test_a_trusted_prefix_covers_whole_parts_only() -> None:

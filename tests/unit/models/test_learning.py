@@ -8,9 +8,9 @@ from torch.nn import functional
 
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
 from hpc_trainer.config.schema.model.shipped import CnnConfig, MlpConfig
-from hpc_trainer.datasets import digits
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.mlp import Mlp
+from hpc_trainer.training.data import digits
 
 pytest.importorskip("sklearn", reason="the digits ship with scikit-learn")
 

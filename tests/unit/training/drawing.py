@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
-from hpc_trainer.datasets.digits import build
+from hpc_trainer.training.data.digits import build
 
 
 class DrawingNet(nn.Module):

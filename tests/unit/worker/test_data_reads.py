@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.images.shard_index import read_index
-from hpc_trainer.datasets.problem import Problem
+from hpc_trainer.data.files import Problem
+from hpc_trainer.data.images.index import read_index
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.data_reads import Measured, Rate

@@ -53,6 +53,11 @@ class ImagesConfig(DataConfig):
         """`path` as a folder. `config/data_files/image_files.py` checks first that it is set."""
         return Path(self.path or "").expanduser()
 
+    @property
+    def short_side(self) -> int:
+        """Pixels of the shorter side before the centre crop: as usual for ImageNet, 256 for a crop of 224."""
+        return self.resize or round(self.image_size * 256 / 224)
+
 
 @dataclass(kw_only=True, slots=True)
 class ImageFolderConfig(ImagesConfig):

@@ -18,8 +18,8 @@ class DataConfig:
     takes_task: ClassVar[bool] = False
     """True if the task decides how targets are read: the builder is called as `build(config, split, task)`."""
     takes_fed: ClassVar[bool] = False
-    """True if the builder takes `fed`: how a model's inputs were prepared (`datasets/preprocessing.py`), beyond the
-    keys."""
+    """True if the builder takes `fed`, the preprocessing of a trained model's inputs
+    (`training/data/preprocessing.py`)."""
     is_text: ClassVar[bool | None] = None
     """True if inputs are tokens, False if they are images or rows of numbers; None if another key or the builder
     decides."""

@@ -11,8 +11,8 @@ import pytest
 from hpc_trainer.config.data_files.image_files import num_train_images
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
-from hpc_trainer.datasets.images.shard_index import build_index
-from tests.unit.datasets.images.making import make_shards, samples
+from hpc_trainer.data.images.index import build_index
+from tests.unit.data.images.making import make_shards, samples
 from tests.unit.record.builders import make_config
 
 CNN = ["model=cnn", "train.global_batch_size=8"]

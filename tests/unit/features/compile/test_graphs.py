@@ -17,7 +17,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.compile.graphs import compilations_within, compile_step, graph_counts
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
-from hpc_trainer.features.recompute.ability import recompute_blocks
+from hpc_trainer.features.recompute.recompute import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
 from hpc_trainer.record.ledger import Kind

@@ -11,7 +11,7 @@ from torch import nn
 from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute, TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.recompute.ability import recompute_blocks
+from hpc_trainer.features.recompute.recompute import recompute_blocks
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet

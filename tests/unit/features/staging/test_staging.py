@@ -11,9 +11,9 @@ import pytest
 
 from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.images.shard_index import build_index, read_index
-from hpc_trainer.features.staging.ability import StagingAbility
-from tests.unit.datasets.images.making import make_shards, samples
+from hpc_trainer.data.images.index import build_index, read_index
+from hpc_trainer.features.staging.staging import StagingAbility
+from tests.unit.data.images.making import make_shards, samples
 
 
 def begin(data: Any, *, is_stopped: bool = False, is_estimate: bool = False) -> None:

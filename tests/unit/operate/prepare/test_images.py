@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from hpc_trainer.config.schema.data.images import ImageFolderConfig
-from hpc_trainer.datasets.images.folder import FolderSource
-from hpc_trainer.datasets.images.shard_index import damaged_shards, index_shard, read_index
+from hpc_trainer.data.images.folder import FolderSource
+from hpc_trainer.data.images.index import damaged_shards, index_shard, read_index
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
 from hpc_trainer.operate.prepare import images
 from hpc_trainer.operate.prepare import images as image_shards

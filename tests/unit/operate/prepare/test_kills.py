@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpc_trainer.datasets.images.shard_index import damaged_shards, read_index
-from hpc_trainer.datasets.records.token_files import check_tokens
+from hpc_trainer.data.images.index import damaged_shards, read_index
+from hpc_trainer.data.tokens.files import check_tokens
 from hpc_trainer.errors import DataError, RunStateError
 from hpc_trainer.operate.prepare.images import ImageMaker
 from hpc_trainer.operate.prepare.pool import Piece, over_processes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_trainer.datasets.records.token_files import check_tokens
+from hpc_trainer.data.tokens.files import check_tokens
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
 from hpc_trainer.operate.prepare import tokens
 from hpc_trainer.operate.prepare.job import Asked, Prepared

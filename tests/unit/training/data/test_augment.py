@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
-from hpc_trainer.datasets import digits
-from hpc_trainer.datasets.augment import generator_of
-from hpc_trainer.datasets.protocol import AugmentedDataset
+from hpc_trainer.training.data import digits
+from hpc_trainer.training.data.augment import generator_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.data.protocol import AugmentedDataset
 
 
 class Noisy:

@@ -1,0 +1,1 @@
+"""`data=arrays`: inputs and targets as arrays."""

@@ -1,0 +1,1 @@
+"""`data=synthetic_images` and `synthetic_tokens`: samples that are generated, not read."""

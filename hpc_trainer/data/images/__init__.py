@@ -1,0 +1,1 @@
+"""`data=image_folder` and `image_shards`: a user's own pictures."""

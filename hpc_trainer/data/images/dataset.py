@@ -1,0 +1,160 @@
+"""Data set of pictures: float32 images that are resized, cropped at the centre and normalised."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.config.schema.data.images import ImagesConfig, OnBroken
+from hpc_trainer.data.files import Problem, name_of, told
+from hpc_trainer.data.generated.random_bits import random_words
+from hpc_trainer.data.images.normalisation import Normalisation, normalisation_of
+from hpc_trainer.data.images.pictures import decode, read_picture, resized
+from hpc_trainer.data.images.source import PictureSource, open_source
+from hpc_trainer.errors import BrokenPictureError, DataError
+from hpc_trainer.training.data.preprocessing import picture
+from hpc_trainer.training.data.protocol import Split, index_array
+
+_STAND_INS = 100  # samples that are tried in place of a broken picture
+_SEED, _STREAM = 0x62726F6B656E, 0  # "broken"
+
+
+class Images:
+    """Pictures of a source as float32 [channels, size, size], (pixels in 0 to 1 - mean) / std.
+
+    A picture that cannot be decoded is refused, or replaced by the first decodable one of up to 100 others. These are
+    drawn from the broken picture's number alone, so that the replacement is the same in each epoch, on each rank and
+    after a resume.
+    """
+
+    all_targets_count = True
+
+    def __init__(
+        self, config: ImagesConfig, source: PictureSource, normalisation: Normalisation, *, num_threads: int = 1,
+        both_sides: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Store the source. `both_sides`: height and width to which pictures are resized, not only the shorter side."""
+        self.input_shape = (config.num_channels, config.image_size, config.image_size)
+        self.num_classes, self.classes = source.num_classes, source.classes
+        self.pixel_mean, self.pixel_std = normalisation.mean, normalisation.std
+        self._config, self._source, self._normalisation = config, source, normalisation
+        self._short_side = config.short_side
+        self._both_sides = both_sides
+        size = [config.image_size, config.image_size]
+        self.preprocessing = picture(
+            num_channels=config.num_channels, resize=both_sides or self._short_side, crop=None if both_sides else size,
+            mean=normalisation.mean, std=normalisation.std,
+        )  # fmt: skip
+        self._num_threads, self._pid = num_threads, os.getpid()
+        self._threads: ThreadPoolExecutor | None = None
+        self._stand_ins: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return images [batch, channels, size, size] and targets [batch].
+
+        Raises:
+            BrokenPictureError: a picture cannot be decoded, and `data.on_broken=refuse`.
+            DataError: a file cannot be read, whatever `data.on_broken` says, because the file may be back later.
+        """
+        rows = index_array(indices, len(self))
+        channels, size, _ = self.input_shape
+        pixels = np.empty((len(rows), size, size, channels), dtype=np.uint8)
+        taken = np.empty(len(rows), dtype=np.int64)
+
+        def fill(slot: int) -> None:
+            taken[slot], pixels[slot] = self._picture(int(rows[slot]))
+
+        for _ in self._each(fill, range(len(rows))):
+            pass
+        return self._normalisation(torch.from_numpy(pixels)), torch.from_numpy(self._source.labels(taken))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the digest of the files' names, sizes and classes, and the normalisation; read no picture."""
+        return {"content": self._source.digest(), **self._normalisation.facts()}
+
+    def problems(self) -> Iterator[Problem]:
+        """Return files that differ from their record, for `data check`; broken pictures appear when they are read."""
+        return self._source.damaged()
+
+    def _each(self, do: Callable[[int], None], slots: Iterable[int]) -> Iterable[None]:
+        if self._num_threads < 2 or os.getpid() != self._pid:  # a forked process does not have its parent's threads
+            return map(do, slots)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
+        return self._threads.map(do, slots)
+
+    def _picture(self, row: int) -> tuple[int, NDArray[np.uint8]]:
+        """Return the number of the picture that is used, and its pixels."""
+        row = self._stand_ins.get(row, row)
+        try:
+            return row, self._read(row)
+        except BrokenPictureError as error:
+            if self._config.on_broken is OnBroken.refuse:
+                raise BrokenPictureError(
+                    f"{error}. Fix: restore or remove the file (hpc-trainer data check names all such files), or let "
+                    "another picture stand in for it: data.on_broken=skip."
+                ) from error
+            return self._stand_in(row, error)
+
+    def _read(self, row: int) -> NDArray[np.uint8]:
+        _, size, _ = self.input_shape
+        name, channels = name_of(*self._source.place(row)), self._config.num_channels
+        if self._both_sides is not None:
+            return resized(decode(self._source.read(row), name, channels), *self._both_sides)
+        return read_picture(self._source.read(row), name, num_channels=channels, short_side=self._short_side, size=size)
+
+    def _stand_in(self, row: int, error: BrokenPictureError) -> tuple[int, NDArray[np.uint8]]:
+        for word in random_words(_SEED, _STREAM, row, _STAND_INS).tolist():
+            other = word % len(self)
+            try:
+                pixels = self._read(other)
+            except BrokenPictureError:
+                continue
+            self._stand_ins[row] = other
+            # No warning, because a user may turn warnings into errors. Standard error is the rank's log.
+            sys.stderr.write(
+                f"data.on_broken=skip: {error}. {name_of(*self._source.place(other))} stands in for it, in each epoch; "
+                f"so far this process has met {len(self._stand_ins)} broken picture(s) of {len(self)}.\n"
+            )
+            sys.stderr.flush()
+            return other, pixels
+        raise DataError(
+            f"{error}; so cannot {_STAND_INS} others, drawn from {len(self)}: this is no data set with a few broken "
+            "pictures. Fix: run hpc-trainer data check."
+        ) from error
+
+
+def build(config: ImagesConfig, split: Split, fed: Mapping[str, Any] | None = None) -> Images:
+    """Build the train or the eval pictures of `data=image_folder` or `image_shards`.
+
+    Args:
+        fed: `classes` and `preprocessing` of the model that is evaluated on the pictures. Only classes and a resize of
+            both sides are read from it; `config` has the other values.
+
+    Raises:
+        DataError: a folder, an index, a shard or statistics.json is missing or invalid; the message names it.
+    """
+    fed = fed or {}
+    source = open_source(config, split, fed.get("classes"))
+    missing = list(source.missing())
+    if missing:
+        raise DataError(
+            f"{len(missing)} shard(s) of data.path={config.path} are not as they were indexed: {told(missing)}. Fix: "
+            "copy them again, or index the folder anew with: hpc-trainer data index."
+        )
+    # The rank itself evaluates, while the loader processes rest and leave their cores free.
+    num_threads = max(1, config.num_workers) if split == "eval" else 1
+    resize = (fed.get("preprocessing") or {}).get("resize")
+    both = (resize[0], resize[1]) if config.resize is None and isinstance(resize, list) else None
+    return Images(config, source, normalisation_of(config), num_threads=num_threads, both_sides=both)

@@ -1,0 +1,1 @@
+"""`data=table`: rows of a table."""

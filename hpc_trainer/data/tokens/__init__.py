@@ -1,0 +1,1 @@
+"""`data=tokens` and `text_bytes`: text as tokens."""

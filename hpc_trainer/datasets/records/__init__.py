@@ -1,1 +1,0 @@
-"""Data sets from files of numbers, tokens or columns."""

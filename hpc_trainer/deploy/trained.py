@@ -1,0 +1,307 @@
+"""A trained or exported model in this process, whole and on the CPU, with its task and its data.
+
+The weights of one checkpoint become one state_dict, however ranks shared them; files of weights alone are read too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from hpc_trainer.config.load import from_plain, section_from_plain
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.task import CustomTaskConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptCheckpointError,
+    DataError,
+    HpcTrainerError,
+    RunStateError,
+)
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.protocol import Task
+from hpc_trainer.training.ability import abilities, overridden
+from hpc_trainer.training.build import HasShape, build_dataset, build_model, build_task
+from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.tensor_files import SavedTensor, whole_tree, write_tensors
+from hpc_trainer.training.data.order import BatchSizes
+from hpc_trainer.training.data.preprocessing import described, differences, without
+from hpc_trainer.training.data.protocol import MapDataset
+from hpc_trainer.training.evaluate import evaluate
+from hpc_trainer.training.rng import seed_everything
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """State of a module in a checkpoint, and the checkpoint's record of what it was made with."""
+
+    state: dict[str, Any]
+    made_with: Mapping[str, Any]
+
+
+def take_out(checkpoints: Path, step: int, *, name: str, over: tuple[str, str] | None = None) -> Taken:
+    """Return the state_dict of the module `name` on the CPU, and what the checkpoint was made with.
+
+    Args:
+        over: (another object, prefix of its names): its tensors replace those of the module.
+
+    Raises:
+        CheckpointError: the checkpoint holds no such module.
+        CorruptCheckpointError: bytes have changed, or there is no checkpoint of this step.
+        UntrustedFileError, OSError: the files are not trusted, or cannot be read.
+    """
+    notes: list[str] = []
+    store = CheckpointStore(checkpoints, group=RankGroup(), keep_last=1, attempt=0, read_only=True, warn=notes.append)
+    info = store.newest_valid(only=step)
+    if info is None:
+        raise CorruptCheckpointError("; ".join(notes) or f"{checkpoints} holds no checkpoint of step {step}.")
+
+    def take(shared: Any, _: Any) -> dict[str, Any]:
+        return whole_tree(_state_of(shared["objects"], name, over))  # type: ignore[no-any-return]
+
+    return Taken(store.load(info, take), info.meta.get("made_with") or {})
+
+
+def write_weights(path: Path, state: Mapping[str, Any]) -> None:
+    """Write weights as torch.save does if the suffix is .pt, else as safetensors; they are on disk on return.
+
+    Raises:
+        RunStateError: the state holds more than tensors, and the format does not.
+    """
+    if path.suffix == ".pt":
+        with path.open("xb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        return
+    other = next((key for key, value in state.items() if not isinstance(value, torch.Tensor)), None)
+    if other is not None:
+        raise RunStateError(
+            f"{other} of the model is no tensor (get_extra_state), and safetensors holds tensors alone. Use --to torch."
+        )
+    write_tensors(path, dict(state))
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Read what `write_weights` wrote. No code of the file runs: torch's format may hold only tensors and numbers."""
+    if path.suffix == ".pt":
+        loaded: dict[str, Any] = torch.load(path, weights_only=True)
+        return loaded
+    return load_file(path)
+
+
+def _state_of(objects: Mapping[str, Any], name: str, over: tuple[str, str] | None) -> dict[str, Any]:
+    if name not in objects or not _is_state(objects[name]):
+        listed = ", ".join(key for key, value in objects.items() if _is_state(value)) or "none"
+        raise CheckpointError(f"the checkpoint holds no module {name!r}. Modules in it: {listed}. Use --object NAME.")
+    state = dict(objects[name])
+    if over is not None:
+        instead, prefix = objects.get(over[0], {}), over[1]
+        state |= {key: instead[prefix + key] for key in state if isinstance(instead.get(prefix + key), SavedTensor)}
+    return state
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(entry, SavedTensor) for entry in value.values())
+
+
+_MOST_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DataShape:
+    """Shape of the data that a model is built for; None for what the data do not state."""
+
+    input_shape: tuple[int, ...] | None
+    num_classes: int | None
+
+
+def changes_model(config: TrainConfig) -> bool:
+    """Return True if the deployed model is more than the checkpoint's weights in the model's class."""
+    active = abilities(config)
+    return any(overridden(active, hook) for hook in ("fit_weights", "deployed"))
+
+
+def deployed_model(config: TrainConfig, shape: HasShape, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Return the model in evaluation mode; none of its weights takes a gradient.
+
+    Args:
+        shape: shape of the data that the model was trained on.
+        weights: the model's state in a checkpoint, whole tensors.
+
+    Raises:
+        ConfigError: the model's class is not trusted, leads nowhere, or refuses its arguments.
+        CheckpointError: the weights do not fit the model.
+    """
+    active = abilities(config)
+    seed_everything(config.seed)
+    model = build_model(config, shape)
+    given = dict(weights)
+    for fit_weights in overridden(active, "fit_weights"):
+        given = fit_weights(model, given)
+    try:
+        model.load_state_dict(given)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        more = "" if len(lines) <= _MOST_LINES else f" .. and {len(lines) - _MOST_LINES} more"
+        raise CheckpointError(
+            f"the checkpoint's weights do not fit {type(model).__name__} as {config.model._target_} builds it now: "
+            f"{' '.join(lines[:_MOST_LINES])}{more} Has its code changed since? Take back that of the run "
+            "(hpc-trainer show names its frozen code)."
+        ) from error
+    for make in overridden(active, "deployed"):
+        model = make(model)
+    return model.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Evaluation samples, and the means to evaluate a model on them."""
+
+    config: TrainConfig
+    task: Task
+    samples: MapDataset
+
+    @property
+    def batch_size(self) -> int:
+        """Batch size of evaluations, as in the run."""
+        return BatchSizes.given(self.config.train).eval_batch_size
+
+    def figures(self, model: nn.Module, device: torch.device, precision: PrecisionConfig) -> dict[str, float]:
+        """Return the metrics that the run's evaluation would give for `model`."""
+        metrics = evaluate(
+            model, self.samples, task=self.task, group=RankGroup(device=device), batch_size=self.batch_size,
+            precision=precision, seed=self.config.seed,
+        )  # fmt: skip
+        assert metrics is not None
+        return metrics
+
+    def inputs(self, model: nn.Module, count: int) -> torch.Tensor:
+        """Return the inputs that the task passes to `model` for the first samples, [at most count, ..], on the CPU.
+
+        Raises:
+            ConfigError: the task calls the model with other arguments than one tensor.
+        """
+        batch = self.samples.__getitems__(range(min(count, len(self.samples))))
+        seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        handle = model.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
+        )  # fmt: skip
+        try:
+            with torch.no_grad():
+                self.task.loss(model, batch)
+        finally:
+            handle.remove()
+        if not seen or any(kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor) for args, kwargs in seen):
+            raise ConfigError(
+                f"task={self.config.task.name} calls the model with more than one tensor of inputs, and a file with a "
+                "graph takes one. Use --to safetensors, or give the model a forward(inputs)."
+            )
+        inputs: torch.Tensor = seen[0][0][0]
+        return inputs
+
+
+def open_data(config: TrainConfig, fed: Mapping[str, Any] | None = None, given: Collection[str] = ()) -> Data:
+    """Build the task and the evaluation samples.
+
+    Args:
+        fed: `classes` and `preprocessing` of the model, which apply to the samples too; None to use the configuration.
+        given: keys of `data` that the user gave, which take precedence.
+
+    Raises:
+        ConfigError, DataError: the task or the data cannot be built here.
+    """
+    task = build_task(config)
+    if fed is not None and fed["preprocessing"] is not None:
+        fed = {**fed, "preprocessing": without(fed["preprocessing"], given)}
+    samples = build_dataset(config, "eval", task, abilities(config), fed)
+    if not len(samples):
+        raise DataError(f"data={config.data.name} has no evaluation sample.")
+    return Data(config, task, samples)
+
+
+def data_of(asked: Mapping[str, Any]) -> tuple[Data, list[str]]:
+    """Return the data on which a model is evaluated, and a note for each difference from its training data."""
+    config, fed = from_plain(asked["config"]), asked.get("fed")
+    notes: list[str] = []
+    if fed is None:
+        return open_data(config), notes
+    if asked.get("own_data") is not None:
+        fed, notes = _with_own_data(config, fed, asked["own_data"])
+    data = open_data(config, fed, asked["given"])
+    now, name = described(data.samples), config.data.name
+    was = fed["preprocessing"]
+    if was is not None:
+        notes += differences(was, now["preprocessing"], name)
+    if asked["is_new_data"] and fed["unknown"]:
+        fix = {"mean and std": "Give them: data.mean, data.std.", "tokenizer": "Make sure that its tokens are of it."}
+        notes.append(
+            f"An older version wrote this and did not record the model's {fed['unknown']}, so data={name} is taken as "
+            f"its own files and keys say. {fix.get(fed['unknown'], '')}".rstrip()
+        )
+    if fed["classes"] and now["classes"] and fed["classes"] != now["classes"]:
+        notes.append(
+            f"No class of data={name} has the name of one of the model's, so classes are matched by number: "
+            f"{now['classes'][0]} is {fed['classes'][0]}."
+        )
+    return data, notes
+
+
+def _with_own_data(
+    config: TrainConfig, fed: Mapping[str, Any], plain: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the encoding by the run's own table as it is today, for checkpoints that lack it, and a note."""
+    own = dataclasses.replace(config, data=section_from_plain(type(config.data), plain))
+    try:
+        facts = described(build_dataset(own, "train", build_task(own)))
+    except (HpcTrainerError, ValueError) as error:
+        note = f"The model's scaling is not recorded, and its own table cannot be read, so new rows scale it: {error}"
+        return {**fed, "unknown": None}, [note]
+    note = f"The model's scaling is not recorded: it is taken from data.path={plain.get('path')} as that is now."
+    return {**facts, "unknown": None}, [note]
+
+
+def shape_of(config: TrainConfig, made_with: Mapping[str, Any], samples: MapDataset | None) -> DataShape | None:
+    """Return the shape that the model was built for, by the checkpoint or else the present data; None if unknown."""
+    facts = made_with.get("dataset")
+    if isinstance(facts, dict) and {"input_shape", "num_classes"} <= facts.keys():
+        # A user's own task accepts data without a shape, which a checkpoint holds as [].
+        has_shape = facts["input_shape"] or not isinstance(config.task, CustomTaskConfig)
+        return DataShape(tuple(facts["input_shape"]) if has_shape else None, facts["num_classes"])
+    return None if samples is None else DataShape(samples.input_shape, samples.num_classes)
+
+
+def check_same_shape(was: DataShape | None, data: Data) -> None:
+    """Raise ConfigError if the model was built for data of another shape, or for fewer classes than these data."""
+    if was is None:
+        return
+    now, name = data.samples, f"data={data.config.data.name}"
+    if None not in (was.input_shape, now.input_shape) and tuple(now.input_shape or ()) != was.input_shape:
+        raise ConfigError(
+            f"{name} has inputs of the shape {list(now.input_shape or ())}, and the model was built for "
+            f"{list(was.input_shape or ())}. Choose data of that shape, or set the keys of data.* that give it."
+        )
+    if was.num_classes is not None and now.num_classes is not None and now.num_classes > was.num_classes:
+        raise ConfigError(
+            f"{name} has {now.num_classes} classes, and the model was built for {was.num_classes}: its targets cannot "
+            "be compared with them."
+        )
+
+
+def taken_of(asked: Mapping[str, Any]) -> tuple[TrainConfig, Taken]:
+    """Return the configuration and the weights of the run's checkpoint that the asking process names."""
+    over = asked["over"]
+    taken = take_out(
+        Path(asked["checkpoints"]), asked["step"], name=asked["name"], over=None if over is None else (over[0], over[1])
+    )
+    return from_plain(asked["config"]), taken

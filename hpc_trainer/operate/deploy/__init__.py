@@ -1,1 +1,0 @@
-"""A model taken out of its run: exported, evaluated, asked for predictions."""

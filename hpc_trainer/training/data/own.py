@@ -1,0 +1,179 @@
+"""The user's own data sets: adapters from the forms that torch's DataLoader takes to the training loop's protocol.
+
+    has                                          batches are
+    __getitems__(indices) -> inputs, targets     its own: `protocol.MapDataset`, returned unchanged
+    __getitems__(indices) -> list of samples     collated by torch (torch's own convention, as of `Subset`)
+    __getitem__(index) -> sample                 collated by torch
+
+A sample or a batch is a pair (input, target), or a mapping with these names. For a task that takes batches of any form
+(`task=custom`) it may have any form that the task takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import IterableDataset, Subset, default_collate
+
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.tasks.protocol import Task
+from hpc_trainer.training.data.protocol import MapDataset, Split, hand_on
+from hpc_trainer.training.data.stream import SampleStream, is_stream
+
+_NAMES = (("inputs", "targets"), ("input", "target"))
+_OWN_LOOP = "or write the loop yourself (train.main, docs/own_loop.md)."
+_OWN_TASK = "or write a task that takes them as they are (task=custom, docs/tasks.md)."
+
+
+def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDataset:
+    """Return the data set `source`, which the builder `target` made for `split`, in the form that the loop takes.
+
+    The first sample is read, unless `source` states its shape and classes, or `task` takes batches of any form.
+
+    Raises:
+        ConfigError: `source` cannot be used; the message has the rule, the actual value and the fix.
+    """
+    what = f"data._target_={target} built a {type(source).__name__} for split={split!r}"
+    by_index = callable(getattr(source, "__getitems__", None)) or callable(getattr(source, "__getitem__", None))
+    has_length = callable(getattr(source, "__len__", None))
+    if isinstance(source, IterableDataset) or not by_index or not has_length:
+        if split != "train" or not is_stream(source):
+            raise ConfigError(
+                f"{what}, which has no length or no sample by its number (an IterableDataset has neither). Samples are "
+                "drawn by number: so each rank knows its own, and a resumed run the next one. Give it __len__() and "
+                "__getitem__(index) (or __getitems__(indices)), for training state_dict() and load_state_dict(state) "
+                f"do too (docs/own_model_and_data.md), {_OWN_LOOP}"
+            )
+        source = SampleStream(source, what)
+    elif not len(source):
+        raise ConfigError(f"{what}, which is empty: training and evaluations need a sample each.")
+    if not task.takes_pairs:
+        return AnyDataset(source, task.collate)
+    says_all = all(hasattr(source, name) for name in ("__getitems__", "input_shape", "num_classes"))
+    if says_all and not isinstance(source, Subset):  # a Subset returns a list of samples
+        ours: MapDataset = source
+        _check_classes(ours.num_classes, task.needs_classes, what)
+        return ours  # only the first step reads the first sample, because that may take long or hang
+    own = OwnDataset(source, what, needs_classes=task.needs_classes)
+    own.describe(*own.__getitems__(range(1)))
+    return own
+
+
+class AnyDataset:
+    """`MapDataset` over a user's data set, with batches of any form; without `collate` torch collates them."""
+
+    def __init__(self, source: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+        self.stream = source if isinstance(source, SampleStream) else None
+        self._source, self._collate = source, collate or default_collate
+        told = source.source if isinstance(source, SampleStream) else source
+        self.input_shape: tuple[int, ...] | None = getattr(told, "input_shape", None)
+        self.num_classes = _num_classes(told)
+        hand_on(told, self, "augment", "fingerprint", "all_targets_count")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return a batch; a source that makes batches returns its own."""
+        if not callable(getattr(self._source, "__getitems__", None)):
+            return self.of_samples([self._source[index] for index in indices])
+        batch = self._source.__getitems__(indices)
+        return self.of_samples(batch) if self._are_samples(batch) else self._checked(batch)
+
+    def of_samples(self, samples: list[Any]) -> Any:
+        """Collate samples into a batch."""
+        return self._checked(self._collate(samples))
+
+    def _are_samples(self, batch: Any) -> bool:
+        return isinstance(batch, list)
+
+    def _checked(self, batch: Any) -> Any:
+        return batch
+
+
+class OwnDataset(AnyDataset):
+    """`MapDataset` over a user's data set, with batches of inputs and targets.
+
+    `__getitems__` raises ConfigError if a sample is neither a pair nor a mapping with the names of a pair.
+    """
+
+    def __init__(self, source: Any, what: str, *, needs_classes: bool) -> None:
+        super().__init__(source, self._collated)
+        self._what, self._needs_classes = what, needs_classes
+
+    def describe(self, first: Tensor, target: Tensor) -> None:
+        """Set `input_shape` and `num_classes` from the source, else from its first sample.
+
+        The classes may come from torchvision's attribute `classes`. If targets are not classes, `num_classes` is the
+        number of elements of the first target.
+
+        Args:
+            first: the first input, [1, ...].
+            target: the first target, [1, ...].
+
+        Raises:
+            ConfigError: the number of classes is unknown, or less than 2.
+        """
+        self.input_shape = self.input_shape or tuple(first.shape[1:])
+        num_classes = self.num_classes or (None if self._needs_classes else target.numel())
+        if not num_classes:
+            raise ConfigError(
+                f"{self._what}, which does not say how many classes there are. Give it an attribute num_classes (the "
+                "vocabulary of a text)."
+            )
+        _check_classes(num_classes, self._needs_classes, self._what)
+        self.num_classes = num_classes
+
+    def _are_samples(self, batch: Any) -> bool:
+        return isinstance(batch, list) and not (len(batch) == 2 and all(isinstance(each, Tensor) for each in batch))
+
+    def _checked(self, batch: Any) -> tuple[Tensor, Tensor]:
+        inputs, targets = self._pair(batch)
+        for name, each in (("inputs", inputs), ("targets", targets)):
+            if not isinstance(each, Tensor):
+                raise ConfigError(
+                    f"{self._what}, whose {name} are a {type(each).__name__}. This task takes one tensor of each. Give "
+                    f"that, {_OWN_TASK}"
+                )
+        if targets.is_floating_point():
+            return inputs, targets
+        return inputs, targets.long() if self._needs_classes else targets.float()
+
+    def _collated(self, samples: list[Any]) -> Any:
+        return default_collate([self._pair(sample) for sample in samples])
+
+    def _pair(self, value: Any) -> tuple[Any, Any]:
+        """Return (input, target) of a sample or a batch.
+
+        Raises:
+            ConfigError: `value` is neither a pair nor a mapping with the names of a pair.
+        """
+        if isinstance(value, Mapping):
+            for names in _NAMES:
+                if all(name in value for name in names):
+                    return value[names[0]], value[names[1]]
+            items = f"the keys {sorted(map(str, value))}"
+        elif isinstance(value, (tuple, list)) and len(value) == 2:
+            return value[0], value[1]
+        else:
+            items = f"{len(value)} things" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
+        raise ConfigError(
+            f"{self._what}, whose samples hold {items}. A sample is a pair (input, target), or a mapping with the keys "
+            f"inputs and targets. Give these two, {_OWN_TASK}"
+        )
+
+
+def _num_classes(source: Any) -> int | None:
+    classes = getattr(source, "classes", None)
+    count = getattr(source, "num_classes", None) or (classes and len(classes))
+    return int(count) if count else None
+
+
+def _check_classes(num_classes: int | None, are_classes: bool, what: str) -> None:
+    if are_classes and num_classes is not None and num_classes < 2:
+        raise ConfigError(
+            f"{what}, with num_classes={num_classes}: there must be 2 classes or more to tell apart. Give it another, "
+            "or predict numbers (task=regression)."
+        )
