@@ -99,7 +99,7 @@ NEAREST = {
     "launch/arrays": ["launch/test_array_parallelism.py"],
     "launch/later_jobs": ["launch/test_successor.py", "launch/test_top_up.py"],
     "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],
-    "observe/advice": ["cli/test_tune.py", *_RULES],
+    "observe/advice": ["cli/test_advise.py", *_RULES],
     "observe/facts": _RULES,
     "observe/flight": ["observe/inside/test_flight.py", "observe/inside/test_hang.py"],
     "observe/profile_request": ["observe/profile/test_profile_request.py"],

@@ -6,7 +6,7 @@
     stragglers.py        measurement of each rank's own work; straggler_log.py judges and records it
     flight_recorder.py   the last collectives of a rank, written when it fails; flight.py is the file, hang.py reads it
     profiler.py          profiles of some steps; profile_request.py asks for one, profile_figures.py reads it
-    advice.py            advice for `tune`, from the facts of a run (facts.py) by rules (rules_of_time.py, ..)
+    advice.py            advice for `advise`, from the facts of a run (facts.py) by rules (rules_of_time.py, ..)
 
 Only stragglers.py, flight_recorder.py and profiler.py import torch.
 """

@@ -1,4 +1,4 @@
-"""Advice for runs: rules give it, it is sorted by gain, and `tune`, `why` and the report show it.
+"""Advice for runs: rules give it, it is sorted by gain, and `advise`, `why` and the report show it.
 
 A rule (rules_of_time.py, rules_of_resources.py) finds an observed fault in the facts of a run (facts.py), and names
 changes that would remove it. Advice is the first of these changes that is legal and gains enough.
@@ -185,15 +185,17 @@ def next_words(tuned: Tuned, sweep: str) -> str | None:
 
 
 def next_of_sweep(tuned: Sequence[Tuned], sweep: str) -> str | None:
-    """Return `next_words` of the first run in `sweep_lines` with such a command; else `tune` of the first run."""
+    """Return `next_words` of the first run in `sweep_lines` with such a command; else `advise` of the first run."""
     groups = alike(tuned)
     runs = {run.run_id: run for run in tuned}
     commands = (next_words(runs[group.run_ids[0]], sweep) for group in groups if group.advice.set)
-    return next((words for words in commands if words is not None), f"tune {groups[0].run_ids[0]}" if groups else None)
+    return next(
+        (words for words in commands if words is not None), f"advise {groups[0].run_ids[0]}" if groups else None
+    )
 
 
 def count_of(status: SweepStatus, run: RunStatus) -> int:
-    """Return the number of pieces of advice of `tune` for a run; 0 for a run of another version."""
+    """Return the number of pieces of advice of `advise` for a run; 0 for a run of another version."""
     if not run.attempts:
         return 0
     try:

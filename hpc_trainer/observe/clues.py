@@ -1,4 +1,4 @@
-"""What observation tells `why` and the report: hangs, stragglers, problems of GPUs, moves, and the advice of `tune`."""
+"""Findings of observation for `why` and the report: hangs, stragglers, GPU problems, moves, and advice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clues_of(status: SweepStatus, run: RunStatus, *, is_alone: bool) -> Clues:
     moves = moves_of(status, run)
     device_evidence, device_advice = _device_clues(status, run, moves)
     count = count_of(status, run) if is_alone and run.state in _ADVISED else 0
-    advised = f"hpc-trainer tune {run.run_id}: {count} suggestion(s) to make it faster or cheaper"
+    advised = f"hpc-trainer advise {run.run_id}: {count} suggestion(s) to make it faster or cheaper"
     return Clues(
         headline=joined.says,
         rank=joined.rank,

@@ -196,7 +196,7 @@ def _of_training(samples: Sequence[Sample]) -> Sequence[Sample]:
     """Return the samples of one rank between its first step and its last one, or all but the first few.
 
     A run of 20 s on an H100 computed for 8 s of them, at full load; with its start and its last save the mean load was
-    37 %, and `tune` called the run bound by the host. Programs that report no step keep the samples after their start.
+    37 %, and the advice was that the host is too slow. Programs that report no step keep the samples after their start.
     """
     steps = [sample.step or 0 for sample in samples]
     begin = next((index for index, step in enumerate(steps) if step > steps[0]), len(samples))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.schema.model.traits import Trait
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.model import Trait
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 
 STEP, DATA_WAIT, OPTIMIZER = "ProfilerStep", "data_wait", "Optimizer.step"

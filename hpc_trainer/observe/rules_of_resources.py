@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from hpc_trainer.config.batch import divisors, num_parts
 from hpc_trainer.config.gpu_types import find_gpu_type
+from hpc_trainer.config.mesh import divisors, num_parts
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.train import CompileMode, Recompute
 from hpc_trainer.observe.facts import IDLE_GPU, LEAST_LOST_S, Change, Facts, Finding, Gain, RankUse, Rule
 from hpc_trainer.observe.rules_of_time import cpus_key
@@ -17,7 +17,7 @@ from hpc_trainer.observe.telemetry import HARMFUL, mean_of
 from hpc_trainer.runtime.pace import nearest_rank
 
 _ROOMY, _FULL = 0.5, 0.85  # of the GPU's memory
-_KEPT_BY_FULL = 0.4  # of the activations: config/rules/memory_ways.py
+_KEPT_BY_FULL = 0.4  # of the activations: config/rules/memory.py
 _TIME_OF_FULL = 4 / 3
 _LITTLE_WORK, _LITTLE_WAIT = 0.5, 0.1
 _THROTTLED = 0.3  # of the samples

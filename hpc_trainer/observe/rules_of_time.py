@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
+from hpc_trainer.config.schema.output import SaveEvery
 from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.observe.facts import LEAST_LOST_S, Change, Facts, Finding, Gain, Pace, Rule, worked_s
 from hpc_trainer.observe.telemetry import mean_of

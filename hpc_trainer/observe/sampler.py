@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.program import is_one_a_node
-from hpc_trainer.config.schema.monitor import OnOverheat
+from hpc_trainer.config.schema.output import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, NoRoomError, SlurmError
 from hpc_trainer.observe.host_counters import Notes

@@ -1,6 +1,6 @@
 """Judgement of which ranks slow the others down, and stragglers.jsonl, the file that names them. No torch.
 
-stragglers.py measures each rank's own work and writes the file; `status`, `why`, `report` and `tune` read it.
+stragglers.py measures each rank's own work and writes the file; `status`, `why`, `report` and `advise` read it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpc_trainer.config.rules.memory_ways import may_be_auto, smaller_batch, ways
+from hpc_trainer.config.rules.memory import may_be_auto, smaller_batch, ways
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.operate.verdicts import REFUSALS
 from hpc_trainer.record.last_words import Sign, sign_of

@@ -197,7 +197,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.stop"
 
     def trace(self, rank: int) -> Path:
-        """Return the file with a rank's state after each step, only in runs that `certify` starts; the rank appends."""
+        """Return the file with a rank's state after each step; only ranks of `verify resume` append to it."""
         return self.folder / f"trace.rank-{rank}.jsonl"
 
     def profile_answer(self, rank: int) -> Path:

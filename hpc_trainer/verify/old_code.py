@@ -1,4 +1,4 @@
-"""A run started once more from the code that it had: `hpc-trainer reproduce`.
+"""A run started once more from the code that it had: `hpc-trainer verify reproduce`.
 
 The copy has the same configuration and logs each step, in a sweep of its own. If nothing was frozen, the code is the
 revision that git recorded, with its difference. An environment of the recorded versions is a venv that pip fills.
@@ -24,7 +24,7 @@ from typing import Any
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.config.schema.output import TrackerConfig
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.change import change_specs
 from hpc_trainer.launch.freeze import grid_of_specs

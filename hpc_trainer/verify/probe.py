@@ -1,4 +1,4 @@
-"""Part of a rank in `hpc-trainer certify`: a trace of its state after every step, and its own interruption.
+"""Part of a rank in `hpc-trainer verify resume`: a trace of its state after every step, and its own interruption.
 
 Each tensor or number in the tree of state gets a path and a text; equal numbers get equal texts.
 """

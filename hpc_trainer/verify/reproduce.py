@@ -1,4 +1,4 @@
-"""`hpc-trainer reproduce`: follow the copy of a run, end it after the last compared step, and compare both.
+"""`hpc-trainer verify reproduce`: follow the copy of a run, end it after the last compared step, and compare both.
 
 The lines of the two metrics.jsonl are compared side by side: the first step at which they differ, and in what.
 """

@@ -19,15 +19,13 @@ from typing import Any, NoReturn, Protocol, cast
 
 import torch
 
-from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.load import hyperparameters, to_plain
+from hpc_trainer.config.packages import missing_package
 from hpc_trainer.config.resume_contract import flatten
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.schema.checkpoint import SaveEvery
-from hpc_trainer.config.schema.tracker import TrackerName
+from hpc_trainer.config.schema.output import SaveEvery, TrackerName, best_is_max
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.config.targets import locate
-from hpc_trainer.config.trackers import hyperparameters, missing_package
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.record.journal import Journal

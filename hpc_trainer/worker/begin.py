@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_trainer import __version__
 from hpc_trainer.config.program import code_folder
-from hpc_trainer.config.rules.code_rules import packages_of
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.targets import packages_of
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import LowGoodputError
 from hpc_trainer.record.environment import write_environment

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.monitor import OnOverheat
+from hpc_trainer.config.schema.output import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import (
     ConfigError,

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.schema.monitor import MonitorConfig
+from hpc_trainer.config.schema.output import MonitorConfig
 from hpc_trainer.observe.host_counters import HostCounters
 from hpc_trainer.observe.sampler import Sampler
 from hpc_trainer.record.layout import RunPaths

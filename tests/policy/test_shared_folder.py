@@ -22,7 +22,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "record/files.py": {"O_APPEND": "the one place that appends; lines that decide about a run are read back"},
     "record/metrics.py": {"O_APPEND": "a program's own file of one attempt, with one writer"},
     "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
-    "verify/probe.py": {'mode "a"': "the trace of one rank of a run that certify started: one writer"},
+    "verify/probe.py": {'mode "a"': "the trace of one rank of a run that verify resume started: one writer"},
     "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},
     "launch/frozen_code/unpacking.py": {
         "fcntl": "locks on the node's own disk; on a shared folder a claim that only saves work",
@@ -32,7 +32,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "exists": "stands alone in the archive and imports nothing of ours; what it finds is compared",
         "st_mtime": "old copies on the node's own disk; an old claim costs two ranks that compile",
     },
-    "datasets/images/staging.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
+    "data/images/staging.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
     "observe/sampler.py": {"replace": "in the folder of the node's own collector"},
     "record/run_folder.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
     "deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
@@ -40,12 +40,11 @@ ALLOWED: dict[str, dict[str, str]] = {
 }
 # What is asked of the user's own files, of the machine, or only shown: an answer of a minute ago does no harm.
 ONLY_SHOWN = {
-    "config", "cli", "datasets", "models", "tasks", "launch/frozen_code/code_files.py",
+    "config", "cli", "data", "training/data", "datasets", "models", "tasks", "launch/frozen_code/code_files.py",
     "launch/frozen_code/snapshot.py", "launch/frozen_code/import_path.py", "launch/targets.py", "launch/hydra_app.py",
-    "runtime/machine.py", "runtime/code.py", "features/init_from",
-    "observe", "worker/program_start.py", "deploy", "operate/report", "operate/prepare",
-    "operate/find.py", "operate/names.py",
-    "verify/old_code.py", "verify/preempt.py",
+    "runtime/machine.py", "runtime/code.py", "features/init_from", "observe", "worker/program_start.py", "deploy",
+    "operate/report", "operate/prepare", "operate/find.py", "operate/names.py", "verify/old_code.py",
+    "verify/preempt.py",
     "launch/submit.py",  # whether a folder is there whose owner is to be looked at
     "record/status.py",  # the text of an error: whether there is a folder of sweeps
     "record/journal.py",  # failure files of attempts whose lines are lost

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import defaults_of, holds, split, state
 from hpc_trainer.config.table.core_table import CORE

@@ -28,9 +28,9 @@ from typing import Any
 
 from torch import nn
 
-from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.train import CompileScope, TrainConfig
+from hpc_trainer.config.store import KEYS
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.features.compile.graphs import compilations_within, compile_step, graph_counts, uncompiled
 from hpc_trainer.models.blocks import check_has_blocks

@@ -22,9 +22,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from hpc_trainer.config.name_patterns import fits_any, there_are
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
 from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
+from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
 from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record import checkpoint_folders as folders

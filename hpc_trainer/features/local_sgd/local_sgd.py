@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_trainer.config.held_gradients import averages_gradients
+from hpc_trainer.config.mesh import averages_gradients
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup

@@ -26,10 +26,9 @@ import psutil
 import torch
 from torch import nn
 
-from hpc_trainer.config.batch import divisors
-from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.mesh import divisors, holds_gradients
+from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.record.journal import Journal

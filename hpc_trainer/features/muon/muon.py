@@ -12,7 +12,7 @@ from torch import nn
 
 from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.schema.optim import MuonConfig
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices, num_flops, share_work

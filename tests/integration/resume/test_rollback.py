@@ -139,10 +139,10 @@ def test_the_data_moves_on_and_the_metrics_go_back(undisturbed: tuple[Path, Trac
 @pytest.mark.parametrize(
     ("ends", "starts"),
     [
-        ([(12, True)], [0, 10]),
-        ([(12, False)], [0, 13]),
-        ([(15, True)], [0, 10]),
-        ([(15, False)], [0, 11]),
+        pytest.param([(12, True)], [0, 10], marks=pytest.mark.long),
+        pytest.param([(12, False)], [0, 13], marks=pytest.mark.long),
+        pytest.param([(15, True)], [0, 10], marks=pytest.mark.long),
+        pytest.param([(15, False)], [0, 11], marks=pytest.mark.long),
         ([(12, False), (2, False), (1, True)], [0, 13, 13, 10]),
     ],
     ids=["killed-before-the-look", "stopped-before-the-look", "killed-after", "stopped-after", "all"],

@@ -108,7 +108,7 @@ def _rendered(shape: Shape) -> Shape:
     return dataclasses.replace(shape, **whole, **gpus)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(jobs())
 def test_every_script_reads_back_as_the_job_that_made_it(job: BatchJob) -> None:
     text = render_script(job)

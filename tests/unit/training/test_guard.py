@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup

@@ -16,7 +16,7 @@ from torch import nn
 
 from hpc_trainer.config.schema.features.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
 from hpc_trainer.features.custom_optim import custom_optim as put_back

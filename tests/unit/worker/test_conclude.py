@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.schema.monitor import OnOverheat
+from hpc_trainer.config.schema.output import OnOverheat
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal, failures_untold

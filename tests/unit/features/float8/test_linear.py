@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.float8.float8 import use_float8
 from hpc_trainer.models.gpt import Gpt

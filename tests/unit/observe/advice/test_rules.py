@@ -340,9 +340,9 @@ def test_every_rule_has_a_case_and_stands_in_the_docs() -> None:
     table = (ROOT / "docs/decisions/0049-advice.md").read_text()
     told = re.findall(r"^\| `([a-z-]+)` \| (.*?) \| (.*?) \|", table, re.MULTILINE)
     assert told == [(rule.name, rule.when, rule.why) for rule in RULES], "a row each, in the order of RULES"
-    page = (ROOT / "docs/tune.md").read_text()
+    page = (ROOT / "docs/advise.md").read_text()
     listed = re.findall(r"`([a-z-]+)`", page[page.index("| fault |") : page.index("[Decision 0049]")])
-    assert listed == names, "the table of docs/tune.md has all, in the order of RULES"
+    assert listed == names, "the table of docs/advise.md has all, in the order of RULES"
 
 
 def test_facts_that_nobody_knows_give_no_advice() -> None:

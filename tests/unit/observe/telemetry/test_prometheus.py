@@ -11,7 +11,7 @@ import pytest
 
 from hpc_trainer.config.rules.cluster_rules import monitor_problems
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.monitor import MonitorConfig
+from hpc_trainer.config.schema.output import MonitorConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.observe import sampler
 from hpc_trainer.observe.sampler import PrometheusFile, sampler_of

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig, Strategy
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
 from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
 from hpc_trainer.features.offload import offload as optim_place
