@@ -168,8 +168,10 @@ def append_specs(paths: SweepPaths, specs: Sequence[RunSpec]) -> None:
 def _line(spec: RunSpec, memo: Memo) -> str:
     """Return one line of the file. A section that several specs share is serialized once."""
     config = ", ".join(
-        f"{json.dumps(key)}: {memo.of(json.dumps, value) if isinstance(value, dict) else json.dumps(value)}"
-        for key, value in spec.config.items()
+        [
+            f"{json.dumps(key)}: {memo.of(json.dumps, value) if isinstance(value, dict) else json.dumps(value)}"
+            for key, value in spec.config.items()
+        ]
     )
     head = {
         "format": SPEC_FORMAT, "run_id": spec.run_id, "digest": spec.digest, "axes": dict(spec.axes),
