@@ -39,7 +39,17 @@ import pytest
 from tests.warm import _HEAVY, _PR_SET_CHILD_SUBREAPER
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("record", "slurm", "launch", "operate/advice")
+_OBSERVE = (
+    "advice",
+    "facts",
+    "flight",
+    "profile_request",
+    "rules_of_resources",
+    "rules_of_time",
+    "straggler_log",
+    "telemetry",
+)
+FOLDERS = ("record", "slurm", "launch", *(f"observe/{name}.py" for name in _OBSERVE))
 _COSMIC_RAY = ROOT / ".venv/mutants"
 _NEVER = frozenset({"name", "string", "newline", "fstring_start", "fstring_string", "fstring_end"})
 """Kinds of leaves that no operator changes."""
@@ -50,25 +60,30 @@ _STATE = [
 ]
 _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
 _FROZEN = ["launch/frozen_code/test_snapshot.py", "launch/frozen_code/test_frozen_worker.py"]
-_RULES = ["operate/advice/test_rules.py", "operate/advice/test_gpu_faults.py"]
+_RULES = ["observe/advice/test_rules.py", "observe/advice/test_gpu_faults.py"]
 NEAREST = {
     "record/checkpoint_folders": ["training/checkpoint/test_retention.py", "training/checkpoint/test_store.py"],
-    "record/known_ends": ["record/test_nothing_to_ask.py", "record/test_unseen_results.py", "cli/test_many_runs.py"],
     "record/last_words": ["operate/test_why.py", "launch/test_setup_lines.py"],
     "record/layout": ["record/test_files.py", "record/test_spec.py"],
+    "record/spec": ["operate/test_axes.py"],
     "record/ledger": ["operate/test_report.py"],
-    "record/lost": [*_LOST, "record/test_newer_lives.py"],
-    "record/modes": ["record/test_files.py", "cli/test_permissions.py"],
-    "record/run_folder": [*_STATE, "record/test_unseen_results.py", "record/test_lost_life.py"],
+    "record/files": ["record/test_shared_folder.py", "cli/test_permissions.py"],
+    "record/journal": ["record/test_worker_files_failure.py", "record/test_worker_files_first_weights.py"],
+    "record/reading": ["record/test_shared_folder.py", "record/test_files.py"],
     "record/run_state": [
+        *_STATE,
+        "record/test_lost_life.py",
         "record/test_run_status.py",
         "record/test_ownership.py",
         "record/test_races.py",
+        "record/test_known_ends.py",
+        "record/test_nothing_to_ask.py",
+        "cli/test_many_runs.py",
         "record/test_unseen_results.py",
         "record/test_newer_lives.py",
     ],
-    "record/run_status": [*_STATE, "operate/test_why.py"],
     "record/status": [
+        "operate/test_why.py",
         *_STATE,
         *_LOST,
         "record/test_nothing_to_ask.py",
@@ -76,21 +91,28 @@ NEAREST = {
         "record/test_ledger.py",
         "operate/test_report.py",
     ],
-    "slurm/commands": ["slurm/test_cluster.py"],
+    "slurm/commands": ["slurm/test_cluster.py", "slurm/test_sbatch.py"],
     "slurm/limits": ["slurm/test_read_limits.py", "slurm/test_preflight.py", "launch/test_arrays.py"],
     "slurm/shape": ["slurm/test_preflight.py", "launch/test_plan.py", "launch/test_scripts.py"],
-    "slurm/states": ["slurm/test_jobs.py", "slurm/test_queue.py", "slurm/test_accounting.py"],
+    "slurm/queue": ["slurm/test_accounting.py"],
+    "slurm/terms": ["slurm/test_jobs.py", "slurm/test_queue.py", "slurm/test_accounting.py", "slurm/test_reasons.py"],
     "launch/extend": ["api/test_extend.py"],
     "launch/frozen_code": _FROZEN,
     "launch/frozen_code/archive": [*_FROZEN, "api/test_changed_code.py", "verify/test_checkout.py"],
-    "launch/frozen_code/code_files": [*_FROZEN, "cli/test_permissions.py"],
-    "launch/frozen_code/snapshot": ["launch/frozen_code/test_of_command.py"],
+    "launch/frozen_code/snapshot": [*_FROZEN, "launch/frozen_code/test_of_command.py", "cli/test_permissions.py"],
     "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
-    "launch/arrays": ["launch/test_array_parallelism.py"],
+    "launch/grids": ["launch/test_private_folder.py"],
+    "launch/plan": ["launch/test_arrays.py", "launch/test_array_parallelism.py"],
     "launch/later_jobs": ["launch/test_successor.py", "launch/test_top_up.py"],
     "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],
-    "operate/advice": _RULES,
-    "operate/advice/advised": ["cli/test_tune.py", *_RULES],
+    "observe/advice": ["cli/test_advise.py", *_RULES],
+    "observe/facts": _RULES,
+    "observe/flight": ["observe/inside/test_flight.py", "observe/inside/test_hang.py"],
+    "observe/profile_request": ["observe/profile/test_profile_request.py"],
+    "observe/straggler_log": ["observe/stragglers/test_straggler_log.py", "observe/stragglers/test_judge.py"],
+    "observe/telemetry": ["observe/telemetry/test_samples.py", "observe/telemetry/test_care.py"],
+    "observe/rules_of_resources": _RULES,
+    "observe/rules_of_time": _RULES,
 }
 """Files of the code whose tests have other names too, and folders for files that have neither; below tests/unit/."""
 

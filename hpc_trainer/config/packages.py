@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import warnings
 from typing import Any
 
+from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ConfigError
 
 EXTRAS = {
@@ -52,3 +55,32 @@ def optional(module: str, what: str) -> Any:
     """
     check_installed(what, module.partition(".")[0])
     return importlib.import_module(module)
+
+
+def import_torchao() -> None:
+    """Import torchao's tensors and operations without what it logs of other machines' libraries.
+
+    Where Python keeps no bytecode of torchao yet, compiling torchao warns of its invalid escapes (0.18): an error under
+    `-W error`.
+    """
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "invalid escape sequence|.* is an invalid escape sequence")
+            import torchao.quantization.qat  # noqa: F401
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def missing_package(name: TrackerName) -> str | None:
+    """Return what to install if this Python lacks the package of a tracker; None if it has the package."""
+    if name is TrackerName.none:
+        return None
+    spec = importlib.util.find_spec(name.value)
+    if spec is not None and spec.origin is not None:  # else it is a folder of that name, as both trackers leave behind
+        return None
+    return f"tracker={name.value} needs a package: pip install 'hpc_trainer[{name.value}]'"

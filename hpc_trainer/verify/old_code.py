@@ -1,4 +1,4 @@
-"""A run started once more from the code that it had: `hpc-trainer reproduce`.
+"""A run started once more from the code that it had: `hpc-trainer verify reproduce`.
 
 The copy has the same configuration and logs each step, in a sweep of its own. If nothing was frozen, the code is the
 revision that git recorded, with its difference. An environment of the recorded versions is a venv that pip fills.
@@ -24,9 +24,9 @@ from typing import Any
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.config.schema.output import TrackerConfig
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.launch.change import change_specs
+from hpc_trainer.launch.extend import change_specs
 from hpc_trainer.launch.freeze import grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.frozen_code.frozen_worker import manifest_digest, read_archive
@@ -34,10 +34,10 @@ from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
 from hpc_trainer.launch.frozen_code.unpacking import RefusedCodeError
 from hpc_trainer.launch.plan import build_plan
 from hpc_trainer.launch.submit import submit_plan
-from hpc_trainer.record.files import check_trusted, write_marker
+from hpc_trainer.record.files import make_folder, set_umask, write_marker
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder, set_umask
 from hpc_trainer.record.processes import submit_lock
+from hpc_trainer.record.reading import check_trusted
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.code import run_git
 from hpc_trainer.slurm.limits import read_limits

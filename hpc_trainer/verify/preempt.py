@@ -79,7 +79,9 @@ def choose_run(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
     if not training:
         first = map(status.run, run_ids[:3])
         seen = ", ".join(f"{run.run_id} is {run.state.value} at step {run.step}" for run in first)
-        raise RunStateError(f"a drill needs a run that trains, past its first step, in {status.sweep.name}: {seen}.")
+        raise RunStateError(
+            f"verify preempt needs a run that trains, past its first step, in {status.sweep.name}: {seen}."
+        )
     return training[0]
 
 

@@ -1,4 +1,4 @@
-"""Part of a rank in `hpc-trainer certify`: a trace of its state after every step, and its own interruption.
+"""Part of a rank in `hpc-trainer verify resume`: a trace of its state after every step, and its own interruption.
 
 Each tensor or number in the tree of state gets a path and a text; equal numbers get equal texts.
 """
@@ -27,7 +27,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.shards import Shard
+from hpc_trainer.training.checkpoint.trees import Shard
 from hpc_trainer.training.context import Restored, RunContext
 from hpc_trainer.training.rng import rng_state
 from hpc_trainer.verify.interruptions import ALL_RANKS, LOOSE, LOOSE_BUFFER, VARIABLE, Interruption, from_text

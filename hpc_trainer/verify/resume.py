@@ -1,4 +1,4 @@
-"""`hpc-trainer certify`: the same training twice undisturbed and once interrupted, compared step by step.
+"""`hpc-trainer verify resume`: the same training twice undisturbed and once interrupted, compared step by step.
 
 The comparison uses traces and files alone: what differs first, and the likely reason. No torch; the part of the
 ranks is verify/probe.py.

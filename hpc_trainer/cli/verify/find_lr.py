@@ -14,15 +14,13 @@ from typing import Any
 from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say
 from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here, stop_queues
-from hpc_trainer.config.lr_scaling import lr_factor
 from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig
-from hpc_trainer.config.schema.schedule import ScheduleConfig
-from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.config.schema.optim import ScheduleConfig, lr_factor
+from hpc_trainer.config.schema.output import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.record.files import write_atomic
-from hpc_trainer.record.modes import make_folder, set_umask
+from hpc_trainer.record.files import make_folder, set_umask, write_atomic
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.rank_env import PROBE_VARIABLE
 from hpc_trainer.verify.find_lr import PROBE, VARIABLE, Curve, LrRange, draw, find_lr
@@ -32,7 +30,7 @@ _ROWS = 12
 _OWN = ("sweep_name=", "paths.runs_dir=")
 
 
-def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, timeout_s: float, as_json: bool) -> None:
+def run_find_lr(given: Given, *, steps: int, first: float, last: float, timeout_s: float, as_json: bool) -> None:
     """Run the test; exit with 0 for a suggestion, 1 if the loss fell nowhere, 2 if the configuration is wrong."""
     if steps < _FEWEST_STEPS or not 0 < first < last < float("inf"):
         raise ConfigError(

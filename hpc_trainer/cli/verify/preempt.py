@@ -1,4 +1,4 @@
-"""`hpc-trainer drill`: interruption of a run, and a report on its recovery."""
+"""`hpc-trainer verify preempt`: interruption of a run, and a report on its recovery."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpc_trainer.verify.interruptions import Drill
 from hpc_trainer.verify.preempt import DrillReport, choose_run, run_drill
 
 
-def run_drill_verb(
+def run_preempt(
     what: Drill, names: list[str], sweep: str | None, runs_dir: Path | None, *, timeout_s: float, as_json: bool
 ) -> None:
     """Interrupt a run; exit with 1 if it did not come back, or resumed at another step than the saved one."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
         listed = ", ".join(chosen[:5])
-        raise RunStateError(f"a drill is for one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
+        raise RunStateError(f"verify preempt takes one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
     report = run_drill(
         what, status.sweep, choose_run(status, chosen),
         bring_back=lambda run_id: retry(status.sweep, [run_id], take_back=what is Drill.cancel),
@@ -38,7 +38,7 @@ def run_drill_verb(
 
 
 def _verdict(report: DrillReport, sweep: str) -> str:
-    drill = f"{report.drill.value} drill"
+    check = f"verify preempt --kind {report.drill.value}"
     if report.problems:
-        return f"{drill} FAILED: {'; '.join(report.problems)}. Read: hpc-trainer logs {report.run_id}"
-    return f"{drill} passed: nothing was lost but the time. Next: hpc-trainer status --watch {sweep}"
+        return f"{check}: FAILED: {'; '.join(report.problems)}. Read: hpc-trainer logs {report.run_id}"
+    return f"{check}: passed: nothing was lost but the time. Next: hpc-trainer status --watch {sweep}"

@@ -1,4 +1,4 @@
-"""`hpc-trainer reproduce`: a repetition of a run's first steps with its original code, and a comparison of metrics."""
+"""`hpc-trainer verify reproduce`: repetition of a run's first steps with its original code, and their comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from hpc_trainer.cli.common import ended_by_signals, print_json
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.compose.composer import override_value
+from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
@@ -28,7 +28,7 @@ from hpc_trainer.verify.reproduce import Deviation, Original, Reproduced, check_
 _MOST = 10
 
 
-def run_reproduce_verb(
+def run_reproduce(
     words: Sequence[str], sweep: str | None, runs_dir: Path | None, *, steps: int, may_differ: bool, timeout_s: float,
     keep: bool, rebuilds: bool, as_json: bool,
 ) -> None:  # fmt: skip
@@ -41,9 +41,9 @@ def run_reproduce_verb(
         raise ConfigError(f"--steps={steps} must be at least 1. Use 1.")
     if len(names) != 1:
         raise ConfigError(
-            f"reproduce takes one run, and KEY=VALUE words of cluster.* and hardware.*; it got "
+            f"verify reproduce takes one run, and KEY=VALUE words of cluster.* and hardware.*; it got "
             f"{' '.join(names) or 'no run'}. "
-            + (f"Use: hpc-trainer reproduce {names[0]}" if names else "hpc-trainer status lists the runs.")
+            + (f"Use: hpc-trainer verify reproduce {names[0]}" if names else "hpc-trainer status lists the runs.")
         )
     tell: Callable[[str], None] = (lambda _: None) if as_json else partial(print, flush=True)
     run = find_run(resolve_runs_dir(runs_dir), names[0], sweep)

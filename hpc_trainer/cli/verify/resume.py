@@ -1,4 +1,4 @@
-"""`hpc-trainer certify`: proof, for a user's own configuration, that an interrupted run ends with the same bits."""
+"""`hpc-trainer verify resume`: proof, for any configuration, that an interrupted run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpc_trainer.cli.common import ended_by_signals, print_json
 from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.config.schema.output import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.runtime.rank_env import PROBE_VARIABLE
@@ -27,7 +27,7 @@ from hpc_trainer.verify.resume import Certificate, Trial, certify
 _FEWEST_STEPS = 5
 
 
-def run_certify_verb(
+def run_resume(
     given: Given, *, steps: int, interruptions: int, seed: int | None, timeout_s: float, keep: bool, as_json: bool
 ) -> None:
     """Certify; exit with 0 if the runs are identical, 1 if not or if one failed, 2 if the configuration is wrong."""
@@ -38,7 +38,7 @@ def run_certify_verb(
         )
     chosen = seed if seed is not None else random.SystemRandom().randrange(10_000)
     tell: Callable[[str], None] = (lambda _: None) if as_json else partial(print, flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="hpc-trainer-certify-"))
+    folder = Path(tempfile.mkdtemp(prefix="hpc-trainer-verify-"))
     certificate = None
     try:
         trials, plan = _trials(given, steps, interruptions, chosen, folder)
@@ -66,14 +66,14 @@ def run_certify_verb(
 def _trials(
     given: Given, steps: int, interruptions: int, seed: int, folder: Path
 ) -> tuple[list[Trial], list[Interruption]]:
-    here = given.here("certify", without=("sweep_name=",))
-    point = only_point(freeze_here(here), "certify takes", "Choose one point.")
+    here = given.here("verify resume", without=("sweep_name=",))
+    point = only_point(freeze_here(here), "verify resume takes", "Choose one point.")
     if point.is_program:
         named = [word.partition("=")[2] for word in given.overrides or () if word.startswith("sweep_name=")]
         sweep = named[-1] if named else point.config["experiment_name"]
         raise ConfigError(
-            "certify looks at the tensors of a training, and train.command is a program of its own. Submit it to "
-            f"Slurm, then interrupt it there: hpc-trainer drill preempt {sweep}"
+            "verify resume looks at the tensors of a training, and train.command is a program of its own. Submit it to "
+            f"Slurm, then interrupt it there: hpc-trainer verify preempt {sweep}"
         )
     num_steps = max(_FEWEST_STEPS, min(steps, point.num_steps))
     every_steps = max(1, num_steps // 8)

@@ -2,16 +2,18 @@
 
     gamma: float = key(0.1, only_with("schedule.name=step"), ONCE_SET, SCHEDULE, in_graph=False, limits="(0, 1]")
 
-The field of a section declares what all its keys have in common (`section`). `config/keys.py` reads all of it.
+The field of a section declares what all its keys have in common (`section`). `config/store.py` reads all of it.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import functools
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 _KEY = "key"
 
@@ -81,18 +83,18 @@ def key(
         in_graph: True if another value may be another compiled graph (`train.compile`).
         limits: the legal values of a number, as `≥ 1` or `(0, 1]`; others are refused (config/rules/declared_rules.py).
     """
-    said = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
+    metadata = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
     if isinstance(default, (list, dict)):
-        return field(default_factory=functools.partial(copy.copy, default), metadata=said)
-    return field(default=default, metadata=said)
+        return dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def section(
     kind: type, identity: Identity | None = None, resume: Effect | None = None, *, in_graph: bool | None = None
 ) -> Any:
     """Declare a field that holds a dataclass, with the metadata of all its keys, those of other versions too."""
-    said = Key(needs=ALWAYS, identity=identity, resume=resume, in_graph=in_graph)
-    return field(default_factory=kind, metadata={_KEY: said})
+    own = Key(needs=ALWAYS, identity=identity, resume=resume, in_graph=in_graph)
+    return dataclasses.field(default_factory=kind, metadata={_KEY: own})
 
 
 def declared(kind: Any, name: str) -> Key | None:
@@ -100,6 +102,66 @@ def declared(kind: Any, name: str) -> Key | None:
     for base in kind.__mro__:
         entry = getattr(base, "__dataclass_fields__", {}).get(name)
         if entry is not None and _KEY in entry.metadata:
-            said: Key = entry.metadata[_KEY]
-            return said
+            own: Key = entry.metadata[_KEY]
+            return own
     return None
+
+
+class Declared(NamedTuple):
+    """One field of one schema."""
+
+    name: str
+    """Dotted name, as a user types it."""
+    kind: Any
+    """Dataclass that declares the field."""
+    field: dataclasses.Field[Any]
+    key: Key
+    """Metadata; what the field leaves open is filled in from its section."""
+
+    section: Any
+    """Dataclass that the field holds; None for a key."""
+    default: Any
+    """Default value, which nobody may change."""
+
+
+def declared_keys(
+    kind: Any, prefix: str = "", above: Key | None = None, variants: Mapping[str, Mapping[str, Any]] = {}
+) -> list[Declared]:
+    """Return the sections and keys of a dataclass, a section before its keys.
+
+    Args:
+        kind: the dataclass.
+        prefix: text before the name of each field, as `optim.`.
+        above: metadata of the section that the dataclass is; its keys have them too.
+        variants: dataclasses of the sections that have several; the keys of all of them are returned.
+
+    Raises:
+        TypeError: a field is declared without `key(...)` or `section(...)`.
+    """
+    keys: list[Declared] = []
+    for field in dataclasses.fields(kind):
+        own = declared(kind, field.name)
+        if own is None:
+            raise TypeError(
+                f"{kind.__name__}.{field.name} must say what hangs on it. Declare it with key(...) (schema/key.py)."
+            )
+        name, metadata, make = f"{prefix}{field.name}", _filled_in(own, above), field.default_factory
+        default = field.default if make is dataclasses.MISSING else make()
+        section = make if dataclasses.is_dataclass(make) else None
+        keys.append(Declared(name, kind, field, metadata, section, default))
+        if section is not None:
+            for inner in variants.get(field.name, {}).values() or (section,):
+                keys += declared_keys(inner, f"{name}.", metadata)
+    return keys
+
+
+def _filled_in(own: Key, above: Key | None) -> Key:
+    """Return the metadata of a key, with what it leaves open as its section declares."""
+    if above is None:
+        return own
+    return dataclasses.replace(
+        own,
+        identity=own.identity or above.identity,
+        resume=own.resume or above.resume,
+        in_graph=above.in_graph if own.in_graph is None else own.in_graph,
+    )

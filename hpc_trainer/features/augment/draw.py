@@ -83,7 +83,6 @@ def _matrices(name: str, strength: Numbers) -> Numbers:
     return matrices
 
 
-Numbers = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _PIXELS, _LABEL, _WEIGHT = 1, 2, 3

@@ -16,7 +16,7 @@ from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.checkpoint.model_parts import find_whole, set_whole
+from hpc_trainer.training.checkpoint.objects import find_whole, set_whole
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 from hpc_trainer.training.state import TrainState
 
@@ -106,7 +106,7 @@ class AveragedWeights(nn.Module):
 def _pairing(model: nn.Module, outline: nn.Module) -> Callable[[], list[tuple[torch.Tensor, torch.Tensor]]]:
     """Return a function that lists (the model's tensor, that of `outline`) for each local weight and buffer.
 
-    It is a function, not lists of a module: `certify` looks into those, and these tensors are the model's.
+    It is a function, not lists of a module: `verify resume` looks into those, and these tensors are the model's.
     """
     # Weights as they are now: after an evaluation FSDP shows whole ones. A step may replace a buffer by another tensor.
     weights = list(model.parameters())

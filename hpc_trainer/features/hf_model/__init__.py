@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.data_files.known import known_vocabulary
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
-from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
+from hpc_trainer.config.schema.model import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.errors import ConfigError, did_you_mean

@@ -26,10 +26,9 @@ import psutil
 import torch
 from torch import nn
 
-from hpc_trainer.config.batch import divisors
-from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.mesh import divisors, holds_gradients
+from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.record.journal import Journal
@@ -46,8 +45,8 @@ from hpc_trainer.training.data.order import LEAST_EVALUATED, BatchOrder, BatchSi
 from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.data.stand_in import StandIn
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import random_state_kept
+from hpc_trainer.training.step import autocast
 
 if TYPE_CHECKING:
     from hpc_trainer.features.memory.estimate import MemoryEstimate

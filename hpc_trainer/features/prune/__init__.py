@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.schema.features.compress import PruneConfig, PruneMethod
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.table.kinds import models

@@ -9,7 +9,7 @@ import pytest
 
 from tests import chosen
 from tests.chosen import ALWAYS, NEAR, ROOT, Chosen, choose, folders_near, long_files, play_all, scenarios_of
-from tests.each_alone import FAILED, PASSED, UNFINISHED, main, passed_before, play
+from tests.each_alone import PASSED, UNFINISHED, main, passed_before, play
 
 DAY = datetime.date(2026, 11, 26)
 

@@ -1,4 +1,4 @@
-"""What `hpc-trainer reproduce` prints: the verdict first, then what differs, then what could not be looked at."""
+"""What `verify reproduce` prints: the verdict first, then what differs, then what could not be looked at."""
 
 from __future__ import annotations
 

@@ -8,16 +8,14 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import SgdConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.step import Batch, Stepper, build_scaler
 
 GLOBAL_BATCH = 16
 

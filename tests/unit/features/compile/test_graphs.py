@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import GptConfig, ResnetConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.model import GptConfig, ResnetConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.compile.graphs import compilations_within, compile_step, graph_counts

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.float8.float8 import use_float8
 from hpc_trainer.models.gpt import Gpt
@@ -21,7 +21,7 @@ from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import autocast, build_scaler
+from hpc_trainer.training.step import autocast, build_scaler
 
 
 def _model(embed_dim: int = 32) -> Gpt:

@@ -15,7 +15,7 @@ from torch import nn
 
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.features.lora import LoraConfig
-from hpc_trainer.config.schema.model.shipped import CnnConfig
+from hpc_trainer.config.schema.model import CnnConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError, IncompatibleResumeError
 from hpc_trainer.features.init_from.init_from import BaseAbility

@@ -10,8 +10,7 @@ from torch import nn
 
 from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, ResnetConfig
-from hpc_trainer.config.schema.model.vision import VitConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig, VitConfig
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.features.memory.search import HostMemory
 
 

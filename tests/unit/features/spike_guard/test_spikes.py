@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
 from hpc_trainer.features.spike_guard.spike_guard import SpikeGuard, Trouble

@@ -12,8 +12,7 @@ from torch import nn
 
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.optim import AdamwConfig, LionConfig, OptimConfig, SgdConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.memory.estimate import estimate

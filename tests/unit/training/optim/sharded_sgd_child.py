@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hpc_trainer.config.schema.optim import CustomOptimConfig, OptimConfig, SgdConfig
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.features.custom_optim.custom_optim import PutBack
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.optim.build import step_unless

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig, Strategy
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
 from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
 from hpc_trainer.features.offload import offload as optim_place
@@ -18,12 +17,10 @@ from hpc_trainer.features.tensor_parallel.tensor_parallel import MeshStepper, fi
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
-from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.state import StepGuard, TrainState
+from hpc_trainer.training.step import Batch, Stepper, build_scaler
 from tests.unit.training.built_parts import optimizer_of
 
 # Name -> (ranks, how they share the work).

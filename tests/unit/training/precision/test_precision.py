@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.features.float8 import float8
 from hpc_trainer.features.float8.float8 import use_float8
 from hpc_trainer.models.gpt import Gpt

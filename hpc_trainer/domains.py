@@ -1,0 +1,48 @@
+"""Registry of the domains: one line for each folder that may be deleted while everything else still works.
+
+The core (config, slurm, record, training, worker, launch, operate) imports no domain. Where domains may take part, the
+core calls `contributions` with the name of a hook. A domain's `__init__.py` lists what it contributes to each hook as
+`module:object`; the module is imported when the hook is called for the first time.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+DOMAINS = ("deploy", "observe")
+"""Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
+
+HOOKS = {
+    "verbs": "typer app with verbs of hpc-trainer (cli/main.py); imported at the start of each command line",
+    "sweep_keys": "mapping from a key of `sweep` that no grid reads to what it is (config/compose/grid.py)",
+    "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
+    "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",
+    "recorders": "recorder of a rank's last moments (worker/attempt.py, `Recorder`)",
+    "warnings": "problem of a running run, as one line for `status` (record/status.py)",
+    "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
+    "result_columns": "columns of `results` (operate/results.py, `Columns`)",
+    "report_parts": "part of a sweep's report (operate/report/data.py, `ReportPart`)",
+    "report_options": "mapping from an option of `report` to a function of its value that returns a `ReportPart`",
+    "page_parts": "section of a run's page (operate/run_page.py, `PagePart`)",
+    "live_figures": "figures of a running run for `status --watch` (cli/live.py)",
+}
+"""What a domain may contribute to, and where the core describes and calls it."""
+
+
+@functools.cache
+def contributions(hook: str) -> tuple[Any, ...]:
+    """Import and return what the domains contribute to a hook, in the order of `DOMAINS`.
+
+    Raises:
+        KeyError: there is no such hook.
+    """
+    assert HOOKS[hook]
+    domains = [importlib.import_module(f"hpc_trainer.{domain}") for domain in DOMAINS]
+    return tuple(_load(name) for domain in domains for name in domain.CONTRIBUTES.get(hook, ()))
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
