@@ -14,9 +14,10 @@ from typing import Any
 from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say
 from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here, stop_queues
-from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.optim import ScheduleConfig, lr_factor
 from hpc_trainer.config.schema.output import TrackerConfig
+from hpc_trainer.config.schema.train import LoopConfig
+from hpc_trainer.config.table.choice import is_there
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find import prepare_to_write
@@ -71,7 +72,8 @@ def _test(here: Given, plan: LrRange, timeout_s: float) -> Curve:
             f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
             "schedule=constant", *at_defaults("schedule", ScheduleConfig()),
             *at_defaults("tracker", TrackerConfig()),
-            *at_defaults("train.early_stop", EarlyStopConfig()), "checkpoint.resume_from=null",
+            *(at_defaults("train.early_stop", LoopConfig().early_stop) if is_there("train.early_stop") else ()),
+            "checkpoint.resume_from=null",
             "checkpoint.keep_best=null", "checkpoint.best_mode=auto", "sweep_name=find-lr",
             f"paths.runs_dir='{folder}'",
             f"++cluster.env.{PROBE_VARIABLE}={PROBE}", f"++cluster.env.{VARIABLE}='{plan.to_text()}'",
