@@ -27,10 +27,9 @@ from hpc_trainer.config.targets import target_problems
 from hpc_trainer.config.user_files import read_given
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.show import Known
-from hpc_trainer.record.checkpoint_folders import committed, step_name
+from hpc_trainer.record.checkpoint_folders import Retention, committed, step_name
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.data.preprocessing import inherited_keys, kind_of, of_config, unknown_of
 
 MODEL = "model"
