@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.apps import model, runs
+from hpc_trainer.cli.apps import runs
 from hpc_trainer.cli.complete import complete_names
 from hpc_trainer.cli.data.app import data
 from hpc_trainer.cli.given import Chosen, Given
@@ -40,6 +40,7 @@ from hpc_trainer.cli.options import (
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
 from hpc_trainer.cli.verify import app as verify
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, RunStateError
 
 app = typer.Typer(
@@ -162,8 +163,8 @@ def cancel(
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
-for group in (runs, verify, model):
-    app.add_typer(group.verbs)
+for verbs in (runs.verbs, verify.verbs, *contributions("verbs")):
+    app.add_typer(verbs)
 app.add_typer(data)
 
 
