@@ -109,7 +109,7 @@ class RunStatus:
     waiting_job: str | None = None
     """Id of the run's Slurm job, if the queue shows that the job has not begun."""
     elsewhere: str | None = None
-    """Why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
+    """Reason why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
     device_warning: str | None = None
     """Problem of a running run that a domain found, such as a GPU that is too hot or fails.
 
