@@ -11,7 +11,7 @@ import functools
 import importlib
 from typing import Any
 
-DOMAINS = ("deploy", "observe")
+DOMAINS = ("deploy", "observe", "verify")
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 
 HOOKS = {
@@ -20,7 +20,7 @@ HOOKS = {
     "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
     "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",
     "recorders": "recorder of a rank's last moments (worker/attempt.py, `Recorder`)",
-    "warnings": "problem of a running run, as one line for `status` (record/run_status.py)",
+    "warnings": "problem of a running run, as one line for `status` (record/status.py)",
     "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
     "result_columns": "columns of `results` (operate/results.py, `Columns`)",
     "report_parts": "part of a sweep's report (operate/report/data.py, `ReportPart`)",

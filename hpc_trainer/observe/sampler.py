@@ -39,15 +39,13 @@ from hpc_trainer.observe.telemetry import (
     thin_out,
     write_warnings,
 )
-from hpc_trainer.record.files import OwnLines
-from hpc_trainer.record.journal import num_moves
+from hpc_trainer.record.files import OwnLines, make_folder
+from hpc_trainer.record.journal import DEVICE_FAILED, MAX_MOVES, OVERHEATED, Move, num_moves, write_move
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.modes import make_folder
-from hpc_trainer.record.worker_files import DEVICE_FAILED, MAX_MOVES, OVERHEATED, Move, write_move
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import DEVICE, StopFlag, wait_for_record
+from hpc_trainer.slurm.commands import estimate_start
 from hpc_trainer.slurm.jobs import read_script, show_job
-from hpc_trainer.slurm.sbatch import estimate_start
 
 FATAL_XID = frozenset((48, 62, 64, 74, 79, 94, 95, 119, 120, 140))
 """NVIDIA's Xid codes that are the device's fault (docs.nvidia.com/deploy/xid-errors): memory (48, 64, 94, 95, 140), its
@@ -209,9 +207,9 @@ class Mover:
         """Return why the run cannot leave this node; None if it can."""
         job_id = self._env.job_id
         if not job_id[:1].isdecimal():
-            return "it is no Slurm job, and nobody would give it another node."
+            return "it is not a Slurm job, so no scheduler would give it another node."
         if num_moves(self._paths) >= MAX_MOVES:
-            return f"it has left {MAX_MOVES} nodes since it was submitted, and leaves no more."
+            return f"it has left {MAX_MOVES} nodes since it was submitted, which is the limit."
         without = node
         try:
             without = ",".join(filter(None, (show_job(job_id).excluded, node)))
@@ -274,8 +272,8 @@ class PrometheusFile:
         """
         if not self._folder.is_dir():
             raise ConfigError(
-                f"monitor.prometheus_dir={self._folder} is no folder on {socket.gethostname()}. Make it there, or name "
-                "the one that node_exporter reads (--collector.textfile.directory)."
+                f"monitor.prometheus_dir={self._folder} is not a folder on {socket.gethostname()}. Create it there, or "
+                "name the one that node_exporter reads (--collector.textfile.directory)."
             )
         if self._prometheus is None:  # in the sampler's thread: nothing of this may end the training
             self._families = optional("prometheus_client.core", "monitor.prometheus_dir")
@@ -423,7 +421,7 @@ class Sampler:
         try:
             thread.start()
         except RuntimeError as error:  # no more threads for this user
-            self.notes.tell("start", f"there is none: {error}")
+            self.notes.tell("start", f"no samples are taken: {error}")
             yield
             return
         try:
@@ -437,7 +435,7 @@ class Sampler:
             make_folder(self.paths.telemetry)
             host, devices = self.host(self.notes), self.devices(self.notes)
         except Exception as error:
-            self.notes.tell("start", f"there is none: {type(error).__name__}: {error}")
+            self.notes.tell("start", f"no samples are taken: {type(error).__name__}: {error}")
             return
         self._first = time.monotonic()
         try:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.reading import Faults, read_ends
-from hpc_trainer.record.run_folder import RunFolder
-from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.record.reading import Faults, is_there, read_ends
+from hpc_trainer.record.run_state import RunFolder
 
 NOT_STARTED = "not started"
 """Cause that the local queue records for such a run, and the key of its verdict."""
@@ -191,7 +190,7 @@ def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, A
     said = [line for line in said[earlier[-1] + 1 if earlier else 0 :] if not _SETUP.match(line)]
     why = _most_telling(said) if said else f"exit status {status}"
     if any(_SYNTAX in line for line in said[-2:]):  # the number is of the line before; bash's own message is right
-        return _words(f"cluster.setup is no shell that can be read: {why}", said)
+        return _words(f"bash cannot parse cluster.setup: {why}", said)
     line = f"`{setup[number - 1]}`" if 0 < number <= len(setup) else f"exit status {status}"
     return _words(f"cluster.setup line {number} failed: {line}: {why}", said)
 

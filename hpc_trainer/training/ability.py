@@ -1,4 +1,4 @@
-"""What a feature may do to a run: the only way in which the shared loop and a feature know of each other.
+"""Hooks of a feature in a run: the only interface between the shared loop and a feature.
 
 The hooks that are called belong to the abilities of the features that are on, found by the names of their folders.
 """
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hpc_trainer.config.schema.feature_keys import PACKAGE
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.declarations import PACKAGE, features
+from hpc_trainer.config.table.declarations import features
 from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 

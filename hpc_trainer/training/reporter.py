@@ -1,4 +1,4 @@
-"""What rank 0 writes of a run while it trains: metrics.jsonl, the tracker, and signs of life.
+"""Reports of rank 0 on its run during training: metrics.jsonl, the tracker, and signs of life.
 
 A logged metric is one number. With its heartbeat rank 0 looks for a cancel, a deadline and a newer job of the run.
 """
@@ -17,7 +17,7 @@ from hpc_trainer.errors import HpcTrainerError, LoopError
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths, journals_in
 from hpc_trainer.record.metrics import MetricsLog
-from hpc_trainer.record.shared_folder import names_in
+from hpc_trainer.record.reading import names_in
 from hpc_trainer.record.states import CANCEL, NOT_FINITE
 from hpc_trainer.runtime.pace import DEADLINE, SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv

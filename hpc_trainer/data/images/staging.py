@@ -22,7 +22,8 @@ from pathlib import Path
 
 from hpc_trainer.data.images.index import Shard, ShardIndex, missing_shards
 from hpc_trainer.errors import DataError, HpcTrainerError
-from hpc_trainer.record.files import check_trusted, fsync_folder
+from hpc_trainer.record.files import fsync_folder
+from hpc_trainer.record.reading import check_trusted
 from hpc_trainer.runtime.disk_room import free_room
 
 _CHUNK = 4 << 20

@@ -20,14 +20,12 @@ from typing import Any
 
 from hpc_trainer import __version__
 from hpc_trainer.errors import ConfigError, SubmitError
-from hpc_trainer.launch.frozen_code.code_files import read_file
 from hpc_trainer.launch.frozen_code.frozen_worker import MANIFEST, manifest_digest, member, read_archive
-from hpc_trainer.launch.frozen_code.snapshot import Snapshot, starter_code
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_file, starter_code
 from hpc_trainer.launch.frozen_code.unpacking import LINK, RefusedCodeError
-from hpc_trainer.record.files import check_trusted, fsync_folder, whole_file
+from hpc_trainer.record.files import age_on_server_s, fsync_folder, make_folder, whole_file
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder
-from hpc_trainer.record.shared_folder import age_on_server_s, is_there
+from hpc_trainer.record.reading import check_trusted, is_there
 from hpc_trainer.runtime.code import git_says
 
 # A file that a killed submit left half written is removed when no live submit can still be writing it.
@@ -59,7 +57,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
                 raise RefusedCodeError(f"{archive} holds other code of the same short digest")
         except RefusedCodeError as error:
             raise SubmitError(
-                f"{error}. Runs that wait refuse to start from it. Move it away and submit again: that writes it anew."
+                f"{error}. Waiting runs refuse to start from it. Move it away and submit again: that writes a new one."
             ) from error
         return archive
     _remove_stale(paths.code)
@@ -129,7 +127,7 @@ def find_changes(
     """
     changes, notes = [], []
     for code, num_runs in codes.items():
-        unknown = f"Nobody knows whether the code of {num_runs} run(s) has changed since"
+        unknown = f"It is unknown whether the code of {num_runs} run(s) has changed since"
         if not code:
             notes.append(f"{unknown}: snapshot=off froze nothing.")
             continue

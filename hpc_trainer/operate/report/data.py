@@ -14,14 +14,13 @@ from typing import Any
 
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.axes import find_axes
-from hpc_trainer.operate.evidence import last_lines, meaning_of, more_memory
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.results import newest_metrics
+from hpc_trainer.operate.why import last_lines, meaning_of, more_memory
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, read_metrics
 from hpc_trainer.record.reading import is_number
-from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours
+from hpc_trainer.record.spec import find_axes
+from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours, newest_metrics
 
 WARMUP_STEPS = 20
 """Steps at the start of each attempt without speed: caches, compilers and allocators are cold."""

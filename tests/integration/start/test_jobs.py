@@ -13,8 +13,10 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from hpc_trainer.cli.main import app
 from hpc_trainer.errors import ConfigError
@@ -104,6 +106,27 @@ class Command:
     next_line: str
 
 
+def _aims() -> Iterator[list[str]]:
+    """The words behind `hpc-trainer` of each line of docs/i_want_to.md."""
+    for line in (ROOT / "docs" / "i_want_to.md").read_text().splitlines():
+        if line.startswith("| ") and not line.startswith("| I want to"):
+            aim = re.fullmatch(r"\| [^|`]+ \| `hpc-trainer ([^`]+)` \| \[[^]]+\]\([^)]+\) \|", line)
+            assert aim is not None, line
+            yield shlex.split(aim[1])
+
+
+def test_each_aim_has_a_command_whose_options_exist() -> None:
+    aims = [*_aims()]
+    assert len(aims) > 40
+    for words in aims:
+        command: Any = typer.main.get_command(app)
+        left = [*words]
+        while hasattr(command, "commands"):
+            command = command.commands[left.pop(0)]
+            assert not command.hidden, words
+        command.make_context("hpc-trainer", left).close()
+
+
 def _blocks(page: Path) -> Iterator[str]:
     """The indented blocks of a page, without their indent."""
     for found in re.finditer(r"(?:^    .*\n(?:[ \t]*\n)*)+", page.read_text(), flags=re.MULTILINE):
@@ -119,6 +142,9 @@ def _commands() -> Iterator[Command]:
                 is_ours = re.match(r"hpc-trainer (plan|train|submit) ", command)
                 if is_ours and not _PLACEHOLDER.search(command):
                     yield Command(page, shlex.split(command)[2:], next_line)
+    for words in _aims():
+        if words[0] in ("plan", "train", "submit") and not {"--app", "--command"} & {*words}:
+            yield Command(ROOT / "docs" / "i_want_to.md", words[1:], "")
 
 
 def _write_files_of(page: Path, folder: Path) -> None:

@@ -24,7 +24,7 @@ from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.submitit_bridge import render_script
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.submissions import read_ledger
-from hpc_trainer.slurm.sbatch import megabytes
+from hpc_trainer.slurm.commands import megabytes
 from hpc_trainer.slurm.shape import Shape
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.features.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -22,18 +21,17 @@ from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeigh
 from hpc_trainer.features.custom_optim import custom_optim as put_back
 from hpc_trainer.features.custom_optim.custom_optim import PutBack, is_put_back
 from hpc_trainer.features.muon.muon import MuonWithAdamw, ShardedMuon
+from hpc_trainer.features.spike_guard import GuardConfig, OnSpike
 from hpc_trainer.features.spike_guard.spike_guard import SpikeGuard
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy
 from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import step_unless
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
-from hpc_trainer.training.precision import build_scaler
-from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.state import StepGuard, TrainState
+from hpc_trainer.training.step import Stepper, build_scaler
 from tests.unit.training.built_parts import building_of, optimizer_of
 
 META = torch.device("meta")

@@ -19,13 +19,13 @@ from hpc_trainer.config.schema.data.shipped import (
     SyntheticTokensConfig,
     TextBytesConfig,
 )
-from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, Positions, ResnetConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, ScheduleName, SgdConfig
 from hpc_trainer.config.schema.output import SaveEvery
 from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.spike_guard import GuardConfig, OnDivergence, OnSpike
 from tests.unit.record.builders import make_config
 
 INF, NAN = float("inf"), float("nan")

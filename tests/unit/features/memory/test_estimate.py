@@ -19,7 +19,7 @@ from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.step import autocast
 from tests import warm
 from tests.composed import composed
 from tests.unit.training.built_parts import optimizer_of
