@@ -160,7 +160,7 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
 @pytest.mark.parametrize(
     ("command", "words", "says"),
     [
-        ("python train.py {lr}", ["params.lr=1"], r"\{lr\} is no key .* Did you mean params.lr\?"),
+        ("python train.py {lr}", ["params.lr=1"], r"\{lr\} is neither a key .* Did you mean params.lr\?"),
         ("python train.py {run.dirr}", [], r"Did you mean run.dir\? Write"),
         ("python train.py {params.lr}", [], r"\{params.lr\} has no value: add params.lr=VALUE. Write"),
         (
@@ -182,7 +182,7 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
         ("python train.py {run.resume:{params.y}}", [], r"\{params.y\} has no value"),
         ("{run.resume:python train.py}", [], "must begin with a program"),
         ("python train.py", ["train.command_dir='{run.dri}'"], r"\{run.dri\} is not a place of the run"),
-        ("python train.py", ["train.command_from=/no/such"], "train.command_from=/no/such must be a folder"),
+        ("python train.py", ["train.command_from=/no/such"], "train.command_from=/no/such: there is no such folder"),
         ("--lr 3", [], "must begin with a program"),
         ("python tran.py", [], "runs tran.py, and .* has no such file"),
         ("./tran", [], "runs ./tran, and .* has no such file"),
@@ -201,7 +201,7 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
             "cluster.env.TF_CONFIG is replaced by the one that train.command_env=tensorflow makes",
         ),
         ("python train.py", ["train.command_env=tensorflo"], "tensorflow"),
-        ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such must be a folder"),
+        ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such: there is no such folder"),
     ],
 )
 def test_what_is_wrong_is_said_when_it_is_planned(command: str, words: list[str], says: str) -> None:

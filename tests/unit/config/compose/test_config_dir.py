@@ -60,7 +60,7 @@ def test_what_is_wrong_in_a_file_of_ones_own_is_said_with_its_name(tmp_path: Pat
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--config-dir .*nowhere must be a folder"):
+    with pytest.raises(ConfigError, match=r"--config-dir .*nowhere: there is no such folder"):
         GridComposer([tmp_path / "nowhere"])
 
 
