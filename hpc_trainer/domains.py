@@ -11,7 +11,7 @@ import functools
 import importlib
 from typing import Any
 
-DOMAINS = ("deploy", "observe")
+DOMAINS = ("deploy", "observe", "verify")
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 
 HOOKS = {

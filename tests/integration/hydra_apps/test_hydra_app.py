@@ -216,10 +216,12 @@ def test_a_task_that_no_command_starts_is_pickled_for_its_owner_alone(app: Local
 def test_the_plugin_costs_a_hydra_program_nothing() -> None:
     """Hydra imports it at the start of each of its programs."""
     code = (
-        "import sys, hydra.core.plugins as p; p.Plugins.instance(); "
+        "import sys, time, hydra, hydra.core.plugins as p; began = time.process_time(); "  # the clock counts other work
+        "import hydra_plugins.hpc_trainer_launcher; seconds = time.process_time() - began; "
+        "del sys.modules['hydra_plugins.hpc_trainer_launcher']; p.Plugins.instance(); "
         "assert 'hydra_plugins.hpc_trainer_launcher' in sys.modules; "
         "print([m for m in ('torch', 'submitit', 'numpy', 'hpc_trainer', 'cloudpickle') if m in sys.modules], "
-        "p.Plugins.instance().get_stats().modules_import_time['hydra_plugins.hpc_trainer_launcher'])"
+        "seconds)"
     )
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     # The sweeper of Optuna, where it is installed, imports numpy itself.

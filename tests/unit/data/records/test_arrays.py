@@ -17,7 +17,7 @@ from hpc_trainer.config.rules.data_rules import data_problems
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig, TaskConfig
-from hpc_trainer.data import splits
+from hpc_trainer.data import files
 from hpc_trainer.data.arrays import dataset as arrays
 from hpc_trainer.data.files import part_of
 from hpc_trainer.datasets import MapDataset
@@ -75,7 +75,7 @@ def test_a_part_is_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("num_rows", [2, 1000, 20_000])
 def test_parts_are_those_of_all_words_at_once(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "_BLOCK", 777)
+    monkeypatch.setattr(files, "_ROWS_AT_ONCE", 777)
     words = np.random.PCG64(0).random_raw(num_rows)
     for fraction in (0.001, 0.1, 0.5, 0.99):
         held_out = np.sort(np.argsort(words, kind="stable")[: num_held_out(num_rows, fraction)])
