@@ -93,7 +93,7 @@ class RunStatus:
     num_steps: int
     """Steps of the whole run; 0 if the number is not known."""
     speed: Mapping[str, float] = field(default_factory=dict)
-    """The newest values of `runs.metrics_log.SPEED`, for a run that works or is complete."""
+    """The newest values of `record.metrics.SPEED`, for a run that works or is complete."""
     remarks: Sequence[str] = ()
     """Remarks of the running attempt for the user, such as a rank that delays the others."""
     failure: Mapping[str, Any] = field(default_factory=dict)
@@ -725,9 +725,7 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
     if cause is not None:
         lost_job = lost.job_of(run.run_id)
         job_id, own_job = lost_job or run.job_id, lost_job or run.own_job
-        return replace(
-            run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False
-        )
+        return replace(run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False)
     if run.spec.is_lost and run.state.needs_submit:
         return replace(run, state=RunState.UNKNOWN, cause=doubts.lost_spec(WRITE_AGAIN))
     return run
