@@ -21,7 +21,6 @@ import typer
 
 from hpc_trainer.cli.apps import checks, model, runs
 from hpc_trainer.cli.complete import complete_names
-from hpc_trainer.cli.data.app import data
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
     App,
@@ -39,6 +38,7 @@ from hpc_trainer.cli.options import (
     WithApp,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, RunStateError
 
 app = typer.Typer(
@@ -163,7 +163,8 @@ def cancel(
 
 for each in (runs, checks, model):
     app.add_typer(each.verbs)
-app.add_typer(data)
+for commands in contributions("commands"):
+    app.add_typer(commands)
 
 
 @app.callback(invoke_without_command=True)

@@ -12,7 +12,7 @@ from hpc_trainer.config.keys import all_keys
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.program import is_of_shell, program_name
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.model.shipped import ModelConfig
 from hpc_trainer.config.schema.task import TaskConfig

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.model.shipped import GptConfig, Positions
@@ -54,7 +53,7 @@ def _num_weights(plain: Mapping[str, Any]) -> int | None:
     if model["name"] != "gpt":
         return None
     kind: Any = variant_of("data", data)
-    vocabulary = known_vocabulary(kind(**data))
+    vocabulary = kind(**data).vocabulary()
     if vocabulary is None:
         return None
     gpt = section_from_plain(GptConfig, model)

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
-from hpc_trainer.config.data_files.token_sources import TOKENIZER
 from hpc_trainer.config.load import section_from_plain
-from hpc_trainer.config.schema.data.records import TokensConfig
+from hpc_trainer.config.schema.data import TOKENIZER
 from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
@@ -162,9 +161,8 @@ def _prepare_lines(
     made, folder = facts["preprocessing"], Path(asked["folder"])
     sha256 = (made or {}).get("tokenizer_sha256")
     has_tokenizer = False
-    if isinstance(config.data, TokensConfig) and sha256 is not None:
-        part = Path(config.data.path or next(iter(sorted(config.data.sources)))).expanduser()
-        for path in (part / TOKENIZER, part.parent / TOKENIZER):
+    if sha256 is not None:
+        for path in config.data.tokenizer_files():
             with contextlib.suppress(OSError):
                 text = read_given(path)
                 has_tokenizer = hashlib.sha256(text).hexdigest() == sha256

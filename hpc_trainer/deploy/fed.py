@@ -14,15 +14,14 @@ from hpc_trainer.config.load import plain_value, to_plain
 from hpc_trainer.config.rules.code_rules import target_problems
 from hpc_trainer.config.rules.data_rules import data_problems, task_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import section_problems
-from hpc_trainer.config.schema.data.records import TableConfig
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
+from hpc_trainer.config.schema.data import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems
 from hpc_trainer.config.user_files import read_given
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.checkpoint_folders import step_name
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.training.data.preprocessing import inherited_keys, kind_of, of_config, unknown_of
+from hpc_trainer.training.data.preprocessing import inherited_keys, kind_of
 
 _MANIFEST = "manifest.json"
 
@@ -55,7 +54,7 @@ def fed_to_run(paths: RunPaths, config: TrainConfig, step: int) -> Fed:
         recorded = digest = None
     if isinstance(recorded, dict):
         made = recorded.get("preprocessing")
-        return Fed(classes=recorded.get("classes"), preprocessing=made, unknown=unknown_of(config.data, made))
+        return Fed(classes=recorded.get("classes"), preprocessing=made, unknown=config.data.unknown_facts(made))
     return _old(config, digest if isinstance(digest, dict) else {})
 
 
@@ -63,14 +62,14 @@ def fed_to_export(card: Mapping[str, Any], config: TrainConfig) -> Fed:
     """Return the class names and preprocessing that the card of an export states."""
     made, classes = card.get("preprocessing"), card.get("classes")
     if isinstance(config.data, CustomDataConfig) or kind_of(made) is not None:
-        return Fed(classes=classes, preprocessing=made, unknown=unknown_of(config.data, made))
+        return Fed(classes=classes, preprocessing=made, unknown=config.data.unknown_facts(made))
     return dataclasses.replace(_old(config, made or {}), classes=classes)
 
 
 def _old(config: TrainConfig, recorded: Mapping[str, Any]) -> Fed:
     """Return the preprocessing that follows from the configuration and from the recorded mean and std of pictures."""
-    made = of_config(config.data, recorded.get("mean"), recorded.get("std"))
-    return Fed(preprocessing=made, unknown=unknown_of(config.data, made))
+    made = config.data.preprocessing(recorded.get("mean"), recorded.get("std"))
+    return Fed(preprocessing=made, unknown=config.data.unknown_facts(made))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,5 +112,5 @@ def new_data(config: TrainConfig, fed: Fed, words: Sequence[str] = (), config_di
         if problems:
             raise ConfigError("\n".join(dict.fromkeys(problems)))
         changed = dataclasses.replace(changed, data=with_absolute_paths(changed.data))
-    own = config.data if words and was is None and isinstance(config.data, TableConfig) else None
+    own = config.data if words and was is None and config.data.encodes_by_rows else None
     return NewData(config=changed, fed=fed, given=given, is_new=bool(words), own=own)

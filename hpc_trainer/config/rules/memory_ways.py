@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.batch import divisors, num_parts
-from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data.records import TokensConfig
-from hpc_trainer.config.schema.data.shipped import SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.model.shipped import CustomModelConfig, GptConfig
 from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
 from hpc_trainer.config.schema.precision import Dtype
@@ -92,10 +89,8 @@ def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     model, data, micro = config.model, config.data, config.train.given_micro_batch_size
     if not isinstance(model, GptConfig) or config.train.loss_chunk_size is not None or micro is None:
         return
-    vocabulary = known_vocabulary(data)
-    if not isinstance(data, (SyntheticTokensConfig, TextBytesConfig, TokensConfig)) or vocabulary is None:
-        return
-    if micro * data.seq_len <= _CHUNK:
+    vocabulary = data.vocabulary()
+    if not data.is_text or vocabulary is None or micro * getattr(data, "seq_len", 0) <= _CHUNK:
         return
     num_rows = model.num_rows(vocabulary)
     # Bytes of a token, by the estimate of GPT-2 124M in bf16: 16 for each row of the vocabulary, most of which are

@@ -21,7 +21,7 @@ from hpc_trainer.config.rules.data_rules import data_problems, metric_problems, 
 from hpc_trainer.config.rules.declared_rules import effect_problems, item_problems, limit_problems
 from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.rules.step_rules import batch_problems, mesh_problems, step_problems
-from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
+from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model.shipped import GptConfig, ModelConfig
 from hpc_trainer.config.schema.model.vision import VitConfig

@@ -9,7 +9,7 @@ from typing import Any
 from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.features.augment import AugmentConfig
 from hpc_trainer.config.schema.features.compress import PruneConfig, QatConfig
 from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig

@@ -26,13 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_trainer.data.files import Problem, told
+from hpc_trainer.data.images import read_classes
 from hpc_trainer.data.images.pictures import EXTENSIONS
 from hpc_trainer.errors import DataError
 from hpc_trainer.record.files import sha256_of, whole_file, write_json
 from hpc_trainer.record.reading import read_json
 
 VERSION = 1
-ROWS, ABOUT, CLASSES = "index.npy", "index.json", "classes.json"
+ROWS, ABOUT = "index.npy", "index.json"
 ROW = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("size", "<u4"), ("label", "<i4")])
 _LABEL = "cls"
 _BLOCK = tarfile.BLOCKSIZE
@@ -233,26 +234,6 @@ def damaged_shards(index: ShardIndex) -> Iterator[Problem]:
         path = index.folder / shard.name
         if str(path) not in gone and sha256_of(path) != shard.sha256:
             yield Problem(str(path), "its SHA-256 is not the one that it had when it was indexed")
-
-
-def read_classes(folder: Path) -> list[str] | None:
-    """Return the names in `classes.json`; None if the file is missing.
-
-    Raises:
-        DataError: the file is not a list of distinct names.
-    """
-    path = folder / CLASSES
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Fix: it must be a JSON list of class names.") from error
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{path} must be a JSON list of class names; it is {json.dumps(names)[:60]}.")
-    if len(set(names)) != len(names):
-        raise DataError(f"{path} names a class twice. Fix: give each class one line of its own.")
-    return names
 
 
 class _Member(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_trainer.config.packages import missing
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.features.augment import OF_COLOURS, OF_IMAGES, AugmentConfig, RunOn
 from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.schema.train import TrainConfig

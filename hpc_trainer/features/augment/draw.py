@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
 from hpc_trainer.features.augment import rand_augment
-from hpc_trainer.training.data.augment import bits_of
+from hpc_trainer.training.data.protocol import bits_of
 
 Numbers = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -51,7 +51,7 @@ class Shape:
 class Program:
     """Operators that change rows of a batch, in order: (name, number of rows, numbers a row) each.
 
-    A plain class, so that code that walks a batch for its tensors (`batch_trees`) passes over it.
+    A plain class, so that code that walks a batch for its tensors (`batches.py`) passes over it.
     """
 
     __slots__ = ("steps",)

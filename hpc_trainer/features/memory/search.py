@@ -37,11 +37,10 @@ from hpc_trainer.runtime.own_process import OwnProcess
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.training.ability import Building, overridden
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.data.batch_trees import map_tensors, of_size, tensors_of
+from hpc_trainer.training.data.batches import StandIn, map_tensors, of_size, tensors_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import LEAST_EVALUATED, BatchOrder, BatchSizes
 from hpc_trainer.training.data.protocol import MapDataset
-from hpc_trainer.training.data.stand_in import StandIn
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import random_state_kept

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.model.shipped import ModelConfig
 from hpc_trainer.config.schema.model.traits import Trait
 from hpc_trainer.config.store import VARIANTS

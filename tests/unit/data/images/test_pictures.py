@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from torch.nn import functional
 
-from hpc_trainer.config.schema.data.images import ImageFolderConfig
+from hpc_trainer.data.images import ImageFolderConfig
 from hpc_trainer.data.images.pictures import decode, read_picture, resize_and_crop, to_array
 from hpc_trainer.errors import BrokenPictureError
 from tests.unit.data.images.making import encoded, pixels

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.schema.data.images import ImageShardsConfig
+from hpc_trainer.data.images import ImageShardsConfig
 from hpc_trainer.operate.advice import facts
 from hpc_trainer.operate.advice.advised import RULES, Tuned, advice_of, next_words
 from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of

@@ -1,0 +1,38 @@
+"""Registry of the domains: one line for each folder that may be deleted while everything else still works.
+
+The core (config, slurm, record, training, worker, launch, operate) imports no domain. Where domains may take part, the
+core calls `contributions` with the name of a hook. A domain's `__init__.py` lists what it contributes to each hook as
+`module:object`; the module is imported when the hook is called for the first time.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+DOMAINS = ("data",)
+"""Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
+
+HOOKS = {
+    "data_sets": "dataclass of a choice of `data=` (config/store.py; the methods are those of schema/data.py)",
+    "commands": "group of commands, a typer app (cli/main.py)",
+}
+"""What a domain may contribute to, and where the core describes and calls it."""
+
+
+@functools.cache
+def contributions(hook: str) -> tuple[Any, ...]:
+    """Import and return what the domains contribute to a hook, in the order of `DOMAINS`.
+
+    Raises:
+        KeyError: there is no such hook.
+    """
+    assert HOOKS[hook]
+    domains = [importlib.import_module(f"hpc_trainer.{domain}") for domain in DOMAINS]
+    return tuple(_load(name) for domain in domains for name in domain.CONTRIBUTES.get(hook, ()))
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
