@@ -9,9 +9,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ _SLURM = frozenset(
     {"sbatch", "squeue", "sacct", "sacctmgr", "scontrol", "sinfo", "scancel", "srun", "salloc", "sstat", "sprio"}
 )
 _CALLS = "HPC_TRAINER_SLURM_CALLS"
+_CPU = "HPC_TRAINER_TESTS_CPU"
 
 
 def without_slurm(path: str) -> str:
@@ -50,6 +53,27 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and calls.is_file() and calls.read_text():
         print(f"\nTests have called the machine's Slurm:\n{calls.read_text()}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Add the CPU seconds of each test to the file that $HPC_TRAINER_TESTS_CPU names; a clock tells of others' work too.
+
+    Those of the processes that it started and waited for are in it; what a fixture of several tests costs is the
+    first one's.
+    """
+    before = _cpu_s()
+    try:
+        return (yield)
+    finally:
+        if _CPU in os.environ:
+            with Path(os.environ[_CPU]).open("a") as table:
+                table.write(f"{_cpu_s() - before:.3f} {item.nodeid}\n")
+
+
+def _cpu_s() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 # Once: workers of pytest-xdist inherit both.

@@ -39,7 +39,17 @@ import pytest
 from tests.warm import _HEAVY, _PR_SET_CHILD_SUBREAPER
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("record", "slurm", "launch", "operate/advice")
+_OBSERVE = (
+    "advice",
+    "facts",
+    "flight",
+    "profile_request",
+    "rules_of_resources",
+    "rules_of_time",
+    "straggler_log",
+    "telemetry",
+)
+FOLDERS = ("record", "slurm", "launch", *(f"observe/{name}.py" for name in _OBSERVE))
 _COSMIC_RAY = ROOT / ".venv/mutants"
 _NEVER = frozenset({"name", "string", "newline", "fstring_start", "fstring_string", "fstring_end"})
 """Kinds of leaves that no operator changes."""
@@ -50,7 +60,7 @@ _STATE = [
 ]
 _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
 _FROZEN = ["launch/frozen_code/test_snapshot.py", "launch/frozen_code/test_frozen_worker.py"]
-_RULES = ["operate/advice/test_rules.py", "operate/advice/test_gpu_faults.py"]
+_RULES = ["observe/advice/test_rules.py", "observe/advice/test_gpu_faults.py"]
 NEAREST = {
     "record/checkpoint_folders": ["training/checkpoint/test_retention.py", "training/checkpoint/test_store.py"],
     "record/known_ends": ["record/test_nothing_to_ask.py", "record/test_unseen_results.py", "cli/test_many_runs.py"],
@@ -82,16 +92,21 @@ NEAREST = {
     "slurm/states": ["slurm/test_jobs.py", "slurm/test_queue.py", "slurm/test_accounting.py"],
     "launch/extend": ["api/test_extend.py"],
     "launch/frozen_code": _FROZEN,
-    "launch/frozen_code/archive": [*_FROZEN, "api/test_changed_code.py", "launch/reproduce/test_checkout.py"],
+    "launch/frozen_code/archive": [*_FROZEN, "api/test_changed_code.py", "verify/test_checkout.py"],
     "launch/frozen_code/code_files": [*_FROZEN, "cli/test_permissions.py"],
     "launch/frozen_code/snapshot": ["launch/frozen_code/test_of_command.py"],
     "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
     "launch/arrays": ["launch/test_array_parallelism.py"],
     "launch/later_jobs": ["launch/test_successor.py", "launch/test_top_up.py"],
-    "launch/reproduce": ["launch/reproduce/test_checkout.py"],
     "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],
-    "operate/advice": _RULES,
-    "operate/advice/advised": ["cli/test_tune.py", *_RULES],
+    "observe/advice": ["cli/test_advise.py", *_RULES],
+    "observe/facts": _RULES,
+    "observe/flight": ["observe/inside/test_flight.py", "observe/inside/test_hang.py"],
+    "observe/profile_request": ["observe/profile/test_profile_request.py"],
+    "observe/straggler_log": ["observe/stragglers/test_straggler_log.py", "observe/stragglers/test_judge.py"],
+    "observe/telemetry": ["observe/telemetry/test_samples.py", "observe/telemetry/test_care.py"],
+    "observe/rules_of_resources": _RULES,
+    "observe/rules_of_time": _RULES,
 }
 """Files of the code whose tests have other names too, and folders for files that have neither; below tests/unit/."""
 

@@ -224,7 +224,7 @@ def gpu_hours(value: float) -> str:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM (`timeout 600 hpc-trainer certify`) and SIGHUP (a closed terminal) end started runs, as Ctrl-C does.
+    """Let SIGTERM (`timeout 600 hpc-trainer ..`) and SIGHUP (a closed terminal) end started runs, as Ctrl-C does.
 
     By default these signals would end this process only, and the training would go on.
     """

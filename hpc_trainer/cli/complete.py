@@ -15,7 +15,7 @@ _INSTRUCTION = "_HPC_TRAINER_COMPLETE"
 
 def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the groups, choices, keys and values that begin with the typed text."""
-    from hpc_trainer.config.compose.words import overrides_like
+    from hpc_trainer.config.compose.completion import overrides_like
 
     said, key = _of_bash(_texts(ctx, "overrides"), incomplete)
     word = incomplete if key is None else f"{key}={incomplete}"
@@ -64,7 +64,7 @@ def _runs_dir(ctx: typer.Context) -> Path:
 
 
 def _config_dirs(ctx: typer.Context) -> list[Path]:
-    from hpc_trainer.config.compose.project import read_project
+    from hpc_trainer.config.compose.own_files import read_project
 
     return [*map(Path, _texts(ctx, "config_dir")), *read_project().config_dirs]
 

@@ -37,7 +37,7 @@ class Given:
             return cls(overrides, config_dirs, trust, app)
         if app is not None:
             raise ConfigError("--command and --app are two programs for one run. Keep one.")
-        from hpc_trainer.config.compose.composer import override_value
+        from hpc_trainer.config.compose.overrides import override_value
 
         # ${NAME} belongs to the program; OmegaConf must not resolve it.
         kept = override_value(command.replace("${", "\\${"))
@@ -50,7 +50,7 @@ class Given:
 
     def here(self, verb: str, without: tuple[str, ...] = ()) -> Given:
         """Return the input for this machine, without the overrides that begin with one of `without`."""
-        from hpc_trainer.config.compose.composer import overrides_for_here
+        from hpc_trainer.config.compose.overrides import overrides_for_here
 
         local = overrides_for_here(self.overrides or (), verb)
         return dataclasses.replace(self, overrides=[override for override in local if not override.startswith(without)])
@@ -78,6 +78,19 @@ def resolve_runs_dir(option: Path | None) -> Path:
     from hpc_trainer.operate.find import configured_runs_dir
 
     return configured_runs_dir() if option is None else option
+
+
+def one_sweep(positional: str | None, option: str | None) -> str | None:
+    """Return the sweep of a command that takes its name as an argument or as --sweep; None if neither is given.
+
+    Raises:
+        ConfigError: both are given, and differ.
+    """
+    if positional is not None and option is not None and positional != option:
+        raise ConfigError(
+            f"{positional} and --sweep {option} are two sweeps, and this takes one. Leave one of them out."
+        )
+    return positional if option is None else option
 
 
 def tell_notes(notes: Sequence[str]) -> None:
@@ -109,7 +122,7 @@ def at_defaults(section: str, fresh: Any) -> Iterator[str]:
         section: the section.
         fresh: the section's dataclass with its defaults.
     """
-    from hpc_trainer.config.compose.composer import override_value
+    from hpc_trainer.config.compose.overrides import override_value
 
     for field in dataclasses.fields(fresh):
         value = getattr(fresh, field.name)

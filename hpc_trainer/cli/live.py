@@ -13,7 +13,8 @@ from typing import TextIO
 from rich.live import Live
 
 from hpc_trainer.cli.common import console, figure, short_duration
-from hpc_trainer.cli.live_table import GpuNow, end_note, gpu_now, table_of
+from hpc_trainer.cli.live_table import end_note, table_of
+from hpc_trainer.domains import contributions
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.record.layout import SweepPaths
@@ -111,7 +112,7 @@ class _Screen:
     axes: Axes
     live: Live
     runs: dict[str, RunStatus] = field(default_factory=dict)
-    gpus: dict[str, GpuNow] = field(default_factory=dict)
+    gpus: dict[str, list[str]] = field(default_factory=dict)
     read_at: float = -_GPU_EVERY_S
     drawn: object = None
 
@@ -128,10 +129,13 @@ class _Screen:
             self.read_at = now
             # Slurm says RUNNING before the worker has recorded its attempt: the worker imports torch first.
             at_work = [run for run in self.runs.values() if run.state is RunState.RUNNING and run.attempts]
-            sampled = (
-                (run, gpu_now(self.sweep.run(run.run_id), run.attempts[-1].attempt)) for run in at_work[:_MOST_GPUS]
-            )
-            self.gpus = {run.run_id: gpu for run, gpu in sampled if gpu is not None}
+            find = contributions("live_figures")
+            self.gpus = {
+                run.run_id: [
+                    word for figures in find for word in figures(self.sweep.run(run.run_id), run.attempts[-1].attempt)
+                ]
+                for run in at_work[:_MOST_GPUS]
+            }
         size = self.live.console.size
         drawn = table_of(list(self.runs.values()), self.gpus, width=size.width, height=size.height, axes=self.axes)
         if drawn.plain != self.drawn:

@@ -5,21 +5,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.text import Text
 
-from hpc_trainer.cli.common import figure, short_duration, short_number, state_style, throughput_words
+from hpc_trainer.cli.common import figure, short_duration, state_style, throughput_words
 from hpc_trainer.cli.fit_table import cut
 from hpc_trainer.cli.terminal import one_line
-from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus
-from hpc_trainer.record.telemetry import newest_samples
 
 _BAR, _WIDE_BAR = 12, 40
 _SHORTEST_ID = 16
@@ -30,62 +25,15 @@ look, or columns would come and go."""
 _GAP = "  "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuNow:
-    """GPUs of a run at its ranks' latest samples; unknown figures are None.
-
-    `utilisation` (0 to 1) is the mean, `memory_used` is that of the fullest GPU in bytes, `temperature_c` that of the
-    hottest, and `power_w` the sum.
-    """
-
-    num_gpus: int
-    utilisation: float | None
-    memory_used: int | None
-    memory_total: int | None
-    temperature_c: float | None
-    power_w: float | None
-
-    def words(self) -> list[str]:
-        """Return the known figures, the most important first: `8 GPUs 97%`, `61.2 of 80 GB`, `64 °C`, `4.1 kW`."""
-        name = "GPU" if self.num_gpus == 1 else f"{self.num_gpus} GPUs"
-        figures = [name if self.utilisation is None else f"{name} {self.utilisation:.0%}"]
-        if self.memory_used is not None:
-            total = "" if self.memory_total is None else f" of {self.memory_total / 1e9:.3g}"
-            figures.append(f"{self.memory_used / 1e9:.3g}{total} GB")
-        if self.temperature_c is not None:
-            figures.append(f"{self.temperature_c:.0f} °C")
-        if self.power_w is not None:
-            figures.append(f"{short_number(self.power_w)}W" if self.power_w >= 1e3 else f"{self.power_w:.0f} W")
-        return figures
-
-
-def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
-    """Return the GPUs of the ranks' latest samples in this attempt; None if no sample has a GPU."""
-    devices = [each.device for each in newest_samples(paths, Faults(), of_attempt=attempt) if each.device is not None]
-    if not devices:
-        return None
-    busy, power = ([each for each in values if each is not None] for values in (
-        (device.utilisation for device in devices), (device.power_w for device in devices)
-    ))  # fmt: skip
-    return GpuNow(
-        num_gpus=len(devices),
-        utilisation=statistics.fmean(busy) if busy else None,
-        memory_used=max((each.memory_used for each in devices if each.memory_used is not None), default=None),
-        memory_total=max((each.memory_total for each in devices if each.memory_total is not None), default=None),
-        temperature_c=max((each.temperature_c for each in devices if each.temperature_c is not None), default=None),
-        power_w=sum(power) if power else None,
-    )
-
-
 def table_of(
-    runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], *, width: int, height: int,
+    runs: Sequence[RunStatus], gpus: Mapping[str, Sequence[str]], *, width: int, height: int,
     axes: Mapping[str, Mapping[str, str]] = {},
 ) -> Text:  # fmt: skip
     """Return the view for a terminal of this size: at most as wide, and less high, or it would scroll at each look.
 
     Args:
         runs: the runs.
-        gpus: GPUs by run id.
+        gpus: figures of GPUs by run id, the most important first.
         width: columns of the terminal.
         height: lines of the terminal.
         axes: values on the axes by run id (`find_axes`).
@@ -109,7 +57,7 @@ def end_note(run: RunStatus) -> str:
     return "" if run.state is RunState.COMPLETED else (run.reason or "")
 
 
-def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
+def _of_one(run: RunStatus, gpu: Sequence[str] | None, width: int) -> list[Text]:
     """Return all figures of one run, in as many lines as they need."""
     head = Text.assemble((run.run_id, "bold"), _GAP, (run.state.value, state_style(run.state)))
     if run.state is not RunState.RUNNING:
@@ -122,9 +70,9 @@ def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
         progress.append(f"ETA {short_duration(run.eta_s)}")
     bar = _bar(run, min(_WIDE_BAR, width - len(_GAP.join(progress)) - len(_GAP)))
     first = Text(_GAP).join([bar, Text(_GAP.join(progress))]) if bar is not None else Text(_GAP.join(progress))
-    figures = _packed(_figures(run, has_gpu=gpu is not None), width)
+    figures = _packed(_figures(run, has_gpu=bool(gpu)), width)
     remarks = [Text(one_line(remark), style="yellow") for remark in run.remarks]
-    return [head, first, *figures, *_packed(gpu.words() if gpu else [], width), *remarks]
+    return [head, first, *figures, *_packed(gpu or [], width), *remarks]
 
 
 def _figures(run: RunStatus, *, has_gpu: bool) -> list[str]:
@@ -182,7 +130,7 @@ def _names(runs: Sequence[RunStatus], axes: Mapping[str, Mapping[str, str]], wid
 
 
 def _of_many(
-    runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], names: Mapping[str, str], width: int, height: int
+    runs: Sequence[RunStatus], gpus: Mapping[str, Sequence[str]], names: Mapping[str, str], width: int, height: int
 ) -> list[Text]:
     """Return one line per run; if not all runs have room, choose running runs first and count the others."""
     shown, rest = list(runs), Counter[str]()
@@ -220,7 +168,7 @@ def _of_many(
     return lines
 
 
-def _cells(run: RunStatus, gpu: GpuNow | None) -> dict[str, str]:
+def _cells(run: RunStatus, gpu: Sequence[str] | None) -> dict[str, str]:
     """Return the figures of a running run's line; {} if the run is not running."""
     if run.state is not RunState.RUNNING:
         return {}
@@ -234,7 +182,7 @@ def _cells(run: RunStatus, gpu: GpuNow | None) -> dict[str, str]:
     if waits is not None:
         cells["wait"] = f"data wait {waits:.0%}"
     if gpu is not None:
-        cells |= {f"gpu{place}": word for place, word in enumerate(gpu.words())}
+        cells |= {f"gpu{place}": word for place, word in enumerate(gpu)}
     if "mfu" in run.speed:
         cells["mfu"] = f"mfu {run.speed['mfu']:.0%}"
     if "step_time_s" in run.speed:

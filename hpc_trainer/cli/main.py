@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.apps import checks, model, runs
+from hpc_trainer.cli.apps import model, runs
 from hpc_trainer.cli.complete import complete_names
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
@@ -38,6 +38,7 @@ from hpc_trainer.cli.options import (
     WithApp,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
+from hpc_trainer.cli.verify import app as verify
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, RunStateError
 
@@ -161,8 +162,8 @@ def cancel(
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
-for each in (runs, checks, model):
-    app.add_typer(each.verbs)
+for group in (runs, verify, model):
+    app.add_typer(group.verbs)
 for commands in contributions("commands"):
     app.add_typer(commands)
 
@@ -236,7 +237,7 @@ def _closed_words(path: Path) -> str:
 def _tell_unused_project() -> None:
     """Print a note on an unused project file: the sweep or run that was not found may be in its folder of runs."""
     from hpc_trainer.cli.given import tell_notes
-    from hpc_trainer.config.compose.project import read_project
+    from hpc_trainer.config.compose.own_files import read_project
 
     with contextlib.suppress(HpcTrainerError):
         unused = read_project().unused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,13 @@ import typer
 from typer.core import TyperCommand
 
 from hpc_trainer.cli.complete import complete_names, complete_overrides, complete_runs, complete_sweeps
+from hpc_trainer.cli.terminal import as_typed
+
+
+def _verb(context: Any) -> str:
+    """Return the command without the program's name, as `verify resume`."""
+    group = context.parent
+    return str(context.info_name) if group is None or group.parent is None else f"{_verb(group)} {context.info_name}"
 
 
 def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | None:
@@ -24,7 +32,7 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
     if bare:
         from hpc_trainer.cli.common import refuse_names
 
-        refuse_names(str(context.info_name), bare)
+        refuse_names(_verb(context), bare)
     return words
 
 
@@ -37,6 +45,23 @@ class Verb(TyperCommand):
             if param.param_type_name == "argument":
                 shown = [param.metavar or str(param.name)]
                 vars(param).update(get_usage_pieces=lambda ctx, shown=shown: shown, display_type_rich=lambda ctx: None)
+
+
+def renamed(new: str) -> type[Verb]:
+    """Return the class of a command's old name: it names the new command on standard error, then works as before.
+
+    Args:
+        new: the new command, with parameters of the old one in braces, as `verify preempt --kind {what.value}`.
+    """
+
+    class Renamed(Verb):
+        def invoke(self, ctx: Any) -> Any:
+            now = new.format(**ctx.params)
+            told = f"Note: `{ctx.info_name}` is an old name that ends with the next version: use hpc-trainer {now}"
+            print(as_typed(told), file=sys.stderr)
+            return super().invoke(ctx)
+
+    return Renamed
 
 
 class WithApp(Verb):
@@ -125,6 +150,6 @@ SweepArgument = Annotated[
 SweepOption = Annotated[
     str | None,
     typer.Option(
-        "--sweep", metavar="SWEEP", help="The sweep to look in; else the newest one.", autocompletion=complete_sweeps
+        "--sweep", metavar="SWEEP", help="A sweep, by its name; else the newest one.", autocompletion=complete_sweeps
     ),
 ]

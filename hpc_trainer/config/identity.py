@@ -8,25 +8,25 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpc_trainer.config.keys import all_keys
-from hpc_trainer.config.load import plain_value
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo, plain_value
 from hpc_trainer.config.program import is_of_shell, program_name
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.key import Identity
-from hpc_trainer.config.schema.model.shipped import ModelConfig
+from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import ALL_KEYS
 
 # Section ("" for the root) -> its fields that never count; and first defaults of its fields that count once set.
 _LEFT_OUT: dict[str, set[str]] = {}
-_NOT_SET: dict[str, dict[str, Any]] = {}
-for _each in all_keys():
-    _section, _, _name = _each.name.rpartition(".")
-    if _each.key.identity is Identity.apart:
+_DEFAULTS: dict[str, dict[str, Any]] = {}
+for _declared in ALL_KEYS:
+    _section, _, _name = _declared.name.rpartition(".")
+    if _declared.key.identity is Identity.apart:
         _LEFT_OUT.setdefault(_section, set()).add(_name)
-    if _each.key.identity is Identity.once_set:
-        _NOT_SET.setdefault(_section, {})[_name] = plain_value(_each.default)
+    if _declared.key.identity is Identity.once_set:
+        _DEFAULTS.setdefault(_section, {})[_name] = _declared.default
+_NOT_SET: dict[str, dict[str, Any]] = plain_value(_DEFAULTS)
 _CUSTOM = "custom"
 _EXPONENT = re.compile(r"e[+]?(-?)0*(?=\d)")
 _LARGE = 1e5
@@ -36,7 +36,7 @@ _OF_KEYS = (
 )  # fmt: skip
 SECRET_NAME_ENDS = (
     "token", "secret", "passwd", "password", "passphrase", "pwd", "credential", "credentials", "auth",
-    *(f"{each}{sign}key" for each in _OF_KEYS for sign in ("", "_")),
+    *(f"{owner}{sign}key" for owner in _OF_KEYS for sign in ("", "_")),
 )  # fmt: skip
 """Ends of names that hold a secret; `num_tokens`, `tokenizer`, `token_dim` and `image_key` do not match. Case is
 ignored, and `_` also stands for a point and a hyphen."""

@@ -8,10 +8,9 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.key import ONCE_SET, declared
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, VARIANTS, variant_of
@@ -20,7 +19,29 @@ from hpc_trainer.errors import ConfigError
 if TYPE_CHECKING:  # its import takes 0.1 s, for which ranks and `status` need not wait
     from omegaconf import DictConfig
 
+
 T = TypeVar("T")
+
+
+class Memo:
+    """Cache that calls a function once for each distinct set of argument objects, which must not change afterwards."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
+
+    def of(self, compute: Callable[..., T], *parts: object) -> T:
+        """Return `compute(*parts)`, computed once for the same objects.
+
+        Equal arguments that are other objects compute anew.
+        """
+        key = (compute, *map(id, parts))
+        kept = self._kept.get(key)
+        if kept is None:
+            # The arguments are kept as well: Python may give the id of a dead object to another one.
+            kept = self._kept[key] = (compute(*parts), parts)
+        result: T = kept[0]
+        return result
+
 
 # Key of the root -> True if it is a section: a dataclass, or a mapping of free names.
 ROOT_KEYS = {
@@ -163,3 +184,15 @@ def kinds_of(hint: Any) -> list[Any]:
 
 def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
+
+
+# Sections that say where a run works and what it reports; they do not distinguish runs.
+PASSED_OVER = frozenset((
+    "experiment_name", "sweep_name", "cluster", "monitor", "tracker", "local", "paths", "snapshot", "sweep", "budget",
+    "trust",
+))  # fmt: skip
+
+
+def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's sections that say what is computed: no environment variables, no set-up commands."""
+    return {name: value for name, value in config.items() if name not in PASSED_OVER}

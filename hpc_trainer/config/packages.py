@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
+from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ConfigError
 
 EXTRAS = {
@@ -52,3 +53,13 @@ def optional(module: str, what: str) -> Any:
     """
     check_installed(what, module.partition(".")[0])
     return importlib.import_module(module)
+
+
+def missing_package(name: TrackerName) -> str | None:
+    """Return what to install if this Python lacks the package of a tracker; None if it has the package."""
+    if name is TrackerName.none:
+        return None
+    spec = importlib.util.find_spec(name.value)
+    if spec is not None and spec.origin is not None:  # else it is a folder of that name, as both trackers leave behind
+        return None
+    return f"tracker={name.value} needs a package: pip install 'hpc_trainer[{name.value}]'"

@@ -9,19 +9,25 @@ nothing before; `{run.resume[FILE]:WORDS}` means WORDS once FILE, in the run's f
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 
+from hpc_trainer.config import script_words
+from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import flatten
-from hpc_trainer.config.schema.train import CommandPer, LoopConfig, TrainConfig
-from hpc_trainer.config.shell_text import SCRIPTS, place_of_text, runs_of
-from hpc_trainer.config.user_files import is_folder
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.train import CommandEnv, CommandPer, LoopConfig, TrainConfig
+from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 RUN_PLACES = {
@@ -202,3 +208,268 @@ def code_folder(train: LoopConfig) -> str:
 def is_one_a_node(config: TrainConfig) -> bool:
     """Return True if a node has one task: a program that starts its own ranks."""
     return config.train.command is not None and config.train.command_per is CommandPer.node
+
+
+# Keys that a program run uses, whether its command names them or not.
+_OF_EVERY_RUN = frozenset({
+    "experiment", "experiment_name", "sweep_name", "seed", "hardware", "cluster", "params", "snapshot", "local",
+    "paths", "sweep", "budget", "trust", "debug",
+})  # fmt: skip
+_KEYS = frozenset({
+    "train.command", "train.command_per", "train.command_env", "train.command_signal", "train.command_dir",
+    "train.command_from", "monitor.heartbeat_every_s", "monitor.telemetry_every_s", "monitor.on_overheat",
+    "monitor.move_after_s", "monitor.co2_g_per_kwh", "monitor.prometheus_dir", "parallel.timeout_s",
+})  # fmt: skip
+
+
+def command_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield each problem with the command."""
+    command = config.train.command or ""
+    if config.train.main is not None:
+        yield (
+            f"train.command and train.main={config.train.main} are two programs for one run. Keep one: a "
+            "main(config, run) of your own, or a program that is started."
+        )
+    if is_one_a_node(config) and config.train.command_env is CommandEnv.torchrun:
+        yield (
+            "train.command_env=torchrun has no effect with train.command_per=node: the program starts its ranks "
+            "itself, and tells each its rank. Leave one of the two out."
+        )
+    if config.train.command_env is CommandEnv.tensorflow and "TF_CONFIG" in config.cluster.env:
+        yield (
+            "cluster.env.TF_CONFIG is replaced by the one that train.command_env=tensorflow makes of the run's ranks. "
+            "Leave one of the two out."
+        )
+    yield from script_words.argument_problem("train.command", command)
+    try:
+        words, names = split_command(command), list(placeholders(command))
+        first = shlex.split(resumed(command, lambda _: False))[:1]
+    except ValueError as error:
+        yield (
+            f"train.command={script_words.shown(command)}: {error}. Quote words as a shell would; {{{{ and }}}} are "
+            "braces that are no placeholder."
+        )
+        return
+    if not first or first[0].startswith("-"):
+        yield (
+            f"train.command={script_words.shown(command)} must begin with a program, as: "
+            "python train.py --lr {params.lr}"
+        )
+        return
+    value_of = values_of(to_plain(config), dict.fromkeys(RUN_PLACES, ""))
+    yield from (problem for name in dict.fromkeys(names) for problem in _wrong_place(name, value_of))
+    yield from (
+        problem for name in placeholders(config.train.command_dir or "") for problem in _wrong_place(name, value_of)
+    )
+    folder = Path(code_folder(config.train)).expanduser()
+    for key in ("command_dir", "command_from"):
+        given = getattr(config.train, key)
+        if given is not None and not is_of_run(given) and not is_folder(Path(given).expanduser()):
+            yield f"train.{key}={given} must be a folder; there is none."
+            return
+    if is_of_run(config.train.command_from):
+        yield "train.command_from must be a folder that is there when the run is submitted. Name one, or leave it out."
+        return
+    for word in shell_words(command)[:1]:
+        yield f"train.command: {word} is a shell's, and no shell reads the command. Write sh -c {shlex.quote(command)}."
+    yield from _no_program(config, words[0], folder)
+    for name in script_files(words):
+        if not is_file(folder / name):
+            yield (
+                f"train.command runs {name}, and {folder.absolute()} has no such file. Submit from the folder that it "
+                "is relative to, name that by train.command_dir, or write the whole path."
+            )
+
+
+def _no_program(config: TrainConfig, word: str, folder: Path) -> Iterator[str]:
+    """Yield the problem with the first word. The PATH of this process is not that of a node."""
+    if "{" in word:
+        return
+    if "/" in word:
+        file = folder / word
+        if is_file(file) and not os.access(file, os.X_OK):
+            yield f"train.command: {word} is not executable: chmod +x {word}, or name what runs it, as: python {word}"
+        return
+    cluster = config.cluster
+    is_here = cluster.executor is Executor.local and not cluster.setup and "PATH" not in cluster.env
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if is_here and cluster.python is None and shutil.which(word, path=path) is None:
+        yield (
+            f"train.command: {word} is no program on this machine's PATH. Write its whole path, or sh -c '...' for "
+            "what a shell knows."
+        )
+
+
+def _wrong_place(name: str, value_of: Callable[[str], str]) -> Iterator[str]:
+    try:
+        value_of(name)
+    except ConfigError as error:
+        yield str(error)
+
+
+def unread_overrides(config: TrainConfig, overrides: Iterable[str], axes: Iterable[str] = ()) -> Iterator[str]:
+    """Yield each override that changes nothing: the command does not read its key, so only the run's name would differ.
+
+    Args:
+        config: the configuration of a point.
+        overrides: overrides as the user typed them.
+        axes: keys that differ over the grid. A fixed key of `params` is allowed, because it may name runs.
+    """
+    read = set(placeholders(config.train.command or ""))
+    for line in overrides:
+        key = line.lstrip("+~").partition("=")[0].partition("@")[0]
+        head = key.replace("/", ".").partition(".")[0]
+        is_read = any(f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.") for name in read)
+        if head == "params" and key in axes and not is_read:
+            yield (
+                f"{key} is an axis of the grid, and train.command does not read it: its runs would all do the same. "
+                f"Hand it on: {{{key}}}; or repeat runs by seed=0,1,2."
+            )
+        is_read = is_read or (head == "tracker" and config.tracker.name.is_synced)
+        if head in _OF_EVERY_RUN or key in _KEYS or is_read or ("." not in key and head not in _SECTIONS):
+            continue
+        yield (
+            f"{line} has no effect: the run is train.command, which does not read it. Leave it out, or hand it on: "
+            f"{{{key}}}; values of your own are params.NAME=VALUE."
+        )
+
+
+_SECTIONS = frozenset(each.name for each in dataclasses.fields(TrainConfig))
+
+
+def with_command(train: LoopConfig) -> LoopConfig:
+    """Return `train` with absolute folders for the program.
+
+    `num_steps` is 0 (unknown) unless the command has the placeholder `{train.num_steps}`.
+    """
+    is_passed = "train.num_steps" in placeholders(train.command or "")
+    start, code = train.command_dir, train.command_from
+    if is_of_run(start):
+        start, code = "{run.dir}" if start == OWN_FOLDER else start, code or "."
+    else:
+        start = str(Path(start or ".").expanduser().absolute())
+    return dataclasses.replace(
+        train,
+        command_dir=start,
+        command_from=None if code is None else str(Path(code).expanduser().absolute()),
+        num_steps=train.num_steps if is_passed else 0,
+    )
+
+
+SCRIPTS = (".py", ".sh", ".bash", ".zsh", ".R", ".jl", ".pl", ".rb")
+"""Ends of the names of files that a user edits and an interpreter runs."""
+PYTHON = re.compile(r"python[0-9.]*")
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+_OPTION_C = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
+_TOKEN = re.compile(
+    r"""(?P<comment>(?<!\S)\#[^\n]*)|(?P<redirect>\d*(?:>>|<<|>&|<&|&>|>|<)\|?)|(?P<end>&&|\|\||;;|[;|&()\n])"""
+    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|\$\{[^}]*\}|[^\s'"\\;|&()<>])+)""",
+    re.DOTALL,
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+# A further command begins after these words.
+_BEFORE_COMMANDS = frozenset({"if", "then", "elif", "else", "while", "until", "do", "!", "time", "exec", "nohup", "{"})
+_RUNNERS = _SHELLS | {
+    "torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "env", "nice", "timeout", "uv", "poetry",
+    "conda", "pixi", "ipython", "Rscript", "julia", "perl", "ruby", "source", ".", "numactl", "taskset", "stdbuf",
+    "xvfb-run",
+}  # fmt: skip
+_MOVES = frozenset({"cd", "pushd"})
+
+
+@dataclass(slots=True)
+class ShellRuns:
+    """Scripts, modules and Pythons that a text for a shell runs. A place is the index of a character in the text."""
+
+    scripts: list[tuple[int, int, str]] = field(default_factory=list)
+    """Begin, end and name of each word that names a script."""
+    modules: list[str] = field(default_factory=list)
+    """Names of the modules after `python -m`."""
+    pythons: list[int] = field(default_factory=list)
+    """Ends of the words that name a Python before `-m`."""
+    unclear: list[str] = field(default_factory=list)
+    """Scripts whose files cannot be known: their names hold a variable, or the shell has changed its folder."""
+
+    def names(self) -> list[str]:
+        """Return the names of the programs: scripts without their suffixes, then modules without their packages."""
+        scripts = [*(word for _, _, word in self.scripts), *(raw.strip("'\"") for raw in self.unclear)]
+        return [*(PurePath(word).stem for word in scripts), *(module.rpartition(".")[2] for module in self.modules)]
+
+
+def place_of_text(words: Sequence[str]) -> int | None:
+    """Return the index of the word that a shell reads as its commands, after `sh -c`; None if there is none."""
+    for place, word in enumerate(words):
+        if PurePath(word).name not in _SHELLS:
+            continue
+        rest = place + 1
+        is_text = False
+        while rest < len(words) and words[rest][:1] in "-+" and len(words[rest]) > 1:
+            is_text = is_text or _OPTION_C.fullmatch(words[rest]) is not None
+            takes_name = words[rest].endswith("o") and not words[rest].startswith("--")
+            rest += 2 if takes_name else 1
+        if is_text and rest < len(words):
+            return rest
+    return None
+
+
+def runs_of(text: str) -> ShellRuns:
+    """Find the scripts and modules that a text runs: the first one of each command that runs any."""
+    runs = ShellRuns()
+    has_moved = False
+    for command in _commands(text):
+        words = [(begin, end, _plain(raw), raw) for begin, end, raw in command]
+        while words and (_ASSIGNMENT.match(words[0][3]) or words[0][3] in _BEFORE_COMMANDS):
+            words = words[1:]
+        if not words:
+            continue
+        name = PurePath(words[0][2] or "").name
+        is_script = "/" in words[0][3] and words[0][3].endswith(SCRIPTS)
+        if not is_script and not (PYTHON.fullmatch(name) or name in _RUNNERS):
+            has_moved = has_moved or name in _MOVES
+            continue
+        for place, (begin, end, plain, raw) in enumerate(words):
+            if raw == "-m" and place and place + 1 < len(words) and words[place + 1][2]:
+                runs.modules.append(words[place + 1][2] or "")
+                if PYTHON.fullmatch(PurePath(words[place - 1][2] or "").name):
+                    runs.pythons.append(words[place - 1][1])
+                break
+            if (plain or raw.strip("'\"")).endswith(SCRIPTS):
+                if plain is None or (has_moved and not plain.startswith("/")):
+                    runs.unclear.append(raw)
+                else:
+                    runs.scripts.append((begin, end, plain))
+                break
+    return runs
+
+
+def plain_words(text: str) -> list[str]:
+    """Return all words of a text in which neither a shell nor hpc-trainer would substitute anything."""
+    return [word for command in _commands(text) for _, _, raw in command if (word := _plain(raw))]
+
+
+def _commands(text: str) -> Iterator[list[tuple[int, int, str]]]:
+    """Yield the words of each simple command with their places, without redirections."""
+    words: list[tuple[int, int, str]] = []
+    is_goal = False
+    for token in _TOKEN.finditer(text):
+        if token.lastgroup == "word":
+            if not is_goal:
+                words.append((token.start(), token.end(), token[0]))
+            is_goal = False
+        elif token.lastgroup == "redirect":
+            is_goal = True
+        elif token.lastgroup == "end":
+            yield words
+            words, is_goal = [], False
+    yield words
+
+
+def _plain(raw: str) -> str | None:
+    """Return a word without its quotes; None if a shell or hpc-trainer would substitute something in it."""
+    if any(sign in raw for sign in "$`*?{"):
+        return None
+    try:
+        (word,) = shlex.split(raw) or [""]
+    except ValueError:
+        return None
+    return word

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import KEYS
 
 # Facts that are not keys of the configuration. A name stands for everything below it.
 FACTS: dict[str, Effect] = {

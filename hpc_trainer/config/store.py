@@ -1,17 +1,21 @@
-"""Registration of the schemas with Hydra, and the dataclass for each `name` of a model, data set, task or optimizer."""
+"""Every schema and every key by its name, and the registration of the schemas with Hydra.
+
+A group such as `model` has several schemas: the `name` of a choice decides which dataclass its section is.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema import data, model, optim, task
 from hpc_trainer.config.schema.data import DataConfig
-from hpc_trainer.config.schema.model.shipped import ModelConfig
+from hpc_trainer.config.schema.key import Declared, Key, declared_keys
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
 
@@ -37,7 +41,7 @@ def _modules(package: ModuleType) -> list[ModuleType]:
 
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": _variants(ModelConfig, *_modules(model)),
+    "model": _variants(model.ModelConfig, model),
     "data": {**_variants(DataConfig, data), **{kind().name: kind for kind in contributions("data_sets")}},
     "task": _variants(task.TaskConfig, task),
     "optim": _variants(optim.OptimConfig, optim),
@@ -98,3 +102,18 @@ def variant_of(group: str, values: Mapping[str, Any]) -> type:
         return is_other, len(fields[name]), name != values.get("name")
 
     return VARIANTS[group][min(fitting, key=rank)]
+
+
+ALL_KEYS = declared_keys(TrainConfig, variants=VARIANTS)
+"""Every section and key, a section before its keys; a key of several variants of a group once for each variant."""
+DECLARED: dict[str, Declared] = {declared.name: declared for declared in ALL_KEYS}
+"""Keys and sections by name; a key of several variants has the declaration of the last one."""
+KEYS: dict[str, Key] = {name: declared.key for name, declared in DECLARED.items()}
+"""Metadata by name; variants of a group agree on the metadata of a key that they share."""
+
+
+def declared_at(key: str) -> Declared | None:
+    """Return the key or section that `key` is or is in, as `optim.betas` for `optim.betas[1]`; None without one."""
+    while key and key not in DECLARED:
+        key = re.sub(r"(\[[^\[]*\]|(^|\.)[^.\[]*)$", "", key)
+    return DECLARED.get(key)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hpc_trainer.config.schema.data import ARRAY, BYTES, PICTURE, TABLE, TOKENIZER, TOKENS
-from hpc_trainer.config.schema.model.shipped import CustomModelConfig
+from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.deploy.trained import DataShape
 from hpc_trainer.record.exported import FORMATS

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.load import from_plain
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.deploy.graphs import open_file
 from hpc_trainer.deploy.trained import (
     Data,

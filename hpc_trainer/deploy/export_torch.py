@@ -19,8 +19,8 @@ from hpc_trainer import __version__
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.data import TOKENIZER
 from hpc_trainer.config.schema.features.compress import PruneConfig
-from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.model import CONFIG_FILE, HfConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user_files import is_file, read_given
 from hpc_trainer.deploy.card import as_page, form_of, load_lines, prepare_lines, weights_lines

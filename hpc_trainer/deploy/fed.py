@@ -11,12 +11,12 @@ from typing import Any
 
 from hpc_trainer.config.compose.changes import with_data
 from hpc_trainer.config.load import plain_value, to_plain
-from hpc_trainer.config.rules.code_rules import target_problems
 from hpc_trainer.config.rules.data_rules import data_problems, task_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import section_problems
 from hpc_trainer.config.schema.data import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems
+from hpc_trainer.config.targets import target_problems
 from hpc_trainer.config.user_files import read_given
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.checkpoint_folders import step_name

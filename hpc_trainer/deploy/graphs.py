@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 from hpc_trainer.config.schema.features.compress import QatConfig
 from hpc_trainer.deploy.trained import read_weights
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import convert_config, import_torchao, layers_to_round
+from hpc_trainer.features.qat.qat import convert_config, import_torchao, layers_to_round
 
 INPUTS, OUTPUTS = "inputs", "outputs"
 _TRACED = 2  # samples: with one alone torch takes the batch for a constant

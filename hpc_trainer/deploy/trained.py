@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpc_trainer.config.load import from_plain, section_from_plain
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import (

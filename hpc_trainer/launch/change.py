@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.config.batch import num_parts, whole_batch
 from hpc_trainer.config.compose.changes import CHANGEABLE, with_changes
 from hpc_trainer.config.identity import config_digest
-from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import plain_value
+from hpc_trainer.config.mesh import num_parts, whole_batch
 from hpc_trainer.config.program import is_one_a_node
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import KEYS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.slurm.shape import resources

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.identity import config_digest
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError

@@ -10,20 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpc_trainer.config.compose.condition import PointValues
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import Point, expand_grid
-from hpc_trainer.config.compose.point_values import PointValues
-from hpc_trainer.config.compose.project import Project, read_project
-from hpc_trainer.config.compose.user import read_user_config
+from hpc_trainer.config.compose.own_files import Project, read_project, read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
-from hpc_trainer.config.memo import Memo
-from hpc_trainer.config.program import is_one_a_node
-from hpc_trainer.config.rules.code_rules import unread_overrides, unread_params
+from hpc_trainer.config.load import Memo
+from hpc_trainer.config.program import is_one_a_node, unread_overrides
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
-from hpc_trainer.config.schema.budget import BudgetConfig
-from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.cluster import BudgetConfig, Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import folder_problem
+from hpc_trainer.config.targets import unread_params
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.layout import SweepPaths, default_runs_dir
 from hpc_trainer.record.spec import RunSpec, read_specs
@@ -60,7 +58,7 @@ class Grid:
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:
     """Compose, validate and freeze every point of the grid.
 
-    Folders and prefixes of the project file come after `config_dirs` and `trust` (`config/compose/project.py`).
+    Folders and prefixes of the project file come after `config_dirs` and `trust` (`config/compose/own_files.py`).
 
     Raises:
         ConfigError: a point is wrong (each problem once), or the points name different sweeps, executors or clusters.

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.compose.composer import override_value
+from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.identity import config_digest, is_secret_value, run_id_of
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.script_words import argument_problem, plain
 from hpc_trainer.errors import ConfigError, did_you_mean

@@ -7,8 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator
 
-from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.snapshot import SnapshotMode
+from hpc_trainer.config.schema.cluster import Executor, SnapshotMode
 from hpc_trainer.launch.arrays import ActiveArray
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.plan import Known, timeless

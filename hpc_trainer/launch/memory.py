@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.rules.memory_ways import ways
+from hpc_trainer.config.rules.memory import ways
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import is_number, read_json
 from hpc_trainer.record.spec import RunSpec

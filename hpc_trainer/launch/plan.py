@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.config.lr_scaling import scaling_line
-from hpc_trainer.config.memory_bound import memory_line
+from hpc_trainer.config.packages import missing_package
+from hpc_trainer.config.rules.memory import memory_line
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.tracker import TrackerName
-from hpc_trainer.config.trackers import missing_package
+from hpc_trainer.config.schema.optim import scaling_line
+from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.extend import Twin

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.rules.code_rules import targets_of
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.targets import TO_BE_FOUND
+from hpc_trainer.config.targets import TO_BE_FOUND, targets_of
 from hpc_trainer.errors import did_you_mean
 from hpc_trainer.launch.frozen_code.import_path import is_environment
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, locations_of

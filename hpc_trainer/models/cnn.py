@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from hpc_trainer.config.schema.model.shipped import CnnConfig
+from hpc_trainer.config.schema.model import CnnConfig
 from hpc_trainer.models import check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels
 

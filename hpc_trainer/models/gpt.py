@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpc_trainer.config.schema.model.shipped import GptConfig, MlpKind, Norm, Positions
+from hpc_trainer.config.schema.model import GptConfig, MlpKind, Norm, Positions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_num_classes
 from hpc_trainer.models.channels import Channels

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hpc_trainer.config.packages import optional
-from hpc_trainer.config.schema.model.hf import HfConfig
+from hpc_trainer.config.schema.model import HfConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_num_classes
 

@@ -7,7 +7,7 @@ import math
 
 from torch import Tensor, nn
 
-from hpc_trainer.config.schema.model.shipped import MlpConfig
+from hpc_trainer.config.schema.model import MlpConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_num_classes
 from hpc_trainer.models.channels import Channels

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from hpc_trainer.config.schema.model.vision import MobilenetSize, MobilenetV3Config
+from hpc_trainer.config.schema.model import MobilenetSize, MobilenetV3Config
 from hpc_trainer.models import check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from hpc_trainer.config.schema.model.shipped import ResnetConfig
+from hpc_trainer.config.schema.model import ResnetConfig
 from hpc_trainer.models import check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hpc_trainer.config.schema.model.vision import VitConfig
+from hpc_trainer.config.schema.model import VitConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels

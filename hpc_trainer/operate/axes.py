@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.config.trackers import PASSED_OVER
+from hpc_trainer.config.load import PASSED_OVER
 from hpc_trainer.record.spec import RunSpec
 
 _MOST_KEYS = 8

@@ -1,17 +1,16 @@
-"""Evidence and help for `why` and the report: memory that was not enough, faults of devices, telling last words."""
+"""Evidence and help for `why` and the report: memory that was not enough, and last lines with a known meaning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpc_trainer.config.rules.memory_ways import may_be_auto, smaller_batch, ways
+from hpc_trainer.config.rules.memory import may_be_auto, smaller_batch, ways
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.operate.verdicts import REFUSALS
 from hpc_trainer.record.last_words import Sign, sign_of
 from hpc_trainer.record.reading import is_number
-from hpc_trainer.record.status import RunStatus, SweepStatus
-from hpc_trainer.record.telemetry import CAUSES, DeviceWarning, Move, Trouble, read_move, read_warnings
+from hpc_trainer.record.status import RunStatus
 from hpc_trainer.slurm.shape import Shape
 
 PARTS = ("weights", "gradients", "optimizer", "average", "activations")
@@ -19,7 +18,7 @@ _FRAGMENTED = 0.1  # fraction of the reserved memory: above it, another allocato
 
 
 def memory_evidence(memory: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on what a rank's memory held; `memory` is the worker's record (features/memory_report/ability.py)."""
+    """Yield lines on what a rank's memory held; `memory` is the worker's record (features/memory_report)."""
     figures = _numbers(memory)
     held = ", ".join(f"{name} {figures[name] / 1e9:.3g}" for name in PARTS if name in figures)
     when = f"after step {memory['step']}" if memory.get("step") else "before the first step"
@@ -59,51 +58,6 @@ def memory_advice(config: TrainConfig, memory: Mapping[str, Any]) -> list[str]:
 
 def _numbers(memory: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in memory.items() if is_number(value)}
-
-
-_MOST_LINES = 4
-_ADVICE = {
-    Trouble.slowed: (
-        "tell your centre which node it is; monitor.on_overheat=move takes the run to another one, lower_power may do "
-        "where you may set power limits"
-    ),
-    Trouble.ecc: "tell your centre which node it is, and leave it out: hardware.exclude=NODE",
-}
-_SAME = {Trouble.hot: Trouble.slowed, Trouble.xid: Trouble.ecc, Trouble.lost: Trouble.ecc}
-
-
-def device_evidence(
-    status: SweepStatus, run: RunStatus, moves: Sequence[tuple[int, Move]]
-) -> tuple[list[str], list[str]]:
-    """Return (evidence, advice) on the devices of the newest attempt, and the moves of all attempts.
-
-    Args:
-        status: the sweep.
-        run: the run.
-        moves: `moves_of` the run.
-    """
-    if not run.attempts:
-        return [], []
-    warnings = read_warnings(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults_of(run.run_id))
-    lines = [f"attempt {number}: {move.text}" for number, move in moves]
-    lines += [warning.text for warning in warnings[:_MOST_LINES]]
-    if len(warnings) > _MOST_LINES:
-        lines.append(f"and {len(warnings) - _MOST_LINES} more such warnings")
-    if moves and moves[-1][0] == run.attempts[-1].attempt:
-        return lines, [f"tell your centre about {moves[-1][1].node}"]
-    return lines, list(dict.fromkeys(_advice(warning) for warning in warnings))
-
-
-def moves_of(status: SweepStatus, run: RunStatus) -> list[tuple[int, Move]]:
-    """Return (attempt, its move) for all attempts that ended to move the run to another node."""
-    of_run = status.sweep.run(run.run_id)
-    left = [attempt.attempt for attempt in run.attempts if attempt.cause in CAUSES]
-    moves = [(number, read_move(of_run, number, status.faults_of(run.run_id))) for number in left]
-    return [(number, move) for number, move in moves if move is not None]
-
-
-def _advice(warning: DeviceWarning) -> str:
-    return _ADVICE[_SAME.get(warning.trouble, warning.trouble)].replace("NODE", warning.node)
 
 
 def meaning_of(run: RunStatus) -> Sign | None:

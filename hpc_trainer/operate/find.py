@@ -18,7 +18,7 @@ from hpc_trainer.record.status import SweepStatus, read_status
 
 def configured_runs_dir() -> Path:
     """Return the folder of sweeps: $HPC_TRAINER_RUNS, else the project file, else the user's own file, else ./runs."""
-    from hpc_trainer.config.compose.project import own_defaults
+    from hpc_trainer.config.compose.own_files import own_defaults
 
     own = None if os.environ.get("HPC_TRAINER_RUNS") else own_defaults().get("paths.runs_dir")
     return Path(str(own)).expanduser() if own else default_runs_dir()

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.axes import find_axes, typed_axes
 from hpc_trainer.record.metrics import SPEED, newest_metrics_in, read_metrics
-from hpc_trainer.record.reading import is_number
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, gpu_hours
-from hpc_trainer.record.telemetry import J_PER_KWH, newest_energy_j
 
 
-def energy_columns(status: SweepStatus, run: RunStatus) -> dict[str, Any]:
-    """Return `energy_kwh` of all attempts and ranks, `j_per_sample` trained, and `co2_g`; {} if energy is not known."""
-    if not run.attempts:
-        return {}
-    used = newest_energy_j(status.sweep.run(run.run_id), status.faults_of(run.run_id))
-    if used is None:
-        return {}
-    config = run.spec.config
-    num_samples = run.step * int(config.get("train", {}).get("global_batch_size") or 0)
-    factor = config.get("monitor", {}).get("co2_g_per_kwh")
-    return {
-        "energy_kwh": round(used / J_PER_KWH, 6),
-        **({"j_per_sample": round(used / num_samples, 6)} if num_samples else {}),
-        **({"co2_g": round(used / J_PER_KWH * factor, 3)} if is_number(factor) else {}),
-    }
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns that a domain adds to the table (hook `result_columns`)."""
+
+    names: frozenset[str]
+    """Names of all columns: a metric with one of these names gets the prefix TOLD."""
+    of: Callable[[SweepStatus, RunStatus], Mapping[str, Any]]
+    """Returns the known values of a run by column."""
 
 
 _MOST_RUNS = 200
@@ -39,7 +32,6 @@ _PASSING = ("lr", "grad_norm", "loss", *SPEED)
 
 # Fixed columns of every row: a metric with the name of one of them, or of an axis, gets the prefix TOLD.
 _OURS = frozenset({"run_id", "code", "metrics_step", "state", "step", "gpu_hours", "attempts"})
-_OF_ENERGY = frozenset({"energy_kwh", "j_per_sample", "co2_g"})
 TOLD = "metrics."
 """Prefix of a metric's name if another column has that name."""
 
@@ -55,7 +47,8 @@ def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, A
         typed: return numbers and booleans of the configuration as such, not as the user typed them.
     """
     axes = find_axes([run.spec for run in status.runs])
-    taken = _OURS | _OF_ENERGY | {key for row in axes.values() for key in row}
+    contributed: Sequence[Columns] = contributions("result_columns")
+    taken = _OURS.union(*(columns.names for columns in contributed), *axes.values())
     if typed:
         axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in status.runs}
     codes = {run.run_id: run.submission.code for run in status.runs if run.submission is not None}
@@ -68,6 +61,7 @@ def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, A
             {"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {},
             taken,
         )
+        | {name: value for columns in contributed for name, value in columns.of(status, run).items()}
         for run in status.runs
     ]
 
@@ -87,7 +81,6 @@ def _row(
         "step": None if run.progress == "-" else run.step,  # a program that reported no step
         "gpu_hours": round(gpu_hours(run), 4),
         "attempts": len(run.attempts),
-        **energy_columns(status, run),
     }
 
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from hpc_trainer.config.schema.tracker import SYNCED, TrackerConfig, TrackerName
-from hpc_trainer.config.trackers import hyperparameters, missing_package
+from hpc_trainer.config.load import hyperparameters
+from hpc_trainer.config.packages import missing_package
+from hpc_trainer.config.schema.output import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, SubmitError
 from hpc_trainer.operate.axes import leaves
 from hpc_trainer.operate.find import prepare_to_write, select

@@ -183,7 +183,7 @@ BY_CAUSE: dict[str, Verdict] = {
         "training, so it was stopped for good (exit 76).",
         (
             _LONGER + ": the same run goes on; a partition that allows it is another key, hardware.partition",
-            "hpc-trainer plan names limits that are too short, hpc-trainer tune {run} what else takes the time",
+            "hpc-trainer plan names limits that are too short, hpc-trainer advise {run} what else takes the time",
             "to let it go on as it is: " + _RETRY + " cluster.min_goodput=0",
         ),
     ),

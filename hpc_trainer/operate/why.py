@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.table.choice import typed_words
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, SlurmError
-from hpc_trainer.operate.advice.advised import count_of
 from hpc_trainer.operate.evidence import (
-    device_evidence,
     last_lines,
     meaning_of,
     memory_advice,
     memory_evidence,
     more_memory,
-    moves_of,
 )
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
@@ -31,7 +29,6 @@ from hpc_trainer.record.ledger import RunLedger, ledger_line, newest_timeouts
 from hpc_trainer.record.reading import Faults, read_json
 from hpc_trainer.record.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers
-from hpc_trainer.record.telemetry import Move, Straggler, read_stragglers, straggler_lines
 from hpc_trainer.record.worker_files import read_first_weights
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.jobs import OFF, show_preemption
@@ -39,8 +36,6 @@ from hpc_trainer.slurm.reasons import Reason, explain_reason
 
 _TRACEBACK_LINES = 4
 _LAST_LINES = 8
-_ADVISED = (RunState.COMPLETED, RunState.RUNNING)
-_MOST_SLOW = 20
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
 _AGAIN = "another configuration is another run: hpc-trainer submit with the key above"
 
@@ -65,18 +60,38 @@ class Why:
     """Use of the run's time; None if it is not known or was not asked for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clues:
+    """What a domain adds to the explanation of a run (hook `clues`); each list is in reading order."""
+
+    headline: str | None = None
+    """Sentence that comes before all other evidence."""
+    rank: int | None = None
+    """Rank whose log shows the cause; None if the domain names no rank."""
+    evidence: Sequence[str] = ()
+    late_evidence: Sequence[str] = ()
+    """Evidence that comes after that of the core."""
+    advice: Sequence[str] = ()
+    late_advice: Sequence[str] = ()
+    """Advice that comes after that of the core."""
+    events: Sequence[tuple[float, str]] = ()
+    """Lines of the timeline, each with its time in seconds since the epoch."""
+
+
 def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, rank: int | None = None) -> Why:
     """Return the explanation of one run, from its folder and the scheduler's answers.
 
     Args:
         asks_slurm: ask how the run's partition preempts if a preemption may have cost work. Also ask, once per attempt,
-            how long the attempt had its nodes (`ask_ledgers`). If False, there is no ledger.
-        rank: the rank whose log is shown; None: the rank that failed first, if one failed by itself.
+            how long the attempt had its nodes (`ask_ledgers`). If False, there is no ledger. Domains read all files of
+            the run only if True.
+        rank: the rank whose log is shown; None: the rank that a domain names, else the rank that failed first, if one
+            failed by itself.
     """
-    rank = _rank_to_read(run) if rank is None else rank
+    clues: list[Clues] = [find(status, run, is_alone=asks_slurm) for find in contributions("clues")]
+    named = (rank, *(clue.rank for clue in clues), _rank_to_read(run))
+    rank = next((known for known in named if known is not None), None)
     verdict, memory = _verdict(status, run), _memory(status, run)
-    slow = read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id))
-    moves = moves_of(status, run)
     meaning = meaning_of(run) if memory is None else None
     words = {
         "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
@@ -85,7 +100,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         "memory": more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
     }  # fmt: skip
     told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
-    evidence, advice = list(_evidence(status, run, rank, slow)), [line.format(**words).rstrip() for line in told]
+    evidence, advice = list(_evidence(status, run, rank, clues)), [line.format(**words).rstrip() for line in told]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # a configuration of another version: the general advice stays
@@ -93,8 +108,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     if run.limit_warning is not None:
         evidence.append(run.limit_warning)
         advice = [_NOW_LONGER.format(**words), *advice]
-    if asks_slurm and run.state in _ADVISED and (count := count_of(status, run)):
-        advice.append(f"hpc-trainer tune {run.run_id}: {count} suggestion(s) to make it faster or cheaper")
+    advice += [line for clue in clues for line in clue.advice]
     ledger = ask_ledgers(status, [run], status.faults).get(run.run_id) if asks_slurm else None
     if ledger is not None and (line := ledger_line(ledger)) is not None:
         evidence.append(line)
@@ -102,9 +116,8 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     if warning is not None:
         evidence.append(warning)
         advice.append("checkpoint.every=auto, or a partition with more grace")
-    of_devices, for_devices = device_evidence(status, run, moves)
-    evidence += of_devices
-    advice += for_devices
+    evidence += [line for clue in clues for line in clue.late_evidence]
+    advice += [line for clue in clues for line in clue.late_advice]
     return Why(
         run_id=run.run_id,
         state=run.state,
@@ -113,9 +126,9 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         pending_reason=run.pending_reason,
         frame=_frame(run),
         said=_said(run),
-        evidence=evidence,
+        evidence=[*(clue.headline for clue in clues if clue.headline is not None), *evidence],
         advice=advice,
-        timeline=_timeline(status, run, slow, moves),
+        timeline=_timeline(status, run, clues),
         ledger=ledger,
     )
 
@@ -178,7 +191,7 @@ def _said(run: RunStatus) -> str | None:
     return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
 
-def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Sequence[Straggler]) -> Iterator[str]:
+def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, clues: Sequence[Clues]) -> Iterator[str]:
     error = run.error
     if run.state.has_failed and error:
         where = f"rank {error['rank']} on {error.get('node')}: {error.get('type')}" if "rank" in error else run.cause
@@ -200,7 +213,7 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Seque
     first_weights = read_first_weights(paths, status.faults_of(run.run_id))
     if first_weights is not None:
         yield first_weights.line()
-    yield from straggler_lines(slow)
+    yield from (line for clue in clues for line in clue.evidence)
     yield from changes_of(paths, len(run.attempts))
     if run.state is not RunState.COMPLETED:
         yield from (f"log: {path}" for path in _newest_log(status, run, rank))
@@ -255,20 +268,14 @@ def _grace(run: RunStatus) -> str | None:
     return grace_warning(run.stop_s, partition, preemption.grace_s, preemption.kill_wait_s)
 
 
-def _timeline(
-    status: SweepStatus, run: RunStatus, slow: Sequence[Straggler], moves: Sequence[tuple[int, Move]]
-) -> list[str]:
+def _timeline(status: SweepStatus, run: RunStatus, clues: Sequence[Clues]) -> list[str]:
     events = [(attempt.start_time, list(_story(attempt))) for attempt in run.attempts]
     events += [
         (change.time, [f"{_clock(change.time)}  {change.user} changed {' '.join(change.changes)}"])
         for change in status.ledger.changes
         if run.run_id in change.run_ids
     ]
-    events += [(move.time, [f"{_clock(move.time)}  attempt {number}: {move.text}"]) for number, move in moves]
-    events += [
-        (each.time, [f"{_clock(each.time)}  attempt {each.attempt}, step {each.step}: {each.in_words()}"])
-        for each in slow[-_MOST_SLOW:]
-    ]
+    events += [(seconds, [f"{_clock(seconds)}  {line}"]) for clue in clues for seconds, line in clue.events]
     return [line for _, lines in sorted(events, key=lambda event: event[0]) for line in lines]
 
 

@@ -35,8 +35,7 @@ from hpc_trainer.record.reading import (
 from hpc_trainer.record.shared_folder import claim
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.submissions import SUCCESSOR, read_ledger
-from hpc_trainer.record.telemetry import CAUSES
-from hpc_trainer.record.worker_files import read_error, read_failure
+from hpc_trainer.record.worker_files import MOVE_CAUSES, read_error, read_failure
 
 _MOST_UNLISTED = 1_000
 """Number of journals that are looked up one by one if the folder may not be listed."""
@@ -339,7 +338,7 @@ def failures_of_storage(paths: RunPaths) -> int:
 
 def num_moves(paths: RunPaths) -> int:
     """Return how often the run left a node because of a device, since a user last submitted the run."""
-    return sum(attempt.cause in CAUSES for attempt in newest_chain(Journal(paths).read(), successor_jobs(paths)))
+    return sum(attempt.cause in MOVE_CAUSES for attempt in newest_chain(Journal(paths).read(), successor_jobs(paths)))
 
 
 def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:

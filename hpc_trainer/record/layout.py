@@ -92,7 +92,7 @@ class RunPaths:
     profile_trace = _Named("profile.trace.json.gz")
     """The newest profile for chrome://tracing or Perfetto; rank 0 replaces."""
     stragglers = _Named("stragglers.jsonl")
-    """Ranks that slowed the others down (record/telemetry.py); rank 0 appends."""
+    """Ranks that slowed the others down (observe/straggler_log.py); rank 0 appends."""
     profile = _Named("profile")
     """Requests of `hpc-trainer profile` to a running run, answers of ranks, and profiles of all ranks but 0."""
     profile_request = _Named("profile/request.json")
@@ -108,7 +108,7 @@ class RunPaths:
     logs = _Named("logs")
     """Logs of ranks: attempt-000.rank-0.log and so on."""
     telemetry = _Named("telemetry")
-    """Samples of devices and hosts (`record/telemetry.py`): attempt-000.rank-0.jsonl and so on."""
+    """Samples of devices and hosts (`observe/telemetry.py`): attempt-000.rank-0.jsonl and so on."""
     submissions = _Named(SUBMISSIONS)
     """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
     lr_range = _Named("lr_range.svg")
@@ -152,7 +152,7 @@ class RunPaths:
         return self.telemetry / f"attempt-{attempt:03d}.rank-{rank}.jsonl"
 
     def move(self, attempt: int) -> Path:
-        """Return the file that says why a restart must avoid one of the nodes (`record/telemetry.py`)."""
+        """Return the file that says why a restart must avoid one of the nodes (`record/worker_files.py`, `Move`)."""
         return self.telemetry / f"attempt-{attempt:03d}.move.json"
 
     def environment(self, attempt: int, node_rank: int = 0) -> Path:
@@ -197,7 +197,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.stop"
 
     def trace(self, rank: int) -> Path:
-        """Return the file with a rank's state after each step, only in runs that `certify` starts; the rank appends."""
+        """Return the file with a rank's state after each step; only ranks of `verify resume` append to it."""
         return self.folder / f"trace.rank-{rank}.jsonl"
 
     def profile_answer(self, rank: int) -> Path:
@@ -215,7 +215,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.memory.json"
 
     def flight(self, attempt: int, rank: int) -> Path:
-        """Return a rank's flight record, its last operations (`record/flight.py`); that rank replaces."""
+        """Return a rank's flight record, its last operations (`observe/flight.py`); that rank replaces."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.flight.json"
 
     def failure(self, attempt: int) -> Path:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.schema.cluster import ClusterConfig
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.journal import Attempt
 from hpc_trainer.record.last_words import words_before_the_worker, words_of_death
@@ -20,8 +21,7 @@ from hpc_trainer.record.run_state import End, SchedulerView, ended_before_it_beg
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.record.submissions import Submission
-from hpc_trainer.record.telemetry import CAUSES, read_move, read_warnings
-from hpc_trainer.record.worker_files import read_failure
+from hpc_trainer.record.worker_files import MOVE_CAUSES, read_failure, read_move
 from hpc_trainer.slurm.reasons import explain_reason
 from hpc_trainer.slurm.states import NOT_BEGUN
 
@@ -61,9 +61,9 @@ class RunStatus:
     elsewhere: str | None = None
     """Why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
     device_warning: str | None = None
-    """Problem of a GPU of a running run: too hot, or failing (`record/telemetry.py`).
+    """Problem of a running run that a domain found, such as a GPU that is too hot or fails.
 
-    For a run that waits to restart without a node, the reason (`record/telemetry.py`).
+    For a run that waits to restart without a node, the reason (`record/worker_files.py`, `Move`).
     """
     limit_warning: str | None = None
     """Warning that the time limit leaves too little for training, for an active run."""
@@ -184,14 +184,14 @@ def status_of(
 
 
 def _device_warning(folder: RunFolder, newest: Attempt | None, state: RunState, faults: Faults) -> str | None:
-    if newest is not None and newest.cause in CAUSES and state is RunState.REQUEUED:
+    if newest is not None and newest.cause in MOVE_CAUSES and state is RunState.REQUEUED:
         move = read_move(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
         return None if move is None else move.text
     if newest is None or newest.has_ended or state is not RunState.RUNNING:  # the next attempt has not begun
         return None
-    warnings = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
-    more = f" (and {len(warnings) - 1} more: hpc-trainer why)" if len(warnings) > 1 else ""
-    return f"{warnings[0].text}{more}" if warnings else None
+    own_faults = FaultsOf(folder.paths.run_id, faults)
+    lines: Iterator[str | None] = (find(folder.paths, newest.attempt, own_faults) for find in contributions("warnings"))
+    return next((line for line in lines if line is not None), None)
 
 
 def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record.files import append_texts, is_ours
 from hpc_trainer.record.layout import SweepPaths, is_run_id

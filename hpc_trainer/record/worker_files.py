@@ -22,6 +22,7 @@ from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import (
     Faults,
+    Kinds,
     as_count,
     as_table,
     as_text,
@@ -224,3 +225,42 @@ def _as_names(value: object) -> dict[str, str]:
 _as_list = tuple_of(as_text)
 _NEEDED_FIELDS = {"path": as_text, "digest": as_text}
 _OTHER_FIELDS = {"loaded": _as_names, "converted": _as_list, "begin_anew": _as_list, "unused": _as_list}
+
+
+OVERHEATED, DEVICE_FAILED = "overheated", "device_failed"
+MOVE_CAUSES = frozenset((OVERHEATED, DEVICE_FAILED))
+"""Causes of attempts that ended so that the run leaves a node."""
+MAX_MOVES = 3
+"""Largest number of moves since a user submitted the run: if four nodes in a row fail, the nodes are not the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Move of a run away from one node, which one attempt asked for."""
+
+    node: str
+    """Slurm's name of the node that the run must not get again."""
+    cause: str
+    """One of `MOVE_CAUSES`."""
+    why: str
+    """Line for the user, such as `the GPU of rank 3 on n7 lowers its clocks (..)`."""
+    time: float
+    """Time of the request, in seconds since the epoch."""
+
+    @property
+    def text(self) -> str:
+        """Line for the user: the cause, the node and the reason."""
+        return f"{self.cause}, it leaves {self.node}: {self.why}"
+
+
+def write_move(paths: RunPaths, attempt: int, move: Move) -> None:
+    """Replace the file; raise OSError if the file system refused."""
+    write_json(paths.move(attempt), asdict(move), sync=False)
+
+
+def read_move(paths: RunPaths, attempt: int, faults: Faults | None = None) -> Move | None:
+    """Return the move of an attempt; None if there is none, or it cannot be read."""
+    return parsed_file(paths.move(attempt), lambda record: Move(**typed(record, _MOVE)), faults)
+
+
+_MOVE: Kinds = {"node": as_text, "cause": as_text, "why": as_text, "time": as_time}

@@ -61,7 +61,7 @@ class StopFacts:
         reason: scontrol's reason for the job's state; "None" if it gives none, "" if scontrol did not answer.
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
-        move_cause: why the run itself leaves a node (`record.telemetry`); "" if it does not.
+        move_cause: why the run itself leaves a node (`record/worker_files.py`, `Move`); "" if it does not.
     """
 
     on_slurm: bool

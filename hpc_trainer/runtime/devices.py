@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.errors import ConfigError, HpcTrainerError, TooLargeError
 
 

@@ -38,6 +38,8 @@ class RankEnv:
 
 # Set by the local queue for each start of a run: distinguishes starts if process ids are reused.
 LOCAL_START_VARIABLE = "HPC_TRAINER_LOCAL_START"
+PROBE_VARIABLE = "HPC_TRAINER_PROBE"
+"""Environment variable of a run that is tested: module of this package whose `replacements(config)` a rank calls."""
 
 # Variables of each launcher: (rank, local rank, world size, ranks on this node, node rank, nodes).
 _SLURM = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_trainer.config.program import is_one_a_node
-from hpc_trainer.config.schema.cluster import ClusterConfig
-from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.cluster import ClusterConfig, HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 

@@ -266,7 +266,8 @@ def abilities(config: TrainConfig) -> list[Ability]:
 
 
 def _load(feature: Feature) -> type[Ability]:
-    kind: type[Ability] = importlib.import_module(f"{PACKAGE}.{feature.name}.ability").ABILITY
+    module = feature.rank_half or f"{PACKAGE}.{feature.name}.{feature.name}"
+    kind: type[Ability] = importlib.import_module(module).ABILITY
     return kind
 
 

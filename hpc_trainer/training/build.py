@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.data import CustomDataConfig
-from hpc_trainer.config.schema.model.shipped import CustomModelConfig
+from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate

@@ -25,6 +25,7 @@ from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.worker_files import write_result
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, StopPoll
 from hpc_trainer.runtime.spans import Spans
@@ -35,7 +36,7 @@ from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.reporter import RESERVED, LifeSigns, NoTracker, Reporter, Tracker, cause_of_end, read_numbers
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
-from hpc_trainer.training.saver import Saver, SaveTimer
+from hpc_trainer.training.saver import Saver
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from hpc_trainer import __version__
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.mesh import MeshShape, mesh_shape
 from hpc_trainer.config.resume_contract import compare, default_facts, lines_of, refusal
-from hpc_trainer.config.rules.code_rules import packages_of
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.targets import packages_of
 from hpc_trainer.errors import IncompatibleResumeError, LoopError
 from hpc_trainer.runtime.code import code_digests
 from hpc_trainer.runtime.devices import kind_of

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.meters import computed, meters_on

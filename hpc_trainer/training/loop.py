@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from hpc_trainer.config.lr_scaling import peak_lr
+from hpc_trainer.config.schema.optim import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime.devices import kind_of
@@ -89,7 +89,7 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
     _mark_best(run, state)
     kind = kind_of(training.stepper.device)
     speed = Speed(state.step, batches, batch_size=config.train.global_batch_size, kind=kind)
-    peak = peak_lr(config)
+    peak = peak_lr(config.optim, config.train.global_batch_size)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
         set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))

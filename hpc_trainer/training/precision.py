@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -19,9 +19,9 @@ from hpc_trainer.record.layout import RunPaths, journals_in
 from hpc_trainer.record.metrics import MetricsLog
 from hpc_trainer.record.shared_folder import names_in
 from hpc_trainer.record.states import CANCEL, NOT_FINITE
+from hpc_trainer.runtime.pace import DEADLINE, SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.saver import DEADLINE, SaveTimer
 
 RESERVED = ("step", "time")
 """Keys that each line of metrics.jsonl has already."""

@@ -7,37 +7,37 @@ tracker stand beside metrics.jsonl. The end becomes a journal record and an exit
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 
-from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.load import hyperparameters, to_plain
+from hpc_trainer.config.packages import missing_package
 from hpc_trainer.config.resume_contract import flatten
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.schema.checkpoint import SaveEvery
-from hpc_trainer.config.schema.tracker import TrackerName
+from hpc_trainer.config.schema.output import SaveEvery, TrackerName, best_is_max
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.config.targets import locate
-from hpc_trainer.config.trackers import hyperparameters, missing_package
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.lr_range import VARIABLE
 from hpc_trainer.record.shared_folder import Watch, is_there
 from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.record.worker_files import read_failure
 from hpc_trainer.runtime.devices import is_out_of_memory, kind_of
-from hpc_trainer.runtime.pace import job_end_time
+from hpc_trainer.runtime.pace import SaveTimer, job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
-from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.rank_env import PROBE_VARIABLE, RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
@@ -49,12 +49,8 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.reporter import NoTracker, SupersededError, Tracker
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.saver import SaveTimer
-from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording
+from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording, sampled
 from hpc_trainer.worker.conclude import LateStop, Stop, conclude_error, conclude_start, conclude_stop, record_of_error
-from hpc_trainer.worker.flight_recorder import FlightRecorder
-from hpc_trainer.worker.probe import context_class
-from hpc_trainer.worker.telemetry import sampler_of
 
 
 class TensorBoardTracker:
@@ -96,6 +92,30 @@ def build_tracker(config: TrainConfig, folder: Path, first_step: int) -> Tracker
 Main = Callable[[TrainConfig, RunContext], object]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacements:
+    """Replacements for parts of a rank whose run is tested; the defaults are those of an ordinary run."""
+
+    context: Callable[..., RunContext] = RunContext
+    main: Main | None = None
+    """Loop in place of the run's own."""
+
+
+def find_replacements(config: TrainConfig) -> Replacements:
+    """Return the replacements by the module that `PROBE_VARIABLE` names; none without this variable.
+
+    Raises:
+        ConfigError: the variable does not name a module of this package.
+    """
+    name = os.environ.get(PROBE_VARIABLE)
+    if name is None:
+        return Replacements()
+    if not name.startswith("hpc_trainer."):
+        raise ConfigError(f"{PROBE_VARIABLE}={name} must name a module of hpc_trainer. Unset it.")
+    replacements: Replacements = importlib.import_module(name).replacements(config)
+    return replacements
+
+
 def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     """Run the loop to its end, or to an agreed stop, and return which of them was reached. Collective.
 
@@ -121,10 +141,9 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
 def find_main(config: TrainConfig) -> Main:
     """Return the loop of this configuration. Raises ConfigError as `run_main` does."""
     name = config.train.main
-    if VARIABLE in os.environ:
-        from hpc_trainer.worker.lr_range import try_rates
-
-        return try_rates
+    replacement = find_replacements(config).main
+    if replacement is not None:
+        return replacement
     if name is None:
         return train
     target = locate("train.main", name, config.trust)
@@ -132,6 +151,41 @@ def find_main(config: TrainConfig) -> Main:
         raise ConfigError(f"train.main={name} must be a function main(config, run), not {type(target).__name__}.")
     main: Main = target
     return main
+
+
+class Recorder(Protocol):
+    """Recorder of a rank's last moments, which a domain contributes (hook `recorders`)."""
+
+    run: RunContext | None
+    """Context of the run; None until it exists."""
+
+    def write(self, why: str, error: BaseException | None = None) -> None:
+        """Record the present moment, because of `why`. Any thread may call this; it raises nothing."""
+
+    def look(self, silent_s: float) -> None:
+        """Check, in the watchdog's thread, if there is a reason to record; `silent_s` as in `Watchdog`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorders:
+    """Recorders of all domains, for one rank of one attempt."""
+
+    recorders: Sequence[Recorder]
+
+    def follow(self, run: RunContext) -> None:
+        """Give the recorders the context of the run."""
+        for recorder in self.recorders:
+            recorder.run = run
+
+    def write(self, why: str, error: BaseException | None = None) -> None:
+        """Call `Recorder.write` of each."""
+        for recorder in self.recorders:
+            recorder.write(why, error)
+
+    def look(self, silent_s: float) -> None:
+        """Call `Recorder.look` of each."""
+        for recorder in self.recorders:
+            recorder.look(silent_s)
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
@@ -145,7 +199,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     def ended(saved_step: int | None) -> Stop:
         return Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=saved_step, spent=spent)
 
-    recorder = FlightRecorder(ended(None), spans)
+    recorder = Recorders([make(ended(None), spans) for make in contributions("recorders")])
     try:
         device = _device(config, env)
         torch.set_num_threads(num_threads(config))
@@ -163,11 +217,12 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             with spans.within(Kind.rendezvous):
                 group = stack.enter_context(ranks)
             check_goodput(config, paths, journal.read() if env.rank == 0 else [], group)
-            run = recorder.run = _context(config, paths, env, stop, attempt, group, journal, spans)
+            run = _context(config, paths, env, stop, attempt, group, journal, spans)
+            recorder.follow(run)
             gpu = kind_of(device).names(device)
             with (
                 _watched(run, ended(None), recorder),
-                sampler_of(config, paths, env, attempt, stop, step=lambda: run.step, gpu=gpu),
+                sampled(config, paths, env, attempt, stop, step=lambda: run.step, gpu=gpu),
                 recording(
                     config,
                     paths,
@@ -212,7 +267,7 @@ def _context(
 ) -> RunContext:  # fmt: skip
     """Return the context that the loop gets in this attempt."""
     checkpoint = config.checkpoint
-    return context_class(config)(
+    return find_replacements(config).context(
         paths=paths,
         env=env,
         group=group,
@@ -244,7 +299,7 @@ def _context(
 
 
 @contextlib.contextmanager
-def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[None]:
+def _watched(run: RunContext, stop: Stop, recorder: Recorders) -> Iterator[None]:
     """End this rank if it shows no sign of life for `monitor.watchdog_s` seconds."""
     limit_s = stop.config.monitor.watchdog_s
     if stop.env.world_size > 1:
@@ -299,7 +354,7 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
         ) from error
 
 
-def _fail(error: BaseException, stop: Stop, recorder: FlightRecorder) -> NoReturn:
+def _fail(error: BaseException, stop: Stop, recorder: Recorders) -> NoReturn:
     """Record the error, and exit at once: the process group is broken, so nothing may wait for it."""
     traceback.print_exception(error)
     if not isinstance(error, (StuckError, ConfigError)):  # a hang is recorded; a wrong configuration did nothing

@@ -13,14 +13,15 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer import __version__
 from hpc_trainer.config.program import code_folder
-from hpc_trainer.config.rules.code_rules import packages_of
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.targets import packages_of
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import LowGoodputError
 from hpc_trainer.record.environment import write_environment
 from hpc_trainer.record.journal import Attempt, Journal
@@ -143,6 +144,28 @@ def recording(
     finally:
         go.set()
         wait_for_record(thread, _LONGEST_WAIT_S, stop)
+
+
+@contextlib.contextmanager
+def sampled(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag, *,
+    step: Callable[[], int | None], gpu: Sequence[str] = (),
+) -> Iterator[None]:  # fmt: skip
+    """Run what domains do beside the work of this rank (hook `samplers`), while the block runs.
+
+    Args:
+        config: configuration of the run.
+        paths: paths of the run.
+        env: place of this rank.
+        attempt: number of the attempt.
+        stop: stop flag of this rank, which a sampler may set.
+        step: returns the newest step; None if it is not known.
+        gpu: names of the rank's GPU, if torch knows them (`DeviceKind.names`).
+    """
+    with contextlib.ExitStack() as stack:
+        for sampler_of in contributions("samplers"):
+            stack.enter_context(sampler_of(config, paths, env, attempt, stop, step=step, gpu=gpu))
+        yield
 
 
 def node_facts(env: RankEnv) -> dict[str, Any]:

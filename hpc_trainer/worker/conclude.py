@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.monitor import OnOverheat
+from hpc_trainer.config.schema.output import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import (
     ConfigError,
@@ -39,8 +39,7 @@ from hpc_trainer.record.ledger import append_spent
 from hpc_trainer.record.reading import is_storage_error, read_json
 from hpc_trainer.record.shared_folder import claim, is_there
 from hpc_trainer.record.states import CANCEL, LOW_GOODPUT, OUT_OF_MEMORY, UNEXPLAINED, RunState
-from hpc_trainer.record.telemetry import CAUSES, Move, read_move
-from hpc_trainer.record.worker_files import own_frame, read_failure
+from hpc_trainer.record.worker_files import MOVE_CAUSES, Move, own_frame, read_failure, read_move
 from hpc_trainer.runtime.decide import (
     Action,
     Answer,
@@ -52,7 +51,7 @@ from hpc_trainer.runtime.decide import (
     decide_stop,
     decide_successor,
 )
-from hpc_trainer.runtime.pace import job_end_time, last_moment
+from hpc_trainer.runtime.pace import DEADLINE, job_end_time, last_moment
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import DEVICE, StopFlag, stop_signals_held_back
@@ -61,7 +60,6 @@ from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import DEFAULT_KILL_WAIT_S, WORKER_TIMEOUT_S, requeue, show_job, show_preemption, update_job
 from hpc_trainer.slurm.shape import shape_of
 from hpc_trainer.slurm.states import AT_WORK
-from hpc_trainer.training.saver import DEADLINE
 
 if TYPE_CHECKING:
     from hpc_trainer.runtime.rank_group import RankGroup
@@ -303,7 +301,7 @@ def _record(stop: Stop, decision: Decision) -> None:
             step=stop.saved_step,
             saved_step=stop.saved_step,
             action=decision.action.value,
-            signal=DEVICE if decision.cause in CAUSES else stop.flag.signal_name,
+            signal=DEVICE if decision.cause in MOVE_CAUSES else stop.flag.signal_name,
         )
 
 

@@ -26,12 +26,12 @@ from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.record.shared_folder import Watch, names_in
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.worker_files import own_frame, write_result
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.training.reporter import LifeSigns, SupersededError, cause_of_end
-from hpc_trainer.training.saver import SaveTimer
-from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording
+from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording, sampled
 from hpc_trainer.worker.conclude import (
     LateStop,
     Stop,
@@ -42,7 +42,6 @@ from hpc_trainer.worker.conclude import (
     record_of_error,
 )
 from hpc_trainer.worker.program_start import Program, environment_of, folder_of, meeting_place, one_line, words_of
-from hpc_trainer.worker.telemetry import sampler_of
 
 
 class Story:
@@ -237,7 +236,7 @@ class _Rank:
         self._program = Program(command, environ, folder)
         with (
             self._spans.within(Kind.program),
-            sampler_of(self._config, self._paths, self._env, self._attempt, self._stop, step=lambda: self._step),
+            sampled(self._config, self._paths, self._env, self._attempt, self._stop, step=lambda: self._step),
         ):
             self._follow(self._program)
         self._spans.rest(Kind.shutdown)

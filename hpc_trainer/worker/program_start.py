@@ -21,17 +21,19 @@ from typing import NamedTuple, TypeVar
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.program import (
     OWN_CHECKPOINTS,
+    PYTHON,
     code_folder,
     fill,
     is_of_run,
     is_one_a_node,
+    place_of_text,
     resume_files,
     resumed,
+    runs_of,
     script_files,
     values_of,
 )
 from hpc_trainer.config.schema.train import CommandEnv, LoopConfig, TrainConfig
-from hpc_trainer.config.shell_text import PYTHON, place_of_text, runs_of
 from hpc_trainer.errors import ConfigError, RankEnvError
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
-from hpc_trainer.features.augment.ability import AugmentedSamples
-from hpc_trainer.features.augment.rand_augment import OPERATORS
+from hpc_trainer.features.augment.augment import AugmentedSamples
+from hpc_trainer.features.augment.draw import OPERATORS
 
 REPEATS, SIDES = 9, {32: 128, 224: 16}
 """Side in pixels: samples of a batch."""

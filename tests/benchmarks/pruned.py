@@ -11,8 +11,7 @@ import time
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, ResnetConfig
-from hpc_trainer.config.schema.model.vision import MobilenetV3Config, VitConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MobilenetV3Config, ResnetConfig, VitConfig
 from hpc_trainer.models.channels import groups_of, shrink, tensors_of
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt

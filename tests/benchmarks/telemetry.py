@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.schema.monitor import MonitorConfig
+from hpc_trainer.config.schema.output import MonitorConfig
+from hpc_trainer.observe.host_counters import HostCounters
+from hpc_trainer.observe.sampler import Sampler
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.runtime.counters.host import HostCounters
 from hpc_trainer.runtime.rank_env import read_rank_env
-from hpc_trainer.worker.telemetry import Sampler
 from tests.benchmarks import loop
 
 # Ten times as often as by default: then many short pairs tell what few long ones cannot.

@@ -25,7 +25,7 @@ TRAININGS = {
 @pytest.mark.parametrize("name", TRAININGS)
 def test_identical_after_signals_and_kills(name: str, tmp_path: Path) -> None:
     words = (*TRAININGS[name], f"hardware={HARDWARE}", "snapshot=off", f"paths.runs_dir='{tmp_path}'")
-    command = [sys.executable, "-m", "hpc_trainer", "certify", *words, "--steps", "16", "--interruptions", "3"]
+    command = [sys.executable, "-m", "hpc_trainer", "verify", "resume", *words, "--steps", "16", "--interruptions", "3"]
     if HARDWARE.startswith("cpu") and "tf32" in name:
         pytest.skip("a CPU has no TF32")
     done = subprocess.run(

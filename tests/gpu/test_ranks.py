@@ -12,10 +12,10 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_trainer.observe.flight_recorder import recent_collectives
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
-from hpc_trainer.worker.flight_recorder import recent_collectives
 from tests.gpu.runs import ON_GPU, Figures, Runs
 
 pytestmark = ON_GPU

@@ -27,7 +27,7 @@ def test_a_run_tells_what_its_gpu_did(runs: Runs, figures: Figures) -> None:
     text = path.read_text()
     for word in ("temperature_c", "power_w", "sm_clock_mhz", "memory_used", "energy_j"):
         assert word in text
-    for command in ("show", "tune", "why"):
+    for command in ("show", "advise", "why"):
         said = subprocess.run(
             [sys.executable, "-m", "hpc_trainer", command, done.paths.run_id, "--runs-dir", str(runs.folder),
              "--sweep", done.paths.folder.parent.name],

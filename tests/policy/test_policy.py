@@ -106,7 +106,7 @@ def test_slurms_words_stand_in_slurm_alone() -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("layer", ["slurm", "launch", "operate", "worker", "deploy", "cli"])
+@pytest.mark.parametrize("layer", ["slurm", "launch", "operate", "worker", "deploy", "verify", "cli"])
 def test_errors_of_ours_are_told_apart_by_their_class(layer: str) -> None:
     """Our messages are for people: they change, and what depends on their words would change unseen."""
     for path in sorted((PACKAGE / layer).rglob("*.py")):
@@ -312,16 +312,30 @@ def _verbs() -> set[str]:
 
 
 def test_each_verb_stands_in_the_docs() -> None:
-    """In the table of the README, and with its JSON in docs/json.md; `log` prints none."""
+    """In the table of the README, and with its JSON in docs/json.md; `log-metrics` prints none."""
     readme, json_page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/json.md"))
     rows = re.findall(r"^\|[^|]*\| (`[a-z`, -]+`) \|", readme.partition("## Verbs")[2], flags=re.MULTILINE)
-    told = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
+    told = {name for row in rows for name in re.findall(r"`([a-z-]+)[a-z -]*`", row)}
     titles = re.findall(r"^## (.*)$", json_page, flags=re.MULTILINE)
-    with_json = {words.split()[0] for title in titles for words in title.split(", ")} | {"log"}
+    with_json = {words.split()[0] for title in titles for words in title.split(", ")} | {"log-metrics"}
     assert "plan" in told & with_json
     assert sorted(_verbs() - told) == [], "README.md, the table of verbs: add them"
     assert sorted(_verbs() - with_json) == [], "docs/json.md: a heading for each"
     assert sorted(told - _verbs()) == [], "README.md, the table of verbs: leave them out"
+
+
+def test_no_page_and_no_message_names_a_hidden_verb() -> None:
+    """The changelog and the decisions tell of their time; the old verbs' own messages name them without hpc-trainer."""
+    commands: Any = typer.main.get_command(app)
+    old = "|".join(sorted({*commands.commands} - _verbs() - {"top-up"}))
+    assert "certify" in old
+    pages = [page for page in PAGES if page.name != "changelog.md" and page.parent.name != "decisions"]
+    found = [
+        f"{_name(path)}: {words}"
+        for path in (*MODULES, *pages)
+        for words in re.findall(rf"hpc-trainer (?:{old})\b(?!-).*", path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
 
 
 def test_ids_in_the_docs_have_the_digits_of_an_id() -> None:

@@ -22,7 +22,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "record/files.py": {"O_APPEND": "the one place that appends; lines that decide about a run are read back"},
     "record/metrics.py": {"O_APPEND": "a program's own file of one attempt, with one writer"},
     "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
-    "worker/probe.py": {'mode "a"': "the trace of one rank of a run that certify started: one writer"},
+    "verify/probe.py": {'mode "a"': "the trace of one rank of a run that verify resume started: one writer"},
     "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},
     "launch/frozen_code/unpacking.py": {
         "fcntl": "locks on the node's own disk; on a shared folder a claim that only saves work",
@@ -33,7 +33,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "st_mtime": "old copies on the node's own disk; an old claim costs two ranks that compile",
     },
     "data/images/shards.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
-    "worker/telemetry.py": {"replace": "in the folder of the node's own collector"},
+    "observe/sampler.py": {"replace": "in the folder of the node's own collector"},
     "record/run_folder.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
     "deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
     "deploy/graphs.py": {"replace": "in the folder of an export that is being written, under its own name"},
@@ -42,9 +42,9 @@ ALLOWED: dict[str, dict[str, str]] = {
 ONLY_SHOWN = {
     "config", "cli", "data", "training/data", "models", "tasks", "launch/frozen_code/code_files.py",
     "launch/frozen_code/snapshot.py", "launch/frozen_code/import_path.py", "launch/targets.py", "launch/hydra_app.py",
-    "launch/reproduce.py", "runtime/machine.py", "runtime/counters", "runtime/code.py", "features/init_from",
-    "worker/telemetry.py", "worker/program_start.py", "deploy", "operate/report",
-    "operate/find.py", "operate/names.py", "operate/drill",
+    "runtime/machine.py", "runtime/code.py", "features/init_from", "observe", "worker/program_start.py", "deploy",
+    "operate/report", "operate/find.py", "operate/names.py", "verify/old_code.py",
+    "verify/preempt.py",
     "launch/submit.py",  # whether a folder is there whose owner is to be looked at
     "record/status.py",  # the text of an error: whether there is a folder of sweeps
     "record/journal.py",  # failure files of attempts whose lines are lost

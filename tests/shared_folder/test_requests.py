@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.observe import sampler
+from hpc_trainer.observe.sampler import Sampler
+from hpc_trainer.observe.telemetry import Host
 from hpc_trainer.record import metrics as metrics_log
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import MetricsLog, read_metrics
 from hpc_trainer.record.shared_folder import cache_age_s
-from hpc_trainer.record.telemetry import Host
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training import reporter as life_signs
 from hpc_trainer.training.reporter import LifeSigns
-from hpc_trainer.training.saver import SaveTimer
-from hpc_trainer.worker import telemetry as sampler
-from hpc_trainer.worker.telemetry import Sampler
 from tests.shared_folder.clients import CALM, ROOT, Share
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk

@@ -23,7 +23,7 @@ def test_a_drill_passes(driver: Driver, drill: str) -> None:
         "checkpoint.every_steps=50", "monitor.heartbeat_every_s=0.1", "hardware=testbed_x1", "sweep_name=drilled",
     )  # fmt: skip
     driver.wait_for_step("drilled", 60)
-    report = json.loads(driver.run("drill", drill, "drilled", "--json", timeout_s=240).stdout)
+    report = json.loads(driver.run("verify", "preempt", "--kind", drill, "drilled", "--json", timeout_s=240).stdout)
     assert report["problems"] == []
     assert report["resumed_step"] >= 50
     resumed = [record["step"] for record in driver.attempts("drilled", "resume")]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hpc_trainer.cli.complete import complete_runs
+from hpc_trainer.cli.given import one_sweep
 from hpc_trainer.cli.options import (
     EveryRun,
     Json,
@@ -16,6 +17,7 @@ from hpc_trainer.cli.options import (
     SweepArgument,
     SweepOption,
     Verb,
+    renamed,
 )
 
 verbs = typer.Typer()
@@ -23,16 +25,17 @@ verbs = typer.Typer()
 
 @verbs.command(cls=Verb)
 def status(
-    sweep: SweepArgument = None,
+    name: SweepArgument = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,
     every_run: EveryRun = False,
+    sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Show every run of a sweep: state, step, attempt, node, metrics."""
     from hpc_trainer.cli.run_verbs import run_status
 
-    run_status(sweep, runs_dir, watch=watch, as_json=as_json, every_run=every_run)
+    run_status(one_sweep(name, sweep), runs_dir, watch=watch, as_json=as_json, every_run=every_run)
 
 
 @verbs.command(cls=Verb)
@@ -99,16 +102,6 @@ def diff(
 
 
 @verbs.command(cls=Verb)
-def log(
-    words: Annotated[list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="What to tell.")],
-) -> None:
-    """Tell, from inside a program that runs as a run, which step it has done and its metrics."""
-    from hpc_trainer.cli.verbs.log import run_log
-
-    run_log(words)
-
-
-@verbs.command(cls=Verb)
 def why(
     names: Names = None,
     sweep: SweepOption = None,
@@ -126,16 +119,19 @@ def why(
 
 
 @verbs.command(cls=Verb)
-def tune(
+def advise(
     names: Names = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Say what would make runs faster or cheaper: what was seen, the key to change, the expected gain."""
-    from hpc_trainer.cli.verbs.tune import run_tune
+    from hpc_trainer.cli.verbs.advise import run_advise
 
-    run_tune(names or [], sweep, runs_dir, as_json=as_json)
+    run_advise(names or [], sweep, runs_dir, as_json=as_json)
+
+
+verbs.command("tune", cls=renamed("advise"), hidden=True)(advise)
 
 
 @verbs.command(cls=Verb)
@@ -166,7 +162,7 @@ def profile(
 
 @verbs.command(cls=Verb)
 def results(
-    sweep: SweepArgument = None,
+    name: SweepArgument = None,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -174,18 +170,19 @@ def results(
         ),
     ] = None,
     every_run: EveryRun = False,
+    sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Print a table of results, one row a run."""
     from hpc_trainer.cli.run_verbs import run_results
 
-    run_results(sweep, runs_dir, sort=sort, as_json=as_json, every_run=every_run)
+    run_results(one_sweep(name, sweep), runs_dir, sort=sort, as_json=as_json, every_run=every_run)
 
 
 @verbs.command(cls=Verb)
 def report(
-    sweep: SweepArgument = None,
+    name: SweepArgument = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="PATH", help="The page's file; else report.html in the sweep's folder."),
@@ -202,13 +199,21 @@ def report(
             help="Exports, or a folder of some: accuracy against size and latency; may be repeated.",
         ),
     ] = None,
+    sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page: runs, curves, and speed-up and efficiency of a sweep over hardware."""
     from hpc_trainer.cli.verbs.report import run_report
 
-    run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, exports=exports or (), as_json=as_json)
+    run_report(
+        one_sweep(name, sweep),
+        runs_dir,
+        output=output,
+        warmup_steps=warmup_steps,
+        exports=exports or (),
+        as_json=as_json,
+    )
 
 
 @verbs.command(cls=Verb)
@@ -225,3 +230,18 @@ def sync(
     from hpc_trainer.cli.verbs.sync import run_sync
 
     run_sync(names or [], sweep, runs_dir, to=to, as_json=as_json)
+
+
+@verbs.command("log-metrics", cls=Verb)
+def log_metrics(
+    words: Annotated[
+        list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="The step that is done, and its metrics.")
+    ],
+) -> None:
+    """Record a step and its metrics from inside a program that runs as a run."""
+    from hpc_trainer.cli.verbs.log_metrics import run_log_metrics
+
+    run_log_metrics(words)
+
+
+verbs.command("log", cls=renamed("log-metrics"), hidden=True)(log_metrics)

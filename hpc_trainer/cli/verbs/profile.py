@@ -9,9 +9,9 @@ from pathlib import Path
 from hpc_trainer.cli.common import print_json, say
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.observe.ask_profile import RankProfile, ask_for_profile, await_profile
+from hpc_trainer.observe.profile_request import ProfileRequest
 from hpc_trainer.operate.find import select
-from hpc_trainer.operate.inside.profile_request import RankProfile, ask_for_profile, await_profile
-from hpc_trainer.record.profile_request import ProfileRequest
 
 
 def run_profile(

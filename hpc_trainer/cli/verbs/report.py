@@ -14,7 +14,6 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep, prepare_to_write
 from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report, read_exports
 from hpc_trainer.operate.report.page import render_page
-from hpc_trainer.operate.report.telemetry import telemetry_charts
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.ledger import ledger_json
 from hpc_trainer.record.status import read_status
@@ -35,7 +34,7 @@ def run_report(
         raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     report = build_report(status, warmup_steps=WARMUP_STEPS if warmup_steps is None else warmup_steps)
-    report = dataclasses.replace(report, exports=read_exports(exports), telemetry=telemetry_charts(status))
+    report = dataclasses.replace(report, exports=read_exports(exports))
     page = (output or status.sweep.folder / "report.html").absolute()
     if not page.parent.is_dir():
         raise ConfigError(f"--output={output}: there is no folder {page.parent}. Make it, or name another file.")

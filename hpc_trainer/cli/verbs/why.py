@@ -15,7 +15,7 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import prepare_to_write, select
-from hpc_trainer.operate.inside.page import explain_hang, flights_of, gather_page, render_run_page
+from hpc_trainer.operate.run_page import gather_page, render_run_page
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.ledger import ledger_json
@@ -39,12 +39,11 @@ def run_why(
     status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
     if len(run_ids) == 1:
         run = status.run(run_ids[0])
-        flights = flights_of(status, run)
-        why = explain_hang(status, run, flights)
+        why = explain(status, run)
         warn(status)
         if page is not None:
             prepare_to_write(status.sweep, page=page.absolute())
-            write_atomic(page.absolute(), render_run_page(gather_page(status, run, why, flights)))
+            write_atomic(page.absolute(), render_run_page(gather_page(status, run, why)))
         if as_json:
             print_json(_json(why))
         else:

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
+from hpc_trainer.config.compose.completion import choices_in, conf_dir
 from hpc_trainer.config.compose.hydra_parts import share_schemas
-from hpc_trainer.config.compose.key_meant import key_meant
-from hpc_trainer.config.compose.own_files import check_config_dir
-from hpc_trainer.config.compose.project import own_defaults
-from hpc_trainer.config.compose.unreadable import unreadable
-from hpc_trainer.config.compose.user import read_user_config, user_config_path
-from hpc_trainer.config.compose.words import choices_in, conf_dir
-from hpc_trainer.config.compose.wrong_value import wrong_value
-from hpc_trainer.config.keys import DECLARED, declared_at
+from hpc_trainer.config.compose.overrides import override_value
+from hpc_trainer.config.compose.own_files import check_config_dir, read_user_config, user_config_path
+from hpc_trainer.config.compose.wrong_overrides import (
+    hydra_problem,
+    key_meant,
+    not_deleted,
+    unreadable,
+    unresolved,
+    wrong_value,
+)
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import FREE_KEYS, register_schemas
+from hpc_trainer.config.store import DECLARED, FREE_KEYS, declared_at, register_schemas
 from hpc_trainer.config.user_files import is_folder
-from hpc_trainer.errors import ConfigError, did_you_mean, valid
+from hpc_trainer.errors import ConfigError, valid
 
 ROOT = "train"
-_EXECUTOR = "cluster.executor"
 # Groups of which Hydra would silently take the last of several names. In other groups, such as sweep and debug, files
 # add up.
 _ONE_OF = {name for name, is_section in ROOT_KEYS.items() if is_section} - {"sweep", *FREE_KEYS}
@@ -182,14 +182,14 @@ class Composer:
         merged = _MERGING.match(str(error))
         culprit = next((override for override in parsed if merged and override.input_line == merged[1]), None)
         if cause is None:
-            return ConfigError(self._in_a_file(str(error), overrides) or _of_hydra(error, parsed))
+            return ConfigError(self._in_a_file(str(error), overrides) or hydra_problem(error, parsed))
         # OmegaConf's own message, less its trailing debug lines.
         text = str(cause.msg or cause).strip().splitlines()[0]
         key = cause.full_key or ""
         if isinstance(cause, InterpolationResolutionError):
-            return ConfigError(_unresolved(key, text, parsed))
+            return ConfigError(unresolved(key, text, parsed))
         if culprit is not None and culprit.is_delete():
-            return ConfigError(_not_deleted(culprit))
+            return ConfigError(not_deleted(culprit))
         if culprit is not None and not key.startswith(culprit.key_or_group):  # a key inside an item of a list
             key = culprit.key_or_group
         if declared_at(key) is not None and _NO_KEY.match(text):
@@ -277,115 +277,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _texts(item)
-
-
-def _of_hydra(error: Exception, parsed: Sequence[Override]) -> str:
-    """Return Hydra's own message, or a better one."""
-    for override in parsed:
-        if override.is_delete() and "Could not delete" in str(error):
-            return _not_deleted(override)
-        key, way = override.key_or_group, f"Use {override.key_or_group}={override.value()}."
-        if override.is_add() and str(error).startswith(
-            (f"Multiple values for {key}.", f"{key} appears more than once")
-        ):
-            return f"{override.input_line}: {key} is chosen without +. {way}"
-        if override.package is not None and "Could not override" in str(error):
-            return f"{override.input_line}: nothing is chosen for @{override.package}. {way}"
-    return str(error).strip()
-
-
-def _not_deleted(override: Override) -> str:
-    key = override.key_or_group
-    if key in DECLARED:
-        return f"{override.input_line}: a run keeps all of its keys. Set it, as {key}=VALUE."
-    return f"{override.input_line}: there is no {key} to take away. {did_you_mean(key, DECLARED)}".rstrip()
-
-
-def _unresolved(key: str, said: str, parsed: Sequence[Override]) -> str:
-    """Return the message about an interpolation that leads nowhere."""
-    given = [override.input_line for override in parsed if override.key_or_group == key]
-    what = f"{given[-1] if given else key}: the interpolation cannot be resolved"
-    nowhere = re.fullmatch(r"Interpolation key '(.*)' not found", said)
-    if nowhere:
-        hint = did_you_mean(nowhere[1], DECLARED) or "Write a key in full, as ${train.num_steps}."
-        return f"{what}: there is no key {nowhere[1]}. {hint}".rstrip()
-    variable = re.search(r"Environment variable '(.*)' not found", said)
-    if variable:
-        way = f"Set it, or give a default: ${{oc.env:{variable[1]},VALUE}}."
-        return f"{what}: the environment has no {variable[1]}. {way}"
-    said = re.sub(r"Value '.*' of type", "its value of type", said)
-    return f"{what}: {said.removesuffix('.')}. Name one key with one value, as ${{train.num_steps}}."
-
-
-def _named(override: str) -> str:
-    return override.split("=", 1)[0].lstrip("+~").split("@")[0]
-
-
-_SHORT = re.compile(r"init_from=(?!\s*\{)")
-
-
-# Hydra would take the text in braces for a mapping.
-_OF_RUN = re.compile(r"([+]*train\.command_dir=)(\{run\.[^'\"]*)")
-
-
-def in_full(override: str) -> str:
-    """Return `init_from=PATH` as `init_from.path=PATH`, and a `{run.dir}` in quotes; other overrides unchanged."""
-    if (match := _OF_RUN.fullmatch(override)) is not None:
-        return f"{match[1]}'{match[2]}'"
-    return _SHORT.sub("init_from.path=", override, count=1) if _SHORT.match(override) else override
-
-
-def default_overrides(given: Iterable[str]) -> Iterator[str]:
-    """Yield the overrides before the command line: the user's own defaults, and `cluster=slurm` if sbatch is on PATH.
-
-    Without sbatch it is `cluster=local`. A key that the command line gives too is left out.
-
-    Raises:
-        ConfigError: a file of defaults cannot be read.
-    """
-    named = {_named(override) for override in given}
-    own = own_defaults()
-    if "cluster" not in named and "cluster" not in own:
-        yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
-    for key, value in own.items():
-        is_overruled = key == "paths.runs_dir" and "HPC_TRAINER_RUNS" in os.environ
-        if key not in named and not is_overruled:
-            yield f"{'++' if _is_of_a_mapping(key) else ''}{key}={override_value(value)}"
-
-
-def _is_of_a_mapping(key: str) -> bool:
-    """Return True for a name of the user's own, as `cluster.env.NCCL_DEBUG`: Hydra must be told that it may be new."""
-    declared = declared_at(key)
-    return declared is not None and declared.section is None and declared.name != key
-
-
-def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:
-    """Return `given` with the overrides for a verb that starts its ranks on this machine.
-
-    Everything that `cluster=` sets holds, except the executor. Without a `cluster=` on the command line or in the
-    user's own file it is `cluster=local`, even if sbatch is on PATH.
-
-    Raises:
-        ConfigError: `given` names another executor; or the user's own file cannot be read.
-    """
-    for line in given:
-        if line.lstrip("+").startswith(f"{_EXECUTOR}=") and line.partition("=")[2] != "local":
-            raise ConfigError(f"{line}: {verb} runs on this machine. Leave it out, or give the runs to submit.")
-    is_chosen = any(_named(line) == "cluster" for line in given) or "cluster" in read_user_config()
-    return [*given, *([] if is_chosen else ["cluster=local"]), f"{_EXECUTOR}=local"]
-
-
-def override_value(value: Any) -> str:
-    """Return `value` in Hydra's override grammar, quoted so that it stays one value of its type."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, list):
-        return "[" + ",".join(override_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{override_value(item)}" for key, item in value.items()) + "}"
-    # The grammar halves only backslashes before a quote; Hydra's own writer takes care of that.
-    return str(QuotedString(text=str(value), quote=Quote.single).with_quotes())

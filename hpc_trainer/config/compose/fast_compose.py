@@ -24,7 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hpc_trainer.config.compose.composer import ROOT, Composer
 from hpc_trainer.config.compose.hydra_parts import Defaults, HydraParts, leaf_of, section_of
-from hpc_trainer.config.compose.override_lines import Line, UnusualOverrideError, named_in, read_line
+from hpc_trainer.config.compose.overrides import Line, UnusualOverrideError, named_in, read_line
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS

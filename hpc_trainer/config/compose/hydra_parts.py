@@ -33,7 +33,7 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.version import VersionBase
 from omegaconf import AnyNode, Container, DictConfig, Node, OmegaConf, ValueNode, flag_override
 
-from hpc_trainer.config.compose.override_lines import parse_common
+from hpc_trainer.config.compose.overrides import parse_common
 
 _HYDRAS_OWN = ("hydra", "_dummy_empty_config_.yaml")
 """Entries that Hydra registers itself: the group of its own configuration, and an empty configuration."""

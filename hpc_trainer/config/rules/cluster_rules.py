@@ -1,4 +1,4 @@
-"""Rules of `monitor/` and of `cluster.sbatch`: options of sbatch(1) that are no key of ours."""
+"""Rules of `hardware/`, `cluster/` and `monitor/`, and of `cluster.sbatch`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.packages import missing
-from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.monitor import MonitorConfig, OnOverheat
+from hpc_trainer.config.rules.declared_rules import within
+from hpc_trainer.config.schema.cluster import Executor, HardwareConfig
+from hpc_trainer.config.schema.output import MonitorConfig, OnOverheat
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import Word, shown
 from hpc_trainer.errors import did_you_mean
 
@@ -128,3 +130,62 @@ def _is_word(value: Any) -> bool:
 def sbatch_flags(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return option -> value, True for an option without a value; null and false are left out."""
     return {name: value for name, value in options.items() if value is not None and value is not False}
+
+
+_MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
+# sbatch's --signal keeps the lead in 16 bits.
+_LONGEST_LEAD_S = 2**16 - 1
+
+
+def hardware_problems(hardware: HardwareConfig) -> tuple[str, ...]:
+    return tuple(_hardware(hardware))
+
+
+def _hardware(hardware: HardwareConfig) -> Iterator[str]:
+    memory = {f"hardware.{key}": getattr(hardware, key) for key in _MEMORY_KEYS}
+    chosen = {key: value for key, value in memory.items() if value is not None}
+    for key, value in chosen.items():
+        if 0 < value < 1 / 1024:  # rounded to 0 MB it would be sbatch's --mem=0: all memory of the node
+            yield f"{key}={value:g} is less than 1 MB, and Slurm counts in MB. Use {key}=1."
+    if len(chosen) > 1:
+        listed = ", ".join(f"{key}={value:g}" for key, value in chosen.items())
+        first, *others = chosen
+        unset = " ".join(f"{key}=null" for key in others)
+        yield f"{listed}: Slurm takes one memory flag. Keep one of them, for example {first}: add {unset}."
+    if not hardware.gpus_per_node:
+        for key in ("cpus_per_gpu", "mem_gb_per_gpu"):
+            if getattr(hardware, key) is not None:
+                other = key.replace("_per_gpu", "_per_task" if key.startswith("cpus") else "_per_node")
+                yield f"hardware.{key}={getattr(hardware, key):g} needs gpus_per_node ≥ 1. Use hardware.{other}."
+    elif hardware.tasks_per_node not in (None, hardware.gpus_per_node):
+        yield (
+            f"hardware.tasks_per_node={hardware.tasks_per_node} must equal gpus_per_node={hardware.gpus_per_node}: "
+            f"one rank a GPU. Use {hardware.gpus_per_node} or null."
+        )
+    if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
+        yield "hardware.cpus_per_gpu and hardware.cpus_per_task both name the cores of a rank. Keep one of them."
+    yield from words.word_problem("hardware.partition", hardware.partition, words.PARTITION)
+    yield from words.word_problem("hardware.qos", hardware.qos, words.QOS)
+    yield from words.word_problem("hardware.constraint", hardware.constraint, words.CONSTRAINT)
+    yield from words.word_problem("hardware.exclude", hardware.exclude, words.HOSTS)
+    yield from words.word_problem("hardware.gpu_type", hardware.gpu_type, words.GPU_TYPE)
+
+
+def cluster_problems(config: TrainConfig) -> Iterator[str]:
+    cluster, hardware = config.cluster, config.hardware
+    yield from words.word_problem("cluster.account", cluster.account, words.ACCOUNT)
+    yield from words.word_problem("cluster.top_up_partition", cluster.top_up_partition, words.PARTITION)
+    yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
+    if cluster.signal_lead_s is not None:
+        longest = min(hardware.time_limit_min * 60 - 1, _LONGEST_LEAD_S)
+        yield from within("cluster.signal_lead_s", cluster.signal_lead_s, f"[1, {longest}]")
+    for name, value in cluster.env.items():
+        if not words.ENV_NAME.fits(name) or words.has_control(value):
+            yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
+    for line in cluster.setup:
+        yield from words.setup_problem(line)
+    yield from sbatch_problems(cluster.sbatch)
+    for argument in cluster.srun_args:
+        yield from words.srun_problem(argument)
+    if cluster.python is not None:
+        yield from words.python_problem(cluster.python)

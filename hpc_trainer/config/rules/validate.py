@@ -5,38 +5,38 @@ Each problem names the key, the rule, the value and a legal choice.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
-from hpc_trainer.config.batch import with_batch
-from hpc_trainer.config.checks import within
-from hpc_trainer.config.load import BUT_SEED, but_seed
-from hpc_trainer.config.memo import Memo
-from hpc_trainer.config.rules.checkpoint_rules import resume_from_problems, retention_problems, with_absolute_origin
-from hpc_trainer.config.rules.cluster_rules import monitor_problems, sbatch_problems
-from hpc_trainer.config.rules.code_rules import command_problems, param_problems, target_problems, with_command
+from hpc_trainer.config.load import BUT_SEED, Memo, but_seed
+from hpc_trainer.config.mesh import with_batch
+from hpc_trainer.config.program import command_problems, with_command
+from hpc_trainer.config.rules.cluster_rules import cluster_problems, hardware_problems, monitor_problems
 from hpc_trainer.config.rules.data_rules import data_problems, metric_problems, task_problems, with_absolute_paths
-from hpc_trainer.config.rules.declared_rules import effect_problems, item_problems, limit_problems
-from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
-from hpc_trainer.config.rules.step_rules import batch_problems, mesh_problems, step_problems
+from hpc_trainer.config.rules.declared_rules import effect_problems, item_problems, limit_problems, within
+from hpc_trainer.config.rules.step_rules import (
+    batch_problems,
+    mesh_problems,
+    optim_problems,
+    step_problems,
+    with_schedule,
+)
+from hpc_trainer.config.schema.cluster import SnapshotConfig
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
-from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model.shipped import GptConfig, ModelConfig
-from hpc_trainer.config.schema.model.vision import VitConfig
-from hpc_trainer.config.schema.snapshot import SnapshotConfig
-from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.config.schema.model import GptConfig, ModelConfig, VitConfig
+from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, TrackerConfig, small_is_better
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems, fill_in
-from hpc_trainer.config.user_files import home_problems
+from hpc_trainer.config.targets import param_problems, target_problems
+from hpc_trainer.config.user_files import home_problems, is_file, is_folder
 from hpc_trainer.errors import ConfigError
 
 _DIGIT_PIXELS = 8  # a side of data=digits
-_MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 MAX_SEED = 2**32 - 1
-# sbatch's --signal keeps the lead in 16 bits.
-_LONGEST_LEAD_S = 2**16 - 1
 
 
 def validate(config: TrainConfig, memo: Memo | None = None) -> None:
@@ -85,8 +85,8 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
         return
     yield from limit_problems(config, memo)
     yield from _general(config)
-    yield from memo.of(_hardware_problems, config.hardware)
-    yield from _cluster(config)
+    yield from memo.of(hardware_problems, config.hardware)
+    yield from cluster_problems(config)
     yield from _snapshot(config.snapshot)
     yield from memo.of(param_problems, config.params)
     if config.train.command is not None:  # the rules below do not apply to a program
@@ -135,60 +135,6 @@ def _general(config: TrainConfig) -> Iterator[str]:
             yield f"{key}={name!r} names a folder: letters, digits and ._- only, at most 100. Use {nearest}."
 
 
-def _hardware_problems(hardware: HardwareConfig) -> tuple[str, ...]:
-    return tuple(_hardware(hardware))
-
-
-def _hardware(hardware: HardwareConfig) -> Iterator[str]:
-    memory = {f"hardware.{key}": getattr(hardware, key) for key in _MEMORY_KEYS}
-    chosen = {key: value for key, value in memory.items() if value is not None}
-    for key, value in chosen.items():
-        if 0 < value < 1 / 1024:  # rounded to 0 MB it would be sbatch's --mem=0: all memory of the node
-            yield f"{key}={value:g} is less than 1 MB, and Slurm counts in MB. Use {key}=1."
-    if len(chosen) > 1:
-        listed = ", ".join(f"{key}={value:g}" for key, value in chosen.items())
-        first, *others = chosen
-        unset = " ".join(f"{key}=null" for key in others)
-        yield f"{listed}: Slurm takes one memory flag. Keep one of them, for example {first}: add {unset}."
-    if not hardware.gpus_per_node:
-        for key in ("cpus_per_gpu", "mem_gb_per_gpu"):
-            if getattr(hardware, key) is not None:
-                other = key.replace("_per_gpu", "_per_task" if key.startswith("cpus") else "_per_node")
-                yield f"hardware.{key}={getattr(hardware, key):g} needs gpus_per_node ≥ 1. Use hardware.{other}."
-    elif hardware.tasks_per_node not in (None, hardware.gpus_per_node):
-        yield (
-            f"hardware.tasks_per_node={hardware.tasks_per_node} must equal gpus_per_node={hardware.gpus_per_node}: "
-            f"one rank a GPU. Use {hardware.gpus_per_node} or null."
-        )
-    if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
-        yield "hardware.cpus_per_gpu and hardware.cpus_per_task both name the cores of a rank. Keep one of them."
-    yield from words.word_problem("hardware.partition", hardware.partition, words.PARTITION)
-    yield from words.word_problem("hardware.qos", hardware.qos, words.QOS)
-    yield from words.word_problem("hardware.constraint", hardware.constraint, words.CONSTRAINT)
-    yield from words.word_problem("hardware.exclude", hardware.exclude, words.HOSTS)
-    yield from words.word_problem("hardware.gpu_type", hardware.gpu_type, words.GPU_TYPE)
-
-
-def _cluster(config: TrainConfig) -> Iterator[str]:
-    cluster, hardware = config.cluster, config.hardware
-    yield from words.word_problem("cluster.account", cluster.account, words.ACCOUNT)
-    yield from words.word_problem("cluster.top_up_partition", cluster.top_up_partition, words.PARTITION)
-    yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
-    if cluster.signal_lead_s is not None:
-        longest = min(hardware.time_limit_min * 60 - 1, _LONGEST_LEAD_S)
-        yield from within("cluster.signal_lead_s", cluster.signal_lead_s, f"[1, {longest}]")
-    for name, value in cluster.env.items():
-        if not words.ENV_NAME.fits(name) or words.has_control(value):
-            yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
-    for line in cluster.setup:
-        yield from words.setup_problem(line)
-    yield from sbatch_problems(cluster.sbatch)
-    for argument in cluster.srun_args:
-        yield from words.srun_problem(argument)
-    if cluster.python is not None:
-        yield from words.python_problem(cluster.python)
-
-
 def _heads(model: ModelConfig) -> Iterator[str]:
     if not isinstance(model, (GptConfig, VitConfig)) or model.num_heads < 1:
         return
@@ -220,3 +166,45 @@ def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:
         for pattern in getattr(snapshot, key):
             if not pattern.strip("/") or pattern.startswith("/") or ".." in pattern.split("/"):
                 yield f"snapshot.{key} holds {pattern!r}: a name (*.so), or a path from the top (data/raw)."
+
+
+def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
+    """Yield each problem with `resume_from`, and with the names in `allow_changes`."""
+    for name in checkpoint.allow_changes:
+        if not name.strip() or "=" in name or " " in name:
+            yield f"checkpoint.allow_changes holds {name!r}: it takes keys alone, as checkpoint.allow_changes=[seed]."
+    if checkpoint.resume_from is None:
+        return
+    unknown = list(home_problems("checkpoint.resume_from", checkpoint.resume_from))
+    if unknown:
+        yield from unknown
+        return
+    path = Path(checkpoint.resume_from).expanduser()
+    if not is_folder(path / "checkpoints") and not is_file(path / "manifest.json"):
+        yield (
+            f"checkpoint.resume_from={checkpoint.resume_from} must be the folder of a run (it holds checkpoints/) or "
+            "of one checkpoint (it holds manifest.json). `hpc-trainer status --json` has the run ids; a run's folder "
+            "is RUNS_DIR/SWEEP/RUN_ID."
+        )
+
+
+def with_absolute_origin(checkpoint: CheckpointConfig) -> CheckpointConfig:
+    """Return the section with an absolute `resume_from`: the worker's working folder may be another one."""
+    if checkpoint.resume_from is None:
+        return checkpoint
+    return dataclasses.replace(checkpoint, resume_from=str(Path(checkpoint.resume_from).expanduser().absolute()))
+
+
+_LARGE_IS_GOOD = re.compile(r"acc|score|f1|auc|map|iou|bleu|precision|recall|reward|psnr|ssim|r2|mfu")
+
+
+def retention_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
+    """Yield each problem with the section."""
+    name = checkpoint.keep_best
+    if name is None or checkpoint.best_mode is not BestMode.auto:
+        return
+    if small_is_better(name) == bool(_LARGE_IS_GOOD.search(name.lower())):
+        yield (
+            f"checkpoint.keep_best={name} does not tell by its name whether small or large values are good. Set "
+            "checkpoint.best_mode=min or checkpoint.best_mode=max."
+        )

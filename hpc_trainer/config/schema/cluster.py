@@ -1,4 +1,4 @@
-"""`cluster/`: settings of the site, the same for every run on it. The repository holds no account."""
+"""`hardware/`, `cluster/`, `budget` and `snapshot/`: where runs work, what they may use, and their code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,91 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.key import ALWAYS, key
+from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, RULED, SAFE, SCHEDULE, key
+
+
+class Device(str, enum.Enum):
+    """Device on which tensors are stored."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+    xla = "xla"
+
+
+class GpuRequest(str, enum.Enum):
+    """Option by which GPUs are requested."""
+
+    gpus_per_node = "gpus_per_node"
+    gres = "gres"
+
+
+# Limits: sbatch keeps counts in C ints, and minutes as seconds of 32 bits.
+@dataclass(kw_only=True, slots=True)
+class HardwareConfig:
+    name: str = key("unnamed", ALWAYS, APART, SAFE)
+    """Name of the profile, as plans and results show it."""
+    num_nodes: int = key(1, ALWAYS, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
+    """Number of nodes of one run."""
+    gpus_per_node: int = key(0, ALWAYS, COUNTS, SCHEDULE, limits="0 to 2,147,483,647")
+    """GPUs a node, one rank for each; 0: CPUs only."""
+    tasks_per_node: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
+    """Ranks a node. null: one for each GPU, or 1 without GPUs."""
+    cpus_per_gpu: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
+    """CPU cores for each GPU's rank. Only with gpus_per_node > 0."""
+    cpus_per_task: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
+    """CPU cores for each rank. null: cpus_per_gpu, or 1."""
+    mem_gb_per_node: float | None = key(None, RULED, APART, SAFE, limits="> 0")
+    """Memory of a node in GB. At most one of the three memory keys may be set: Slurm takes one flag."""
+    mem_gb_per_gpu: float | None = key(None, RULED, APART, SAFE, limits="> 0")
+    """Memory for each GPU in GB."""
+    mem_gb_per_cpu: float | None = key(None, RULED, APART, SAFE, limits="> 0")
+    """Memory for each CPU in GB."""
+    gpu_type: str | None = key(None, ALWAYS, COUNTS, SCHEDULE)
+    """The site's gres name of the GPU, such as `a100`; null: any."""
+    gpu_request: GpuRequest = key(GpuRequest.gpus_per_node, ALWAYS, APART, SAFE)
+    """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
+    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres."""
+    device: Device = key(Device.auto, ALWAYS, COUNTS, SCHEDULE)
+    """auto: cuda if gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps: Apple's
+    GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). mps and xla: one rank, fp32 or bf16."""
+    partition: str | None = key(None, ALWAYS, APART, SAFE)
+    """Slurm partition; null: the site's default."""
+    qos: str | None = key(None, ALWAYS, APART, SAFE)
+    """Slurm quality of service."""
+    constraint: str | None = key(None, ALWAYS, APART, SAFE)
+    """Slurm feature expression."""
+    exclude: str | None = key(None, ALWAYS, APART, SAFE)
+    """Host list of nodes that must not be used."""
+    time_limit_min: int = key(60, ALWAYS, APART, SAFE, limits="1 to 35,791,394")
+    """Wall-clock limit of one attempt in minutes."""
+    source: str = key("", ALWAYS, APART, SAFE)
+    """Source of the figures."""
+    checked: str = key("", ALWAYS, APART, SAFE)
+    """Day on which the figures were checked, YYYY-MM-DD."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks (Slurm tasks) on each node."""
+        return self.tasks_per_node or max(1, self.gpus_per_node)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of one run."""
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def cpus_per_rank(self) -> int:
+        """CPU cores of each rank."""
+        return self.cpus_per_task or self.cpus_per_gpu or 1
+
+    @property
+    def device_type(self) -> str:
+        """`cpu`, `cuda`, `mps` or `xla`: `device` with `auto` decided."""
+        if self.device is Device.auto:
+            return "cuda" if self.gpus_per_node else "cpu"
+        return str(self.device.value)
 
 
 class Executor(str, enum.Enum):
@@ -53,3 +137,35 @@ class ClusterConfig:
     min_goodput: float = key(0.05, ALWAYS, limits="[0, 1)")
     """Least share of allocated time that training must get in attempts that the time limit ends. A run stops for good
     (exit 76) if its newest attempts of this kind, three or cluster.max_no_progress, are below; 0: no bound."""
+
+
+@dataclass(kw_only=True, slots=True)
+class BudgetConfig:
+    max_gpu_hours: float | None = key(None, ALWAYS, limits="> 0")
+    """Most GPU-hours of all runs that wait or work, each counted once with its full time limit; null: no bound."""
+    max_jobs: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Most runs of the grid that may wait or work at once; null: no bound."""
+
+
+class SnapshotMode(str, enum.Enum):
+    git = "git"
+    copy = "copy"
+    off = "off"
+
+
+@dataclass(kw_only=True, slots=True)
+class SnapshotConfig:
+    mode: SnapshotMode = key(SnapshotMode.git, ALWAYS)
+    """git: the checkout's files, including uncommitted and new ones, without ignored ones; outside a checkout as copy.
+    copy: files that Python can import from the folder that holds the package. off: runs import the code as it is when
+    they start."""
+    packages: list[str] = key([], ALWAYS)
+    """Top-level packages to freeze besides those that train.main, model._target_ and data._target_ name."""
+    include: list[str] = key(["*.so", "_version.py", "*_pb2.py"], ALWAYS)
+    """Names or paths (* and ? as in a shell) to freeze even if git ignores them or they look like weights."""
+    exclude: list[str] = key([], ALWAYS)
+    """Names or paths (* and ? as in a shell) of files and folders to leave out, from the top of the checkout."""
+    max_mb: float = key(50.0, ALWAYS, limits="> 0")
+    """Most megabytes of all frozen files together; more are refused."""
+    max_files: int = key(10_000, ALWAYS, limits="≥ 1")
+    """Most files to freeze; more are refused."""

@@ -2,16 +2,18 @@
 
     gamma: float = key(0.1, only_with("schedule.name=step"), ONCE_SET, SCHEDULE, in_graph=False, limits="(0, 1]")
 
-The field of a section declares what all its keys have in common (`section`). `config/keys.py` reads all of it.
+The field of a section declares what all its keys have in common (`section`). `config/store.py` reads all of it.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import functools
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 _KEY = "key"
 
@@ -83,8 +85,8 @@ def key(
     """
     said = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
     if isinstance(default, (list, dict)):
-        return field(default_factory=functools.partial(copy.copy, default), metadata=said)
-    return field(default=default, metadata=said)
+        return dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=said)
+    return dataclasses.field(default=default, metadata=said)
 
 
 def section(
@@ -92,7 +94,7 @@ def section(
 ) -> Any:
     """Declare a field that holds a dataclass, with the metadata of all its keys, those of other versions too."""
     said = Key(needs=ALWAYS, identity=identity, resume=resume, in_graph=in_graph)
-    return field(default_factory=kind, metadata={_KEY: said})
+    return dataclasses.field(default_factory=kind, metadata={_KEY: said})
 
 
 def declared(kind: Any, name: str) -> Key | None:
@@ -103,3 +105,68 @@ def declared(kind: Any, name: str) -> Key | None:
             said: Key = entry.metadata[_KEY]
             return said
     return None
+
+
+class Declared(NamedTuple):
+    """One field of one schema."""
+
+    name: str
+    """Dotted name, as a user types it."""
+    kind: Any
+    """Dataclass that declares the field."""
+    field: dataclasses.Field[Any]
+    key: Key
+    """Metadata; what the field leaves open is filled in from its section."""
+
+    @property
+    def section(self) -> Any:
+        """Dataclass that the field holds; None for a key."""
+        factory: Any = self.field.default_factory
+        return factory if dataclasses.is_dataclass(factory) else None
+
+    @property
+    def default(self) -> Any:
+        """Default value; lists, mappings and sections are new objects on each access."""
+        factory = self.field.default_factory
+        return self.field.default if factory is dataclasses.MISSING else factory()
+
+
+def declared_keys(
+    kind: Any, prefix: str = "", above: Key | None = None, variants: Mapping[str, Mapping[str, Any]] = {}
+) -> list[Declared]:
+    """Return the sections and keys of a dataclass, a section before its keys.
+
+    Args:
+        kind: the dataclass.
+        prefix: text before the name of each field, as `optim.`.
+        above: metadata of the section that the dataclass is; its keys have them too.
+        variants: dataclasses of the sections that have several; the keys of all of them are returned.
+
+    Raises:
+        TypeError: a field is declared without `key(...)` or `section(...)`.
+    """
+    keys = []
+    for field in dataclasses.fields(kind):
+        own = declared(kind, field.name)
+        if own is None:
+            raise TypeError(
+                f"{kind.__name__}.{field.name} must say what hangs on it. Declare it with key(...) (schema/key.py)."
+            )
+        one = Declared(f"{prefix}{field.name}", kind, field, _filled_in(own, above))
+        keys.append(one)
+        if one.section is not None:
+            for inner in variants.get(field.name, {}).values() or (one.section,):
+                keys += declared_keys(inner, f"{one.name}.", one.key)
+    return keys
+
+
+def _filled_in(own: Key, above: Key | None) -> Key:
+    """Return the metadata of a key, with what it leaves open as its section declares."""
+    if above is None:
+        return own
+    return dataclasses.replace(
+        own,
+        identity=own.identity or above.identity,
+        resume=own.resume or above.resume,
+        in_graph=above.in_graph if own.in_graph is None else own.in_graph,
+    )

@@ -1,8 +1,10 @@
-"""`optim/`: the optimizer."""
+"""`optim/` and `schedule/`: the optimizer, its learning rate for a batch, and the learning rate over steps."""
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -155,3 +157,71 @@ class CustomOptimConfig(OptimConfig):
     _target_: str = key("???", ALWAYS, COUNTS, INCOMPATIBLE)
     kwargs: dict[str, Any] = key({}, ALWAYS, COUNTS)
     """Keyword arguments of the class named by `_target_`, besides the groups and lr."""
+
+
+class ScheduleName(str, enum.Enum):
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+    wsd = "wsd"
+    step = "step"
+    one_cycle = "one_cycle"
+
+
+@dataclass(kw_only=True, slots=True)
+class ScheduleConfig:
+    name: ScheduleName = key(ScheduleName.constant, ALWAYS, COUNTS)
+    """After the warm-up: constant stays at lr. linear and cosine (Loshchilov and Hutter 2016) fall, and reach lr ×
+    min_lr_ratio when train.num_steps updates are done; wsd (warm-up, stable, decay; Hu et al. 2024) falls in its last
+    `decay_steps` only. step: × `gamma` every `every_steps`. one_cycle (Smith and Topin 2018; torch's OneCycleLR): from
+    lr / 25 up to lr by a half cosine, then down by another. At the last update it reaches lr × min_lr_ratio or lr /
+    250,000, whichever is more; momentum goes the other way."""
+    warmup_steps: int | None = key(None, ALWAYS, COUNTS, limits="≥ 0")
+    """Steps of linear warm-up from lr / warmup_steps, less than train.num_steps; for one_cycle the steps of its rise.
+    null: none, and for one_cycle 30 % of train.num_steps."""
+    cycle_momentum: bool | None = key(None, only_with("schedule.name=one_cycle"), ONCE_SET)
+    """one_cycle: the momentum of SGD and Muon, and the first of betas, go from 0.95 to 0.85 while the rate rises, and
+    back; a momentum of 0 stays 0. null: true. false: they stay as optim sets them."""
+    min_lr_ratio: float = key(
+        0.0,
+        only_with("schedule.name=linear", "schedule.name=cosine", "schedule.name=wsd", "schedule.name=one_cycle"),
+        COUNTS,
+        limits="[0, 1]",
+    )
+    """Learning rate at the end, as a share of the peak; not for constant and step."""
+    decay_steps: int | None = key(None, only_with("schedule.name=wsd"), ONCE_SET, limits="≥ 1")
+    """wsd: number of last steps in which the rate falls; null: a fifth of train.num_steps."""
+    every_steps: int | None = key(None, only_with("schedule.name=step"), ONCE_SET, limits="≥ 1")
+    """step: steps between two reductions; null: a third of train.num_steps."""
+    gamma: float = key(0.1, only_with("schedule.name=step"), ONCE_SET, limits="(0, 1]")
+    """step: factor of each reduction."""
+
+
+def lr_factor(scaling: LrScaling, base_batch: int | None, global_batch_size: int) -> float:
+    """Return the factor on `optim.lr` for this batch; 1 without scaling.
+
+    linear: k = global_batch_size / base_batch (Goyal et al. 2017, arXiv:1706.02677, for SGD);
+    sqrt: its root (Malladi et al. 2022, arXiv:2205.10287, for Adam and its kin).
+    """
+    if scaling is LrScaling.none or not base_batch:
+        return 1.0
+    ratio = global_batch_size / base_batch
+    return ratio if scaling is LrScaling.linear else math.sqrt(ratio)
+
+
+def peak_lr(optim: OptimConfig, global_batch_size: int) -> float:
+    """Return the learning rate at the top of the schedule, for the batch of this run."""
+    return optim.lr * lr_factor(optim.lr_scaling, optim.lr_base_batch, global_batch_size)
+
+
+def scaling_line(plain: Mapping[str, Any]) -> str | None:
+    """Describe in one line the scaled learning rate of a frozen configuration; None without scaling."""
+    optim, batch = plain["optim"], int(plain["train"]["global_batch_size"])
+    scaling = LrScaling(optim.get("lr_scaling", "none"))  # specs older than this key mean none
+    if scaling is LrScaling.none:
+        return None
+    peak = optim["lr"] * lr_factor(scaling, optim["lr_base_batch"], batch)
+    return (
+        f"learning rate {peak:.4g}: optim.lr={optim['lr']:g} is for {optim['lr_base_batch']} samples, and "
+        f"train.global_batch_size={batch} (optim.lr_scaling={scaling.value})."
+    )

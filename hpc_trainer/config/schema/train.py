@@ -6,9 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.budget import BudgetConfig
-from hpc_trainer.config.schema.checkpoint import CheckpointConfig
-from hpc_trainer.config.schema.cluster import ClusterConfig
+from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, SnapshotConfig
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.features.augment import AugmentConfig
 from hpc_trainer.config.schema.features.compress import PruneConfig, QatConfig
@@ -17,7 +15,6 @@ from hpc_trainer.config.schema.features.guard import GuardConfig
 from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.config.schema.features.replay import ReplayConfig
-from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.key import (
     ALWAYS,
     APART,
@@ -30,15 +27,11 @@ from hpc_trainer.config.schema.key import (
     only_with,
     section,
 )
-from hpc_trainer.config.schema.model.shipped import ModelConfig
-from hpc_trainer.config.schema.monitor import MonitorConfig
-from hpc_trainer.config.schema.optim import OptimConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
-from hpc_trainer.config.schema.schedule import ScheduleConfig
-from hpc_trainer.config.schema.snapshot import SnapshotConfig
+from hpc_trainer.config.schema.model import ModelConfig
+from hpc_trainer.config.schema.optim import OptimConfig, ScheduleConfig
+from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, TrackerConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.task import TaskConfig
-from hpc_trainer.config.schema.tracker import TrackerConfig
 
 
 class CommandPer(str, enum.Enum):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hpc_trainer.config.batch import nearest_divisor
-from hpc_trainer.config.mesh import num_data_ranks
-from hpc_trainer.config.schema.model.traits import Trait
-from hpc_trainer.config.schema.parallel import Strategy
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.mesh import nearest_divisor, num_data_ranks
+from hpc_trainer.config.schema.model import Trait
+from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import datasets, models

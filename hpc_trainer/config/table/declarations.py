@@ -1,7 +1,8 @@
 """The table of what goes with what: every declaration, and the rows that a configuration breaks.
 
 Refusals at plan time, the matrix in the docs and the test that walks all pairs come from this table. Configurations lie
-below features in the layers, so features are found by the names of their folders, here only.
+below features in the layers, so features are found by the names of their folders and in the registry of domains, here
+only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import defaults_of, holds, split, state
 from hpc_trainer.config.table.core_table import CORE
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.domains import contributions
 
 PACKAGE = "hpc_trainer.features"
 
@@ -27,7 +29,9 @@ def features() -> tuple[Feature, ...]:
     package = importlib.import_module(PACKAGE)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     by_name = {name: importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names}
-    return tuple(dataclasses.replace(feature, name=name) for name, feature in by_name.items())
+    for of_domain in contributions("features"):
+        by_name |= of_domain
+    return tuple(dataclasses.replace(by_name[name], name=name) for name in sorted(by_name))
 
 
 @functools.cache

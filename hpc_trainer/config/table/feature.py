@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
@@ -78,6 +78,9 @@ class Feature:
     It works on copies of sections, once for points that share a section. It may read files, and raises ConfigError."""
     logs: tuple[str, ...] = ()
     """Metrics of steps that its ability adds (`Ability.logged`): checkpoint.keep_best may name them."""
+    rank_half: str = ""
+    """Module with `ABILITY`, what the feature does to a run; left out: the file of the folder's name in the folder.
+    A domain names its own."""
     num_threads: int | None = None
     """Threads of each rank, if the feature depends on their number; None for as many as the rank has cores."""
 

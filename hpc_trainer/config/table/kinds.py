@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.store import VARIANTS
 
 

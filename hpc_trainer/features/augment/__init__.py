@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.features.augment import OF_COLOURS, OF_IMAGES, AugmentConfig, RunOn
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.table.kinds import datasets, models

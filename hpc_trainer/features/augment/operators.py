@@ -105,7 +105,7 @@ class Operators:
 
 
 def warped(images: Tensor, matrices: Tensor, size: tuple[int, int], *, padding_mode: str) -> Tensor:
-    """Return images [n, C, *size], bilinear, each pixel read from where `matrices` [n, 6] (`rand_augment`) map it."""
+    """Return images [n, C, *size], bilinear, each pixel read from where `matrices` [n, 6] (draw.py) map it."""
     (height, width), (out_height, out_width) = images.shape[2:], size
     x = torch.arange(out_width, device=images.device) - (out_width - 1) / 2
     y = torch.arange(out_height, device=images.device) - (out_height - 1) / 2

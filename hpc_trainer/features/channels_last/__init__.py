@@ -1,6 +1,6 @@
 """`train.channels_last`: images as NHWC in memory."""
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models
 

@@ -1,6 +1,6 @@
 """`train.loss_chunk_size`: logits of a few rows at a time."""
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.batch import accum_steps
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.mesh import accum_steps
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.schema.train import CompileMode, TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models

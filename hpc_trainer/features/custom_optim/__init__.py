@@ -1,4 +1,4 @@
-"""`optim=custom`: any optimizer that the user names; its rules are in config/rules/optim_rules.py."""
+"""`optim=custom`: any optimizer that the user names; its rules are in config/rules/step_rules.py."""
 
 from hpc_trainer.config.table.feature import Feature
 

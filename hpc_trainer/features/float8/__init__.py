@@ -1,6 +1,6 @@
 """`precision=fp8`: matrix products of linear layers in 8 bits."""
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.batch import accum_steps
+from hpc_trainer.config.mesh import accum_steps
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 

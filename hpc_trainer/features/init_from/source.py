@@ -8,29 +8,32 @@ a folder of them  as Hugging Face writes it, with an index or one file alone
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max
-from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
+from hpc_trainer.config.name_patterns import fits_any, there_are
 from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
+from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
 from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.features.init_from.digest import remembered
-from hpc_trainer.features.init_from.names import check_patterns, renamed
 from hpc_trainer.record import checkpoint_folders as folders
-from hpc_trainer.record.files import check_trusted
+from hpc_trainer.record.files import check_trusted, sha256_of, write_atomic
 from hpc_trainer.record.layout import RunPaths, default_runs_dir
 from hpc_trainer.record.metrics import scores_in
 from hpc_trainer.training.checkpoint.retention import Retention
 
+_SMALL = 64 << 20  # bytes; below, nothing is remembered
+_MOST = 200  # files
 _MANIFEST, _INDEX, _FILE = "manifest.json", ".safetensors.index.json", ".safetensors"
 _FORMATS = frozenset({
     "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64",
@@ -137,6 +140,42 @@ def names_in(place: Path) -> list[str]:
         raise ConfigError(f"init_from: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{place / _MANIFEST} is damaged: {error!r}. Name another checkpoint.") from error
+
+
+def remembered(path: Path) -> str:
+    """Return the SHA-256 of a file; of a large, unchanged file the remembered one. Raises OSError."""
+    with open_given(path) as file:
+        info = os.fstat(file.fileno())
+    if info.st_size < _SMALL:
+        return sha256_of(path)
+    key = str(path.resolve())
+    form = [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+    digests = _read()
+    if digests.get(key, [])[:-1] == form:
+        return str(digests[key][-1])
+    digest = sha256_of(path)
+    kept = {name: entry for name, entry in digests.items() if name != key}
+    _write({**dict(list(kept.items())[1 - _MOST :]), key: [*form, digest]})
+    return digest
+
+
+def _place() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpc_trainer" / "weights.json"
+
+
+def _read() -> dict[str, list[Any]]:
+    """Return the remembered digests; {} if the file cannot be read, or is no such file."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        digests = json.loads(_place().read_bytes())
+        if isinstance(digests, dict) and all(isinstance(entry, list) and len(entry) == 6 for entry in digests.values()):
+            return digests
+    return {}
+
+
+def _write(known: dict[str, list[Any]]) -> None:
+    with contextlib.suppress(OSError, RuntimeError):
+        _place().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(_place(), json.dumps(known) + "\n", sync=False)
 
 
 def digest_of(place: Path, read: Callable[[Path], str] = remembered) -> str:
@@ -284,3 +323,64 @@ def _weight_map(index: Path) -> dict[str, str]:
             f"{index} names {wrong!r}, and must name .safetensors files beside it. Copy the folder again."
         )
     return dict(file_of)
+
+
+def is_wanted(name: str, config: InitFromConfig) -> bool:
+    """Return True if `include` and `exclude` allow to load this weight of the model."""
+    return (not config.include or fits_any(name, config.include)) and not fits_any(name, config.exclude)
+
+
+def renamed(names: Collection[str], config: InitFromConfig, where: str) -> dict[str, str]:
+    """Return name in the model -> name at `where`, for all names there.
+
+    Raises:
+        ConfigError: a pattern fits no name, two fit one name, or two names become one.
+    """
+    ways = [(there, _regex(there), here) for there, here in config.rename.items()]
+    for pattern, regex, _ in ways:
+        if not any(map(regex.fullmatch, names)):
+            raise ConfigError(
+                f"init_from.rename has {pattern!r}, and no name in {where} fits it. {there_are(pattern, names)}"
+            )
+    origins: dict[str, str] = {}
+    for name in names:
+        fitting = [(pattern, match, here) for pattern, regex, here in ways if (match := regex.fullmatch(name))]
+        if len(fitting) > 1:
+            raise ConfigError(
+                f"init_from.rename has {fitting[0][0]!r} and {fitting[1][0]!r}, which both fit {name}. Make one of "
+                "them narrower."
+            )
+        here = _filled(fitting[0][2], fitting[0][1].groups()) if fitting else name
+        if here in origins:
+            raise ConfigError(
+                f"init_from.rename makes {here} of {origins[here]} and of {name}. Give one of them another name."
+            )
+        origins[here] = name
+    return origins
+
+
+def check_patterns(config: InitFromConfig, here: Mapping[str, str], where: str) -> None:
+    """Check the patterns against the names `here`, as `renamed` returns them.
+
+    Raises:
+        ConfigError: a pattern of `include` fits none, or nothing is left.
+    """
+    for pattern in config.include:
+        if not any(fnmatchcase(name, pattern) for name in here):
+            raise ConfigError(
+                f"init_from.include has {pattern!r}, and no name in {where} fits it. {there_are(pattern, here)}"
+            )
+    if not any(is_wanted(name, config) for name in here):
+        raise ConfigError(
+            f"init_from.exclude={config.exclude} leaves nothing of {where} to begin with. Leave out a pattern, or "
+            "init_from.path."
+        )
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile("(.*)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+
+
+def _filled(pattern: str, parts: Iterable[str | None]) -> str:
+    first, *rest = pattern.split("*")
+    return first + "".join(f"{part}{each}" for part, each in zip(parts, rest, strict=True))

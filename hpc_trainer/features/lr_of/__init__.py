@@ -1,6 +1,6 @@
 """`optim.lr_of` and `optim.layer_decay`: learning rates of some weights, as multiples of the common one."""
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.table.kinds import models
 

@@ -18,6 +18,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 FEATURE = Feature(
     on="train.micro_batch_size=auto",
+    rank_half="hpc_trainer.features.memory.search",
     example="train.micro_batch_size=auto",
     excludes=(
         Row("train.grad_accum_steps", "it finds that too"),

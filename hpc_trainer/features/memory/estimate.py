@@ -24,11 +24,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_trainer.config.held_gradients import has_buckets, holds_gradients
 from hpc_trainer.config.load import from_plain
-from hpc_trainer.config.mesh import mesh_shape
-from hpc_trainer.config.schema.parallel import Strategy
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.mesh import has_buckets, holds_gradients, mesh_shape
+from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.models.blocks import blocks
 from hpc_trainer.runtime.fake_tensors import build_fake, fake_tensors, reads_values

@@ -15,27 +15,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import psutil
 import torch
 from torch import nn
 
-from hpc_trainer.config.batch import divisors
-from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.mesh import divisors, holds_gradients
+from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, TooLargeError
-from hpc_trainer.features.memory.probe import MemoryProbe, probe_of
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.states import OUT_OF_MEMORY
-from hpc_trainer.runtime.devices import device_name, is_out_of_memory
+from hpc_trainer.runtime.devices import device_name, is_out_of_memory, profile_bytes
 from hpc_trainer.runtime.own_process import OwnProcess
+from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
-from hpc_trainer.training.ability import Building, overridden
+from hpc_trainer.training.ability import Ability, Building, overridden
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batches import StandIn, map_tensors, of_size, tensors_of
 from hpc_trainer.training.data.loader import train_batches
@@ -47,6 +49,108 @@ from hpc_trainer.training.rng import random_state_kept
 
 if TYPE_CHECKING:
     from hpc_trainer.features.memory.estimate import MemoryEstimate
+
+
+class MemoryProbe(Protocol):
+    """Readings of the memory of a rank's device, in bytes. No method is collective."""
+
+    counts: bool
+    """True if the device counts a pass itself."""
+
+    def limit(self) -> int:
+        """Return the most bytes that this rank may hold."""
+
+    def held(self) -> int:
+        """Return the bytes that this rank holds now."""
+
+    def measure(self, run: Callable[[], None], kept: Callable[[], int]) -> int:
+        """Return the peak of `run` in bytes, above what is held now.
+
+        Args:
+            run: a forward and a backward pass.
+            kept: estimates the same peak without memory, for devices that do not count themselves.
+
+        Raises:
+            Exception: whatever `run` raises.
+        """
+
+    def clear(self) -> None:
+        """Release memory that nothing holds any more."""
+
+
+class CudaMemory:
+    """Counts of torch's caching allocator: the segments that it has reserved, fragments included."""
+
+    counts = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def limit(self) -> int:
+        """Return the free bytes and those of this rank; other processes and the CUDA context are left out."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free + self.held()
+
+    def held(self) -> int:
+        """Return the bytes that the allocator has reserved."""
+        return torch.cuda.memory_reserved(self._device)
+
+    def measure(self, run: Callable[[], None], kept: Callable[[], int]) -> int:
+        """Return the rise of the allocator's own peak; waits for the device."""
+        del kept
+        before = self.held()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        run()
+        torch.cuda.synchronize(self._device)
+        return max(0, torch.cuda.max_memory_reserved(self._device) - before)
+
+    def clear(self) -> None:
+        """Release unused memory and reset the peak; waits for the device."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+class HostMemory:
+    """Memory of a rank on the CPU: no device counts a pass, so fake tensors do; the limit is the profile's.
+
+    Args:
+        hardware: profile whose memory for one rank is the limit. Without it, the machine's free memory is shared among
+            its ranks.
+    """
+
+    counts = False
+
+    def __init__(self, hardware: HardwareConfig) -> None:
+        self._hardware = hardware
+
+    def limit(self) -> int:
+        """Return the profile's memory for a rank; without one, the bytes held and a rank's share of the free memory."""
+        given = profile_bytes(self._hardware)
+        if given is not None:
+            return given
+        return self.held() + psutil.virtual_memory().available // self._hardware.ranks_per_node
+
+    def held(self) -> int:
+        """Return the resident set of this process, torch's libraries included."""
+        return int(psutil.Process().memory_info().rss)
+
+    def measure(self, run: Callable[[], None], kept: Callable[[], int]) -> int:
+        """Count the bytes before `run` runs: the kernel would end a process that took more than there is."""
+        size = kept()
+        if self.held() + size <= self.limit():
+            run()
+        return size
+
+    def clear(self) -> None:
+        """Collect reference cycles."""
+        gc.collect()
+
+
+def probe_of(device: torch.device, hardware: HardwareConfig) -> MemoryProbe:
+    """Return the probe of a rank's device."""
+    return CudaMemory(device) if device.type == "cuda" else HostMemory(hardware)
+
 
 _LEAST_COUNTED = 2  # batch norm refuses a single sample
 _MOST_REFUSED = 3
@@ -353,3 +457,23 @@ class Trials:
             if self.run.is_rank_zero:
                 print(f"train.micro_batch_size=auto: two moments a weight are assumed ({answer['error']}).")
         return None
+
+
+_NOTE = "the figures are of two samples, and the run takes as many as fit"
+
+
+class AutoBatchAbility(Ability):
+    def sizes(self, sizes: BatchSizes, loss: VotingLoss, building: Building) -> BatchSizes:
+        """Return the batch sizes that the search found. Collective.
+
+        An estimate has no memory to try: its evaluation batch is as large as the micro-batch.
+        """
+        if building.run is None:
+            return dataclasses.replace(sizes, eval_batch_size=sizes.micro_batch_size)
+        return find_sizes(loss, building)
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        held.note = held.note or f"train.micro_batch_size=auto: {_NOTE}"
+
+
+ABILITY = AutoBatchAbility

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.batch import num_parts, whole_batch, with_batch
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.mesh import num_parts, whole_batch, with_batch
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.schema.parallel import PipelineSchedule
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row

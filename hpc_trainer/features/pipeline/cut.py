@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.parts import Part, parts_of
 from hpc_trainer.runtime.fake_tensors import fake_tensors

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.errors import LoopError
 from hpc_trainer.features.pipeline.cut import Between, Stage
 from hpc_trainer.runtime.tensors import is_sharded, local_tensor

@@ -16,7 +16,7 @@ from torch import nn
 from hpc_trainer.config.name_patterns import fits_any
 from hpc_trainer.config.schema.features.compress import PruneConfig, PruneMethod
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.prune.schedule import final_sparsity
+from hpc_trainer.features.prune import final_sparsity
 from hpc_trainer.models.channels import Group, groups_of, shrink, tensors_of
 from hpc_trainer.models.weight_names import match_weights
 from hpc_trainer.runtime.rank_group import RankGroup

@@ -3,7 +3,7 @@
 `train.recompute=budget` is a separate feature: the compiler carries it out.
 """
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models
 

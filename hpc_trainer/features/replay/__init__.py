@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.features.replay.old_data import given_problems

@@ -1,6 +1,6 @@
 """`precision=bf16_sr`: weights are bf16, without a copy in fp32, and updates are rounded stochastically."""
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.table.kinds import models
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.batch import nearest_divisor
-from hpc_trainer.config.schema.model.shipped import GptConfig, MlpKind
-from hpc_trainer.config.schema.model.traits import Trait
-from hpc_trainer.config.schema.model.vision import VitConfig
+from hpc_trainer.config.mesh import nearest_divisor
+from hpc_trainer.config.schema.model import GptConfig, MlpKind, Trait, VitConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.table.kinds import models

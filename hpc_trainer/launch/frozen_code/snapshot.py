@@ -21,10 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import hpc_trainer
-from hpc_trainer.config.program import is_of_run, module_names, script_files, shell_files, split_command
-from hpc_trainer.config.rules.code_rules import targets_of
-from hpc_trainer.config.schema.snapshot import SnapshotMode
-from hpc_trainer.config.shell_text import place_of_text, plain_words, runs_of
+from hpc_trainer.config.program import (
+    is_of_run,
+    module_names,
+    place_of_text,
+    plain_words,
+    runs_of,
+    script_files,
+    shell_files,
+    split_command,
+)
+from hpc_trainer.config.schema.cluster import SnapshotMode
+from hpc_trainer.config.targets import targets_of
 from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.frozen_code import frozen_worker, import_path, unpacking

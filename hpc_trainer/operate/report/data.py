@@ -13,19 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.advice.advised import next_of_sweep, sweep_lines, tune
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.evidence import last_lines, meaning_of, more_memory
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.record.exported import CARD, read_card
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, read_metrics
 from hpc_trainer.record.reading import is_number
 from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours
-from hpc_trainer.record.telemetry import read_stragglers, straggler_lines
 
 ORIGINAL = "original"
 
@@ -83,7 +81,6 @@ WARMUP_STEPS = 20
 # More points would not show on a screen, and a page of 100 runs stays below 1 MB.
 _POINTS_A_CURVE = 200
 _LAST_LINES = 4
-_MOST_STRAGGLERS = 20
 _NOT_DRAWN = frozenset(("step", "time", "lr", "grad_norm", "skipped_steps", *SPEED))
 # Axes that a scaling study varies: the hardware, and the batch with it.
 _SCALED = ("hardware", "train.global_batch_size", "train.micro_batch_size", "train.grad_accum_steps")
@@ -148,6 +145,16 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPart:
+    """What a domain adds to a report (hook `report_parts`); the fields are those of `Report`."""
+
+    notes: Sequence[str] = ()
+    advice: Sequence[str] = ()
+    next: str | None = None
+    section: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Content of a report; `notes` say what is missing and why."""
 
@@ -159,11 +166,11 @@ class Report:
     exports: Sequence[ExportReport] = ()
     """Exports that the user named for the page."""
     advice: Sequence[str] = ()
-    """Suggestions of `tune` for these runs, without duplicates."""
+    """Suggestions for these runs, without duplicates."""
     next: str | None = None
     """Arguments after `hpc-trainer` that carry out the first suggestion; None if there is no such command."""
-    telemetry: Sequence[Chart] = ()
-    """Charts of GPUs and hosts."""
+    sections: Sequence[str] = ()
+    """Sections of domains, as HTML with all text escaped."""
 
 
 def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Report:
@@ -181,12 +188,8 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
         for run in status.runs
     ]
     scaling = find_scaling(runs)
-    stragglers = [
-        f"{run.run_id}: {line}"
-        for run in runs
-        for line in straggler_lines(read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id)))
-    ]
-    notes = [*status.notes, *unasked, *stragglers[:_MOST_STRAGGLERS]]
+    parts: list[ReportPart] = [part_of(status) for part_of in contributions("report_parts")]
+    notes = [*status.notes, *unasked, *(note for part in parts for note in part.notes)]
     slow = [run.run_id for run in runs if not run.speed and run.step]
     if slow and len({run.ranks for run in runs}) > 1:
         listed = ", ".join(slow[:5]) + (" .." if len(slow) > 5 else "")
@@ -195,10 +198,11 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
             "left out. Train longer, log more often (monitor.log_every_steps), or give --warmup-steps."
         )
     notes += [_other_gpus(study, runs) for study in scaling if len(_gpus(study, runs)) > 1]
-    tuned = tune(status, [*status.specs])[0]
     return Report(
         sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes,
-        advice=sweep_lines(tuned), next=next_of_sweep(tuned, status.sweep.name),
+        advice=[line for part in parts for line in part.advice],
+        next=next((part.next for part in parts if part.next is not None), None),
+        sections=[part.section for part in parts],
     )  # fmt: skip
 
 

@@ -25,7 +25,6 @@ from hpc_trainer.operate.report.charts import (
     percent,
 )
 from hpc_trainer.operate.report.data import ExportReport, Report, RunReport, Scaling
-from hpc_trainer.operate.report.telemetry import render_telemetry
 from hpc_trainer.record.ledger import WORDS, Kind, RunLedger, duration, ledger_line
 
 _MOST_RUNS = 40
@@ -179,7 +178,7 @@ def render_page(report: Report, now: float | None = None) -> str:
         report.sweep,
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
         f"{_advice(report.advice, report.next)}{scaling}{_exports(report.exports)}{_charts(report.runs)}"
-        f"{ledger_section(report.runs)}{render_telemetry(report.telemetry)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
+        f"{ledger_section(report.runs)}{''.join(report.sections)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
+from hpc_trainer.config.schema.optim import ScheduleConfig, ScheduleName
 
 # Smith and Topin 2018, with the values of torch's OneCycleLR: begin and end of the rate, as shares of the peak; the
 # share of the steps in which it rises; and the momentum at both ends and at the peak.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from hpc_trainer.record.flight import read_flights
+from hpc_trainer.observe.flight import read_flights
 from hpc_trainer.record.layout import RunPaths
 
 if TYPE_CHECKING:

@@ -96,17 +96,17 @@ def test_a_python_that_is_not_there_is_named(local: LocalDriver) -> None:
     assert "the node has no file /no/such/python" in page
 
 
-@pytest.mark.parametrize("verb", ["train", "find-lr", "certify"])
+@pytest.mark.parametrize("verb", ["train", "find-lr", "verify resume"])
 def test_a_site_that_does_not_exist_is_refused(local: LocalDriver, verb: str) -> None:
-    done = local.run(verb, "experiment=digits", "train.num_steps=20", "cluster=doesnotexist", check=False)
+    done = local.run(*verb.split(), "experiment=digits", "train.num_steps=20", "cluster=doesnotexist", check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "cluster=doesnotexist: no such choice." in done.stderr
     assert "Valid: local, slurm, testbed." in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["train", "find-lr", "certify"])
+@pytest.mark.parametrize("verb", ["train", "find-lr", "verify resume"])
 def test_what_runs_here_is_not_handed_to_slurm(local: LocalDriver, verb: str) -> None:
-    done = local.run(verb, "experiment=digits", "train.num_steps=20", "cluster.executor=slurm", check=False)
+    done = local.run(*verb.split(), "experiment=digits", "train.num_steps=20", "cluster.executor=slurm", check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"cluster.executor=slurm: {verb} runs on this machine." in done.stderr
     assert "submit" in done.stderr

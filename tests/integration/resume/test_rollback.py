@@ -16,11 +16,11 @@ import torch
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
-from hpc_trainer.operate.certify import Trace, first_difference, other_files, other_metrics, read_trace
 from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import read_lines
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -28,9 +28,9 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.saver import SaveTimer
+from hpc_trainer.verify.probe import Probe, ProbedRun
+from hpc_trainer.verify.resume import Trace, first_difference, other_files, other_metrics, read_trace
 from hpc_trainer.worker.attempt import run_main
-from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, overrides
 from tests.journals import journal_records

@@ -26,7 +26,7 @@ def _xla_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_interruptions_change_no_bit(local: LocalDriver, precision: str) -> None:
     """Dropout draws from XLA's own generator; moments have no memory that a checkpoint could tell them by."""
     words = (*SMALL, "hardware=xla_x1", f"precision={precision}", "model.dropout=0.1", "train.grad_accum_steps=2")
-    done = local.run("certify", *words, "train.ema_decay=0.9", "--seed", "6852", timeout_s=500)
+    done = local.run("verify", "resume", *words, "train.ema_decay=0.9", "--seed", "6852", timeout_s=500)
     assert "IDENTICAL: " in done.stdout
 
 

@@ -24,9 +24,9 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.memory.search import Trials
-from hpc_trainer.operate.certify import read_trace
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -34,9 +34,9 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, Restored
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.saver import SaveTimer
+from hpc_trainer.verify.probe import Probe, ProbedRun
+from hpc_trainer.verify.resume import read_trace
 from hpc_trainer.worker.attempt import run_main
-from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, EVAL_EVERY_STEPS, NUM_STEPS, POINTS, overrides
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.certify import first_difference, other_files, other_metrics, read_trace
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.states import DONE
 from hpc_trainer.training.build import build_dataset, build_task
+from hpc_trainer.verify.resume import first_difference, other_files, other_metrics, read_trace
 from tests import warm
 from tests.integration.resume_matrix.cells import (
     AXES,

@@ -1,4 +1,4 @@
-"""hpc-trainer certify: shipped experiments are identical, and what would not come back the same is found and named."""
+"""hpc-trainer verify resume: shipped experiments are identical; what would not come back the same is named."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Net(nn.Module):
         return outputs
 
 
-class KeptNet(Net):  # as certify advises
+class KeptNet(Net):  # as verify resume advises
     def get_extra_state(self):
         return {"n": self.bag.n}
 
@@ -79,7 +79,7 @@ class Points:
         return inputs, torch.tensor([i % 3 for i in indices])
 
 
-class AugmentedPoints(Points):  # as certify advises
+class AugmentedPoints(Points):  # as verify resume advises
     def augment(self, inputs, generators):
         return inputs + torch.tensor([[each.normal()] for each in generators], dtype=inputs.dtype)
 
@@ -109,7 +109,7 @@ def main(config, run):
 
 
 def _certify(local: LocalDriver, *words: str) -> tuple[int, Any]:
-    done = local.run("certify", *words, "--json", check=False)
+    done = local.run("verify", "resume", *words, "--json", check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -242,7 +242,7 @@ def test_the_same_code_without_a_fault_is_identical(local: LocalDriver) -> None:
 def test_what_cannot_be_certified_is_a_usage_error(local: LocalDriver) -> None:
     nowhere = ("--trust", "nowhere", "data=custom", "data._target_=nowhere.build")
     for words in (("optim.lr=-1",), ("seed=0,1",), ("--steps", "1"), nowhere):
-        done = local.run("certify", *words, check=False)
+        done = local.run("verify", "resume", *words, check=False)
         assert done.returncode == 2, done.stdout + done.stderr
 
 
@@ -250,8 +250,8 @@ LONG = ("hardware=cpu_x1", "train.num_steps=20000", "--steps", "20000", "--inter
 
 
 def _folder(local: LocalDriver) -> Path:
-    """The folder of the runs that certify made; it may not be there yet."""
-    return next(local.folder.glob("tmp/hpc-trainer-certify-*"), local.folder / "none")
+    """The folder of the runs that verify resume made; it may not be there yet."""
+    return next(local.folder.glob("tmp/hpc-trainer-verify-*"), local.folder / "none")
 
 
 def _at_work(local: LocalDriver) -> list[list[str]]:
@@ -270,7 +270,7 @@ def short_lived(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> LocalDri
 
 @pytest.mark.long
 def test_a_run_that_takes_too_long_does_not_train_on(short_lived: LocalDriver) -> None:
-    done = short_lived.run("certify", "experiment=digits", *LONG, "--timeout", "8", check=False)
+    done = short_lived.run("verify", "resume", "experiment=digits", *LONG, "--timeout", "8", check=False)
     assert done.returncode == 1, done.stderr
     assert "NOT CERTIFIED: undisturbed-1 run had not ended after 8 s" in done.stdout
     assert _at_work(short_lived) == []
@@ -282,7 +282,7 @@ def test_a_run_that_takes_too_long_does_not_train_on(short_lived: LocalDriver) -
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
 )
 def test_an_interrupted_command_leaves_nothing(short_lived: LocalDriver, number: signal.Signals, code: int) -> None:
-    command = short_lived.start("certify", "experiment=digits", *LONG)
+    command = short_lived.start("verify", "resume", "experiment=digits", *LONG)
     deadline = time.monotonic() + 120
     while not any(_folder(short_lived).glob("*/*/heartbeat.json")) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -26,7 +26,7 @@ def test_every_drill_passes_and_loses_at_most_an_interval(local: LocalDriver) ->
     resumed = [0]
     for drill in ("preempt", "kill", "cancel", "nodefail"):
         local.wait_for_step("drilled", resumed[-1] + 60)
-        report = local.json("drill", drill, "drilled")
+        report = local.json("verify", "preempt", "--kind", drill, "drilled")
         assert report["problems"] == [], (report, local.logs())
         resumed.append(report["resumed_step"])
         assert resumed[-1] >= resumed[-2] + 50, "the checkpoint of before is not the newest"
@@ -48,22 +48,22 @@ def test_a_program_has_to_find_its_own_checkpoint(local: LocalDriver, program: s
     words = (f"sweep_name={name}", "params.steps=100000", "monitor.heartbeat_every_s=0.1", "cluster=local")
     local.run("submit", "--command", program, *words)
     local.wait_for_step(name, 20)
-    report = json.loads(local.run("drill", "preempt", name, "--json", check=False).stdout)
+    report = json.loads(local.run("verify", "preempt", name, "--json", check=False).stdout)
     assert [problem[:13] for problem in report["problems"]] == ([] if passes else ["it began anew"]), local.logs()
     local.run("cancel", name)
 
 
 def test_a_drill_wants_one_run_that_trains(local: LocalDriver) -> None:
     local.run("submit", *WORDS, "seed=0,1", "local.max_parallel=1")
-    missing = local.run("drill", "kill", check=False)
+    missing = local.run("verify", "preempt", "--kind", "kill", check=False)
     assert missing.returncode == 2
     assert "SWEEP|RUN" in missing.stderr
-    both = local.run("drill", "kill", "mlp", check=False)
+    both = local.run("verify", "preempt", "--kind", "kill", "mlp", check=False)
     assert both.returncode == 1
     assert "2 fit" in both.stderr
     local.wait_for_step("drilled", 20)
     waiting = next(run["run_id"] for run in local.json("status", "drilled")["runs"] if run["state"] == "PENDING")
-    refused = local.run("drill", "kill", waiting, check=False)
+    refused = local.run("verify", "preempt", "--kind", "kill", waiting, check=False)
     assert refused.returncode == 1
     assert "needs a run that trains" in refused.stderr
     assert "PENDING" in refused.stderr

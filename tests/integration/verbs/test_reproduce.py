@@ -1,4 +1,4 @@
-"""hpc-trainer reproduce: only the code of then gives the losses of then, and what differs is told."""
+"""hpc-trainer verify reproduce: only the code of then gives the losses of then, and what differs is told."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _repository(local: LocalDriver) -> None:
 
 def _reproduce(local: LocalDriver, *words: str) -> tuple[int, Any]:
     run_id = local.run_folder("first").name
-    done = local.run("reproduce", run_id, *words, "--json", check=False)
+    done = local.run("verify", "reproduce", run_id, *words, "--json", check=False)
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -152,16 +152,16 @@ def test_a_program_is_compared_by_what_it_tells_and_what_is_lost_is_refused(loca
 
     refused = {}
     record.write_text('{"format": 1, ')
-    refused["cannot be read"] = local.run("reproduce", run, check=False)
+    refused["cannot be read"] = local.run("verify", "reproduce", run, check=False)
     record.unlink()
     (archive,) = (local.folder / "runs" / "first" / "code").glob("*.zip")
     archive.rename(archive.with_suffix(".away"))
-    refused["is gone"] = local.run("reproduce", run, check=False)
+    refused["is gone"] = local.run("verify", "reproduce", run, check=False)
     (local.run_folder("first") / "metrics.jsonl").unlink()
-    refused["told no metrics"] = local.run("reproduce", run, check=False)
+    refused["told no metrics"] = local.run("verify", "reproduce", run, check=False)
     for words, done in refused.items():
         assert (done.returncode, words in done.stderr) == (1, True), done.stderr
-    assert local.run("reproduce", run, "--steps", "0", check=False).returncode == 2
+    assert local.run("verify", "reproduce", run, "--steps", "0", check=False).returncode == 2
 
 
 @pytest.mark.long

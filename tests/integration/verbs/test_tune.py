@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpc_trainer.operate.advice.advised import tune
-from hpc_trainer.operate.advice.rule import Advice
+from hpc_trainer.observe.advice import Advice, tune
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, append_specs
 from hpc_trainer.record.states import RunState

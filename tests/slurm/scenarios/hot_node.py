@@ -13,11 +13,11 @@ from pathlib import Path
 import pynvml
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runtime.counters.notes import Notes
-from hpc_trainer.runtime.counters.nvidia import NvidiaDevices
+from hpc_trainer.observe import sampler
+from hpc_trainer.observe.host_counters import Notes
+from hpc_trainer.observe.nvidia import NvidiaDevices
 from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.worker import telemetry as sampler
-from tests.unit.runtime.counters.nvml_player import Card, Library
+from tests.unit.observe.counters.nvml_player import Card, Library
 
 NODE = os.environ.get("SLURMD_NODENAME", "")
 _POWER_CAP, _HW_THERMAL = 0x4, 0x40

@@ -474,7 +474,7 @@ def test_a_pipe_is_no_choice(
 
 @pytest.mark.parametrize("text", ["a: &x\n  b: *x\n", "a: &x [*x]\n", "x: " + "[" * 3000 + "]" * 3000])
 def test_own_settings_without_an_end(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_trainer.config.compose.user import read_user_config, user_config_path
+    from hpc_trainer.config.compose.own_files import read_user_config, user_config_path
     from hpc_trainer.errors import ConfigError
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

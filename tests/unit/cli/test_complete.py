@@ -90,6 +90,9 @@ def test_verbs_and_their_options(ask: Ask) -> None:
     assert "top-up" not in ask("hpc-trainer "), "hidden"
     assert ask("hpc-trainer pl") == ["plan"]
     assert ask("hpc-trainer submit --re") == ["--retry-failed"]
+    assert ask("hpc-trainer verify pree") == ["preempt"]
+    assert ask("hpc-trainer verify preempt --kind no") == ["nodefail"]
+    assert ask("hpc-trainer tu") == [], "an old name"
     assert ask("hpc-trainer drill pree") == ["preempt"]
     assert ask("hpc-trainer data pre") == ["prepare"]
     assert ask("hpc-trainer data prepare tokens --to out --doc") == ["--document"]

@@ -147,7 +147,7 @@ def test_a_damaged_file_is_noted_once_with_the_name_of_its_run(
     ]
     assert sorted(line for line in cli("status", "told").splitlines() if line.startswith("Note: ")) == expected
     assert sorted(line for line in cli("report", "told").splitlines() if line.startswith("Note: ")) == expected
-    for verb in ("why", "tune"):
+    for verb in ("why", "advise"):
         monkeypatch.setattr(sys, "argv", ["hpc-trainer", verb, run_id])
         with pytest.raises(SystemExit):
             main()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli import live
-from hpc_trainer.cli.live_table import GpuNow, gpu_now, table_of
+from hpc_trainer.cli.live_table import table_of
+from hpc_trainer.observe.telemetry_shown import GpuNow, gpu_now
 from hpc_trainer.operate import waits
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.reading import read_json
@@ -61,7 +62,9 @@ def _runs(sweep: SweepOnDisk) -> list[RunStatus]:
 
 
 def _lines(runs: list[RunStatus], gpus: dict[str, GpuNow] | None = None, *, width: int, height: int = 24) -> list[str]:
-    lines = table_of(runs, gpus or {}, width=width, height=height).plain.split("\n")
+    lines = table_of(
+        runs, {run_id: gpu.words() for run_id, gpu in (gpus or {}).items()}, width=width, height=height
+    ).plain.split("\n")
     assert max(map(len, lines)) <= width
     assert len(lines) < max(height, 3)
     return lines

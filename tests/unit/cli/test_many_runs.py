@@ -14,15 +14,15 @@ import pytest
 from hpc_trainer.cli import live, run_verbs
 from hpc_trainer.cli.grid_verbs import run_retry
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
-from hpc_trainer.cli.verbs.drill import run_drill_verb
 from hpc_trainer.cli.verbs.why import run_why
+from hpc_trainer.cli.verify.preempt import run_preempt
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
-from hpc_trainer.operate.drill.kinds import Drill
 from hpc_trainer.record import status as status_module
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.run_folder import RunFolder, read_folder
 from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.verify.interruptions import Drill
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -101,9 +101,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         lambda folder: run_why(["many"], None, folder, as_json=False),
         lambda folder: run_logs("many", None, folder, rank=None, follow=False, tail=None, as_json=False),
         lambda folder: run_retry(["many"], None, folder, as_json=False),
-        lambda folder: run_drill_verb(Drill.kill, ["many"], None, folder, timeout_s=1.0, as_json=False),
+        lambda folder: run_preempt(Drill.kill, ["many"], None, folder, timeout_s=1.0, as_json=False),
     ],
-    ids=["cancel", "cancel --sweep", "why", "logs", "retry", "drill"],
+    ids=["cancel", "cancel --sweep", "why", "logs", "retry", "verify preempt"],
 )
 def test_verbs_about_what_is_not_done_read_no_folder_of_what_is(
     verb: Callable[[Path], None], sweep: SweepOnDisk, read: Counter[str], monkeypatch: pytest.MonkeyPatch
@@ -113,7 +113,7 @@ def test_verbs_about_what_is_not_done_read_no_folder_of_what_is(
 
     monkeypatch.setattr("hpc_trainer.cli.grid_verbs.retry", retry)
     done = [spec.run_id for spec in sweep.specs[:DONE_RUNS]]
-    with contextlib.suppress(RunStateError):  # no run trains, for a drill
+    with contextlib.suppress(RunStateError):  # no run trains
         verb(sweep.paths.folder.parent)
     assert sum(read[run_id] for run_id in done) <= 3, "a message names the first few"
 

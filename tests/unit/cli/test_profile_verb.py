@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.operate.inside import profile_request as module
+from hpc_trainer.observe import ask_profile as module
+from hpc_trainer.observe.profile_request import ProfileAnswer, read_request, write_answer
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.profile_request import ProfileAnswer, read_request, write_answer
 from hpc_trainer.record.states import RunState
 from tests.unit.cli.test_cli import Cli, _check, cli, runs_dir, strict
 from tests.unit.record.builders import make_spec

@@ -1,13 +1,13 @@
-"""What `hpc-trainer reproduce` prints: the verdict first, then what differs, then what could not be looked at."""
+"""What `verify reproduce` prints: the verdict first, then what differs, then what could not be looked at."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_trainer.cli.verbs.reproduce import _words
-from hpc_trainer.operate.reproduce import Comparison, Deviation, Original, Reproduced
+from hpc_trainer.cli.verify.reproduce import _words
 from hpc_trainer.record.environment import Difference
 from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.verify.reproduce import Comparison, Deviation, Original, Reproduced
 
 ORIGINAL = Original(paths=RunPaths(Path("run-0123456789")), attempt=0, environment={}, last=20)
 SAME = Comparison(steps=(10, 20), names=("loss", "lr"), deviations=(), missing=())

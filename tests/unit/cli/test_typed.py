@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -30,11 +31,11 @@ def _error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["submit", "plan", "train", "certify", "find-lr"])
+@pytest.mark.parametrize("verb", ["submit", "plan", "train", "verify resume", "find-lr"])
 def test_a_sweep_in_place_of_overrides_is_told_with_the_verb_that_takes_it(
     sweep: SweepOnDisk, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = _error(monkeypatch, capsys, verb, "demo")
+    said = _error(monkeypatch, capsys, *verb.split(), "demo")
     assert said.startswith(f"error: `{verb}` takes KEY=VALUE words, as experiment=digits, and demo is a sweep.")
     assert "hpc-trainer retry demo" in said
     assert "hpc-trainer status demo" in said
@@ -55,6 +56,53 @@ def test_a_word_that_names_nothing_is_told_as_before(
     said = _error(monkeypatch, capsys, "submit", "dem")
     assert said.startswith("error: dem: ")
     assert "KEY=VALUE" in said
+
+
+OLD = {
+    ("tune", "demo"): "advise",
+    ("log", "step=1", "loss=2"): "log-metrics",
+    ("drill", "kill", "demo"): "verify preempt --kind kill",
+    ("certify", "experiment=digits", "--steps", "1"): "verify resume",
+    ("reproduce", "demo", "--steps", "0"): "verify reproduce",
+}
+
+
+@pytest.mark.parametrize("old", OLD, ids=lambda words: words[0])
+def test_an_old_name_does_the_same_and_names_the_new_one(
+    sweep: SweepOnDisk, old: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(*argv: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hpc-trainer", *argv])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = left.code
+        return code, *capsys.readouterr()
+
+    new = OLD[old].split()
+    rest = old[2:] if old[0] == "drill" else old[1:]
+    json = () if old[0] == "log" else ("--json",)
+    code, out, err = play(*old, *json)
+    note, _, after = err.partition("\n")
+    assert note == (f"Note: `{old[0]}` is an old name that ends with the next version: use hpc-trainer {OLD[old]}")
+    assert (code, out, after) == play(*new, *rest, *json)
+    assert f"  {old[0]} " not in play("--help")[1]
+
+
+def test_the_sweep_of_each_table_is_named_as_elsewhere_too(
+    sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(*argv: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["hpc-trainer", *argv, "--json"])
+        with contextlib.suppress(SystemExit):
+            main()
+        return capsys.readouterr().out
+
+    for verb in ("status", "results", "report"):
+        assert play(verb, "demo") == play(verb, "--sweep", "demo") == play(verb, "demo", "--sweep", "demo")
+        assert "demo and --sweep other are two sweeps" in play(verb, "demo", "--sweep", "other")
+        assert play(verb, "--sweep", "other") == play(verb, "other")
 
 
 def _play(program: str, path: str, folder: Path, *argv: str) -> str:

@@ -12,8 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from hpc_trainer.config.load import from_plain, to_plain
-from hpc_trainer.config.schema.model.shipped import GptConfig
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError

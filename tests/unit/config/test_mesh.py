@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.batch import nearest_divisor
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.mesh import MeshShape, mesh_shape, num_data_ranks
+from hpc_trainer.config.mesh import MeshShape, mesh_shape, nearest_divisor, num_data_ranks
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
+from hpc_trainer.config.schema.cluster import HardwareConfig
+from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute
 from hpc_trainer.data.generated import SyntheticTokensConfig

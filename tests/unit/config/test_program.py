@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.compose.composer import override_value
+from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.program import (
     fill,
     module_names,
+    place_of_text,
     placeholders,
     program_name,
     resume_files,
     resumed,
+    runs_of,
     script_files,
     shell_files,
     values_of,
 )
-from hpc_trainer.config.shell_text import place_of_text, runs_of
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import (
     FACTS,
@@ -18,6 +17,7 @@ from hpc_trainer.config.resume_contract import (
     refusal,
 )
 from hpc_trainer.config.schema.key import Effect
+from hpc_trainer.config.store import KEYS
 from tests.unit.record.builders import make_config
 
 

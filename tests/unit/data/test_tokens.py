@@ -14,7 +14,7 @@ import pytest
 
 from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.data.tokens import TokensConfig, epoch_shares
 from hpc_trainer.data.tokens import dataset as tokens

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import MlpConfig
+from hpc_trainer.config.schema.model import MlpConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.deploy import trained as deployed
 from hpc_trainer.deploy.trained import DataShape, changes_model, deployed_model

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
-from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
+from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.deploy.graphs import (
     IN_THE_FILE,
     open_file,
@@ -23,7 +23,7 @@ from hpc_trainer.deploy.graphs import (
 from hpc_trainer.deploy.measure import QUANTIZED, SAME, compare
 from hpc_trainer.deploy.trained import write_weights
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import begin_rounding
+from hpc_trainer.features.qat.qat import begin_rounding
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.record.exported import FORMATS

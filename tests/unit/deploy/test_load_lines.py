@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from hpc_trainer.config.schema.model.shipped import MlpConfig
+from hpc_trainer.config.schema.model import MlpConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.deploy.card import weights_lines
 from hpc_trainer.deploy.trained import DataShape

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.user import user_config_path
+from hpc_trainer.config.compose.own_files import user_config_path
 from hpc_trainer.config.rules import validate as validate_module
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError

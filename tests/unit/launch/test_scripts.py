@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.schema.hardware import GpuRequest
+from hpc_trainer.config.schema.cluster import GpuRequest
 from hpc_trainer.launch.batch_job import worker_command
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.record.spec import RunSpec

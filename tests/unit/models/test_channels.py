@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import (
+from hpc_trainer.config.schema.model import (
     CnnConfig,
     GptConfig,
     MlpConfig,
     MlpKind,
+    MobilenetV3Config,
     Norm,
     Positions,
     ResnetConfig,
+    VitConfig,
 )
-from hpc_trainer.config.schema.model.vision import MobilenetV3Config, VitConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.channels import (
     Channels,

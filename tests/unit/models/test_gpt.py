@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hpc_trainer.config.schema.model.shipped import GptConfig, MlpKind, Norm, Positions
+from hpc_trainer.config.schema.model import GptConfig, MlpKind, Norm, Positions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.transformer import Attention, BlockShape, rotate

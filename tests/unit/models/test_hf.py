@@ -16,13 +16,13 @@ from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data import DataConfig
-from hpc_trainer.config.schema.model.hf import HfConfig
+from hpc_trainer.config.schema.model import HfConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.data.generated import SyntheticImagesConfig
 from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.deploy.trained import take_out, write_weights
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.hf_model import reading
+from hpc_trainer.features.hf_model import described
 from hpc_trainer.models.hf import build
 from hpc_trainer.training.build import build_model
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
@@ -100,15 +100,15 @@ def test_what_the_folder_says_is_frozen_and_counts_in_the_identity(tmp_path: Pat
     for name in ("a", "b"):
         kind = transformers.LlamaConfig(**SIZES["LlamaForCausalLM"], vocab_size=256, architectures=["LlamaForCausalLM"])
         kind.save_pretrained(tmp_path / name)
-        found[name] = reading.described(HfConfig(path=str(tmp_path / name)), TEXT_DATA)
+        found[name] = described(HfConfig(path=str(tmp_path / name)), TEXT_DATA)
     assert _digest(found["a"]) == _digest(found["b"])
     (tmp_path / "a" / "config.json").unlink()
-    assert reading.described(found["a"], TEXT_DATA) == found["a"], "what is planned is whole"
+    assert described(found["a"], TEXT_DATA) == found["a"], "what is planned is whole"
     model = build(found["a"], input_shape=(16,), num_classes=256)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.get_input_embeddings().weight.shape == (256, 32)  # type: ignore[operator]
     given = HfConfig(path=str(tmp_path / "b"), config={"hidden_size": 16})
-    other = reading.described(given, TEXT_DATA)
+    other = described(given, TEXT_DATA)
     assert _digest(other) != _digest(found["b"])
     assert build(other, input_shape=(16,), num_classes=256).get_input_embeddings().weight.shape == (256, 16)  # type: ignore[operator]
 

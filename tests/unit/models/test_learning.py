@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from hpc_trainer.config.schema.data import DigitsConfig
-from hpc_trainer.config.schema.model.shipped import CnnConfig, MlpConfig
+from hpc_trainer.config.schema.model import CnnConfig, MlpConfig
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.training.data import digits

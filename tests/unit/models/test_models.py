@@ -7,16 +7,18 @@ import pickle
 import pytest
 import torch
 
-from hpc_trainer.config.schema.model.shipped import (
+from hpc_trainer.config.schema.model import (
     CnnConfig,
     GptConfig,
     MlpConfig,
     MlpKind,
+    MobilenetSize,
+    MobilenetV3Config,
     Norm,
     Positions,
     ResnetConfig,
+    VitConfig,
 )
-from hpc_trainer.config.schema.model.vision import MobilenetSize, MobilenetV3Config, VitConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt

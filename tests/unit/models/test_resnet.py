@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import ResnetConfig
+from hpc_trainer.config.schema.model import ResnetConfig
 from hpc_trainer.models.resnet import BasicBlock, Bottleneck, Resnet
 
 

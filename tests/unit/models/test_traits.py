@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.blocks import blocks
@@ -68,7 +68,7 @@ def _seen(config: Any) -> set[Trait]:
 @pytest.mark.parametrize("name", OURS)
 def test_a_model_declares_what_it_is(name: str) -> None:
     config: Any = composed([f"model={name}"]).model
-    assert config.traits is not None, f"give {type(config).__name__} its `traits` (config/schema/model/traits.py)"
+    assert config.traits is not None, f"give {type(config).__name__} its `traits` (config/schema/model.py)"
     seen = _seen(config)
     wrong = {
         "lacks": sorted(each.value for each in seen - config.traits),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpc_trainer.config.schema.model.vision import MobilenetSize, MobilenetV3Config, VitConfig
+from hpc_trainer.config.schema.model import MobilenetSize, MobilenetV3Config, VitConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.mobilenet_v3 import InvertedResidual, MobilenetV3, SqueezeExcite
 from hpc_trainer.models.vit import Vit

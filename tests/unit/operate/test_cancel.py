@@ -12,12 +12,12 @@ import pytest
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.drill.kinds import Drill
-from hpc_trainer.operate.drill.run import DrillReport, _come_back
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
+from hpc_trainer.verify.interruptions import Drill
+from hpc_trainer.verify.preempt import DrillReport, _come_back
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk

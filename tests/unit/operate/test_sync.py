@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.schema.tracker import SYNCED, TrackerConfig, TrackerName
+from hpc_trainer.config.schema.output import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate import sync as driver
 from hpc_trainer.operate import sync as to_wandb

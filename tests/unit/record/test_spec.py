@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.schema.hardware import GpuRequest
+from hpc_trainer.config.schema.cluster import GpuRequest
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from hpc_trainer.config.schema.hardware import Device
+from hpc_trainer.config.schema.cluster import Device
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.runtime.devices import kind_of, kinds_in_use
 

@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 
 from hpc_trainer.errors import CheckpointError
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.saver import Saver, SaveTimer
+from hpc_trainer.training.saver import Saver
 from tests.unit.training.rank_end import leave
 
 GATE = threading.Event()

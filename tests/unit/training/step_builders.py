@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import SgdConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.optim.build import build_optimizer

@@ -18,13 +18,13 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import read_lines
 from hpc_trainer.record.states import CANCEL, DONE
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup, StopPoll
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.reporter import SupersededError
-from hpc_trainer.training.saver import SaveTimer
 
 Start = Callable[..., RunContext]
 

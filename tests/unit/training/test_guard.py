@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.errors import DivergedError
-from hpc_trainer.features.averaged_weights.ability import AveragedWeights
+from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import begin_momenta, step_unless

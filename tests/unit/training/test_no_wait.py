@@ -16,13 +16,13 @@ from torch import nn
 
 from hpc_trainer.config.schema.features.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.averaged_weights.ability import AveragedWeights
-from hpc_trainer.features.custom_optim import ability as put_back
-from hpc_trainer.features.custom_optim.ability import PutBack, is_put_back
+from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
+from hpc_trainer.features.custom_optim import custom_optim as put_back
+from hpc_trainer.features.custom_optim.custom_optim import PutBack, is_put_back
 from hpc_trainer.features.muon.muon import MuonWithAdamw, ShardedMuon
-from hpc_trainer.features.spike_guard.ability import SpikeGuard
+from hpc_trainer.features.spike_guard.spike_guard import SpikeGuard
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy

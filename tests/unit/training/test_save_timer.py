@@ -7,9 +7,8 @@ import time
 import pytest
 
 from hpc_trainer.record.journal import Attempt
-from hpc_trainer.runtime.pace import best_interval
+from hpc_trainer.runtime.pace import SaveTimer, best_interval
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.saver import SaveTimer
 
 ALONE = RankGroup()
 

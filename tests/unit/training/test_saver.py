@@ -16,9 +16,10 @@ import torch
 
 from hpc_trainer.errors import CheckpointError, LoopError
 from hpc_trainer.record import checkpoint_folders as folders
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
-from hpc_trainer.training.saver import Saver, SaveTimer
+from hpc_trainer.training.saver import Saver
 
 MakeStore = Callable[..., CheckpointStore]
 

@@ -12,6 +12,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.states import RunState
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
@@ -20,7 +21,6 @@ from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.saver import SaveTimer
 from tests.composed import composed
 
 

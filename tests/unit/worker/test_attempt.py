@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.observe.flight_recorder import FlightRecorder
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.worker.attempt import _watched
+from hpc_trainer.worker.attempt import Recorders, _watched
 from hpc_trainer.worker.conclude import Stop
-from hpc_trainer.worker.flight_recorder import FlightRecorder
 from tests.unit.record.builders import make_config
 
 
@@ -38,7 +38,7 @@ def test_what_a_rank_waited_for_a_stuck_one_was_a_hang(tmp_path: Path, first_fai
         config=make_config("monitor.watchdog_s=30"), paths=paths, env=read_rank_env({}), flag=StopFlag(), attempt=0,
         saved_step=None,
     )  # fmt: skip
-    with contextlib.suppress(ConnectionError), _watched(run, stop, FlightRecorder(stop, spans)):
+    with contextlib.suppress(ConnectionError), _watched(run, stop, Recorders([FlightRecorder(stop, spans)])):
         with spans.within(Kind.step, 1):
             run.beat()
         with spans.within(Kind.step, 2):
@@ -59,6 +59,6 @@ def test_a_short_timeout_of_collectives_leaves_the_watchdog_the_time_that_it_nee
     env = dataclasses.replace(read_rank_env({}), world_size=2)
     config = make_config("parallel.timeout_s=3")
     stop = Stop(config=config, paths=paths, env=env, flag=StopFlag(), attempt=0, saved_step=None)
-    with _watched(run, stop, FlightRecorder(stop, spans)):
+    with _watched(run, stop, Recorders([FlightRecorder(stop, spans)])):
         time.sleep(1.0)
     assert "watchdog" not in capfd.readouterr().err

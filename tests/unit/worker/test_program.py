@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -318,3 +319,12 @@ def test_a_program_that_gets_no_further_is_not_started_again(
     expected = pytest.raises(NoProgressError, match="max_no_progress=2") if is_stopped else contextlib.nullcontext()
     with expected:
         program._check_progress(_attempts(*ends), frozenset(), 2)
+
+
+def test_the_worker_of_a_program_does_without_torch() -> None:
+    """A program need not have torch, and importing it takes a second and hundreds of megabytes on each rank."""
+    code = "import sys, hpc_trainer.worker.rank, hpc_trainer.worker.program; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )  # not warm: a fork has it
+    assert done.stdout.strip() == "False"

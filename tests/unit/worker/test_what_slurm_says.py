@@ -17,9 +17,9 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import read_json, read_lines
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.submissions import read_submissions
+from hpc_trainer.runtime.pace import DEADLINE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.saver import DEADLINE
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.record.builders import make_spec

@@ -11,12 +11,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.config.compose.composer import Composer, default_overrides, override_value
-from hpc_trainer.config.compose.key_meant import keys_named
-from hpc_trainer.config.compose.words import conf_dir
-from hpc_trainer.config.keys import DECLARED
+from hpc_trainer.config.compose.completion import conf_dir
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.overrides import default_overrides, override_value
+from hpc_trainer.config.compose.wrong_overrides import keys_named
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.config.store import DECLARED
 from hpc_trainer.errors import ConfigError
 
 GLOBAL_GROUPS = ("experiment", "sweep", "debug")

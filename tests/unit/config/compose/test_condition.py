@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.compose.condition import read_condition
-from hpc_trainer.config.compose.point_values import PointValues
+from hpc_trainer.config.compose.condition import PointValues, read_condition
 from hpc_trainer.errors import ConfigError
 from tests.unit.record.builders import make_config
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.user import read_user_config
+from hpc_trainer.config.compose.own_files import read_user_config
 from hpc_trainer.errors import ConfigError, UntrustedFileError
 from tests.composed import expand
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.compose import project as project_module
-from hpc_trainer.config.compose.project import Project, own_defaults, read_project
+from hpc_trainer.config.compose import own_files as project_module
+from hpc_trainer.config.compose.own_files import Project, own_defaults, read_project
 from hpc_trainer.errors import ConfigError, UntrustedFileError
 from hpc_trainer.launch.freeze import freeze_grid
 

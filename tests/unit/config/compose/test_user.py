@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.compose.composer import Composer, default_overrides
-from hpc_trainer.config.compose.user import read_user_config, user_config_path
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.overrides import default_overrides
+from hpc_trainer.config.compose.own_files import read_user_config, user_config_path
 from hpc_trainer.errors import ConfigError
 
 

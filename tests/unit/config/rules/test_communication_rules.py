@@ -11,10 +11,9 @@ from hpc_trainer.config.resume_contract import compare
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.features.guard import OnSpike
 from hpc_trainer.config.schema.key import Effect
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig
-from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import CommHook, Dtype, Strategy, Sync
 from hpc_trainer.data.text import TextBytesConfig
 from tests.unit.record.builders import make_config
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.rules import optim_rules as custom_optim
+from hpc_trainer.config.rules import step_rules as custom_optim
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.model.shipped import CustomModelConfig, MlpConfig, ModelConfig
+from hpc_trainer.config.schema.model import CustomModelConfig, MlpConfig, ModelConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from tests.unit.record.builders import make_config
 
@@ -113,7 +113,7 @@ def test_a_login_node_without_torch_leaves_it_to_the_run(monkeypatch: pytest.Mon
 
 def test_torch_is_not_imported() -> None:
     program = (
-        "import sys; from hpc_trainer.config.rules.optim_rules import _arguments, _classes; "
+        "import sys; from hpc_trainer.config.rules.step_rules import _arguments, _classes; "
         "print('eps' in _arguments(_classes()['RAdam'], 'RAdam'), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

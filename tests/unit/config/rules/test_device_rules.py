@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.hardware import Device
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.cluster import Device
+from hpc_trainer.config.schema.parallel import Dtype
 from tests.unit.record.builders import make_config
 
 

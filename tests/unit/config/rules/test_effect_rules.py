@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.identity import config_digest
-from hpc_trainer.config.keys import Declared, all_keys
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.key import APART
+from hpc_trainer.config.schema.key import APART, Declared
 from hpc_trainer.config.schema.task import RegressionConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import ALL_KEYS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from tests.unit.record.builders import make_config
@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 
 
-LIMITED = [each for each in all_keys() if each.section is None and each.key.needs]
+LIMITED = [each for each in ALL_KEYS if each.section is None and each.key.needs]
 NAMED = [pytest.param(each, id=each.name) for each in LIMITED]
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.batch import divisors
 from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.mesh import divisors
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.train import TrainConfig
 from tests.unit.record.builders import make_config

@@ -10,9 +10,8 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import compare
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.key import Effect
-from hpc_trainer.config.schema.model.shipped import ResnetConfig
-from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.model import ResnetConfig
+from hpc_trainer.config.schema.parallel import Dtype, FsdpDtype, Strategy
 from tests.unit.record.builders import make_config
 
 RANKS: dict[str, Any] = {"hardware__tasks_per_node": 2}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.data.text.dataset import build
 from hpc_trainer.errors import DataError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.config.rules.memory_ways import may_be_auto, smaller_batch, ways
+from hpc_trainer.config.rules.memory import may_be_auto, smaller_batch, ways
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.train import TrainConfig
 from tests.composed import composed

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.monitor import OnOverheat
+from hpc_trainer.config.schema.output import OnOverheat
 from tests.unit.record.builders import make_config
 
 

@@ -9,10 +9,9 @@ import pytest
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.features.guard import OnDivergence, OnSpike
-from hpc_trainer.config.schema.model.shipped import CnnConfig, CustomModelConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.model import CnnConfig, CustomModelConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import MuonConfig
-from hpc_trainer.config.schema.parallel import CommHook, PipelineSchedule, Strategy, Sync
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import CommHook, Dtype, PipelineSchedule, Strategy, Sync
 from hpc_trainer.config.schema.train import CompileScope, Recompute
 from hpc_trainer.data.text import TextBytesConfig
 from tests.unit.record.builders import make_config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.config.rules.checkpoint_rules import best_is_max, retention_problems
-from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
+from hpc_trainer.config.rules.validate import retention_problems
+from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
 
 
 @pytest.mark.parametrize(

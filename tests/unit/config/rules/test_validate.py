@@ -12,16 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.checkpoint import SaveEvery
-from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.cluster import Executor, HardwareConfig
 from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
-from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, Positions, ResnetConfig
-from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, SgdConfig
-from hpc_trainer.config.schema.parallel import Strategy
-from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.schema.schedule import ScheduleName
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, Positions, ResnetConfig
+from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, ScheduleName, SgdConfig
+from hpc_trainer.config.schema.output import SaveEvery
+from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
 from hpc_trainer.data.generated import SyntheticImagesConfig, SyntheticTokensConfig
 from hpc_trainer.data.text import TextBytesConfig

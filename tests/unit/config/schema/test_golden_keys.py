@@ -23,7 +23,7 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.compile.cache import cache_key
+from hpc_trainer.features.compile.compile import cache_key
 from tests.composed import composed
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "keys.json"

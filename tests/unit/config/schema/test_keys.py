@@ -21,17 +21,16 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config import keys, schema
+from hpc_trainer.config import schema
 from hpc_trainer.config.identity import config_digest
-from hpc_trainer.config.keys import Declared, all_keys
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.key import Identity, Key, declared
+from hpc_trainer.config.schema.key import Declared, Identity, Key, declared, declared_keys
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS
+from hpc_trainer.config.store import ALL_KEYS, KEYS, VARIANTS
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "keys.md"
-LEAVES = [each for each in all_keys() if each.section is None]
+LEAVES = [each for each in ALL_KEYS if each.section is None]
 NAMED = [pytest.param(each, id=f"{each.kind.__name__}.{each.name}") for each in LEAVES]
 LIMITED = [pytest.param(each, id=f"{each.kind.__name__}.{each.name}") for each in LEAVES if each.key.limits]
 NUMBERS = (int, float)
@@ -65,12 +64,12 @@ def test_a_new_key_that_says_nothing_is_named() -> None:
     root = dataclasses.make_dataclass("Root", [("train", silent, dataclasses.field(default_factory=silent))])
     for kind, name in ((silent, r"Silent\.speed"), (root, r"Root\.train")):
         with pytest.raises(TypeError, match=f"{name} must say what hangs on it"):
-            list(all_keys(kind))
+            declared_keys(kind)
 
 
 def test_variants_of_a_group_agree_on_a_key_that_they_share() -> None:
     for each in LEAVES:
-        said, other = each.key, keys.KEYS[each.name]
+        said, other = each.key, KEYS[each.name]
         assert (said.identity, said.resume, said.in_graph) == (other.identity, other.resume, other.in_graph), each.name
 
 
@@ -156,7 +155,7 @@ def _page() -> str:
         "  [what goes with what](what_goes_with_what.md), or `plan`, says when.",
     ]  # fmt: skip
     seen, part = set(), None
-    for each in sorted(all_keys(), key=lambda each: "." in each.name):  # the root's own keys together
+    for each in sorted(ALL_KEYS, key=lambda each: "." in each.name):  # the root's own keys together
         group = each.name.partition(".")[0] if "." in each.name else ""
         if each.section is not None or (each.name, each.field.name, each.kind) in seen:
             continue

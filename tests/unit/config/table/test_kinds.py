@@ -8,8 +8,7 @@ from typing import ClassVar
 import pytest
 
 from hpc_trainer.config.schema.data import DataConfig
-from hpc_trainer.config.schema.model.shipped import ModelConfig
-from hpc_trainer.config.schema.model.traits import Trait
+from hpc_trainer.config.schema.model import ModelConfig, Trait
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.table.choice import split
 from hpc_trainer.config.table.declarations import declarations

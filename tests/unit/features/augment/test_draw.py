@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
-from hpc_trainer.features.augment import draw, rand_augment
+from hpc_trainer.features.augment import draw
 from hpc_trainer.training.data.protocol import bits_of
 
 LOADED = draw.Shape(40, 60, 24, 24)
@@ -110,11 +110,11 @@ def test_each_operator_of_randaugment_is_drawn_as_often_as_another(magnitude: in
     u = np.random.Generator(np.random.PCG64(1)).random((2, 7000))
     found = {
         name: (rows, numbers)
-        for name, rows, numbers in rand_augment.of_one_round(u[0], u[1], magnitude, 24, 24, has_colours=True)
+        for name, rows, numbers in draw.of_one_round(u[0], u[1], magnitude, 24, 24, has_colours=True)
     }
     assert 2300 < len(found["move"][0]) < 2700, "five of fourteen"
     single = {name: len(rows) for name, (rows, _) in found.items() if name != "move"}
-    assert sorted(single) == sorted(set(rand_augment.OPERATORS[6:]))
+    assert sorted(single) == sorted(set(draw.OPERATORS[6:]))
     assert all(400 < count < 600 for count in single.values()), single
     share = magnitude / 30
     assert set(np.round(found["contrast"][1][:, 0], 6)) == {round(1 - 0.9 * share, 6), round(1 + 0.9 * share, 6)}
@@ -123,7 +123,7 @@ def test_each_operator_of_randaugment_is_drawn_as_often_as_another(magnitude: in
     moves = found["move"][1]
     assert np.isclose(np.abs(moves[:, 2]).max(), 24 * 150 / 331 * share)
     assert np.isclose(np.degrees(np.arccos(moves[:, 0].min())), 30 * share)
-    grey = [name for name, *_ in rand_augment.of_one_round(u[0], u[1], magnitude, 24, 24, has_colours=False)]
+    grey = [name for name, *_ in draw.of_one_round(u[0], u[1], magnitude, 24, 24, has_colours=False)]
     assert "saturation" not in grey
 
 

@@ -18,7 +18,7 @@ from hpc_trainer.data.generated import SyntheticImagesConfig
 from hpc_trainer.data.generated import dataset as synthetic_images
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.augment import draw
-from hpc_trainer.features.augment.ability import AugmentedSamples, Cropped
+from hpc_trainer.features.augment.augment import AugmentedSamples, Cropped
 from hpc_trainer.features.augment.draw import Drawn
 from hpc_trainer.training.data import digits
 from hpc_trainer.training.data.loader import train_batches

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.averaged_weights.ability import AveragedWeights
+from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 

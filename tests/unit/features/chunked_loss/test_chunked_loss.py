@@ -12,11 +12,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpc_trainer.config.schema.model.shipped import GptConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.chunked_loss.ability import ChunkedLossAbility, check_has_head, use_chunks
+from hpc_trainer.features.chunked_loss.chunked_loss import ChunkedLossAbility, check_has_head, use_chunks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy

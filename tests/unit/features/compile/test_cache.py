@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import UntrustedFileError
-from hpc_trainer.features.compile.cache import CompileCache, cache_key, open_cache, read_archive, write_archive
+from hpc_trainer.features.compile.compile import CompileCache, cache_key, open_cache, read_archive, write_archive
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.rank_group import RankGroup
 from tests.unit.record.builders import make_config
@@ -136,7 +136,7 @@ def test_a_full_disk_is_a_warning(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     cache = _compiled(archive, kernel="code")
-    monkeypatch.setattr("hpc_trainer.features.compile.cache.os.fsync", full)
+    monkeypatch.setattr("hpc_trainer.features.compile.compile.os.fsync", full)
     cache.save_once()
     cache.close()
     assert "WARNING: the compile cache was not saved" in capsys.readouterr().out

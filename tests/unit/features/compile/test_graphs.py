@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import GptConfig, ResnetConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.model import GptConfig, ResnetConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.compile.graphs import compilations_within, compile_step, graph_counts
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
-from hpc_trainer.features.recompute.ability import recompute_blocks
+from hpc_trainer.features.recompute.recompute import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
 from hpc_trainer.record.ledger import Kind

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.features.custom_optim import ability as put_back
-from hpc_trainer.features.custom_optim.ability import PutBack
+from hpc_trainer.features.custom_optim import custom_optim as put_back
+from hpc_trainer.features.custom_optim.custom_optim import PutBack
 
 Weights = Iterable[nn.Parameter]
 BAD, GOOD = True, False

@@ -11,7 +11,7 @@ import torch
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.custom_optim.ability import try_without_ranks
+from hpc_trainer.features.custom_optim.custom_optim import try_without_ranks
 from hpc_trainer.features.memory import estimate
 from tests.unit.record.builders import make_config
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.float8.linear import use_float8
+from hpc_trainer.features.float8.float8 import use_float8
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
@@ -112,7 +112,7 @@ def test_torchao_is_imported_under_a_strict_filter_without_its_bytecode(tmp_path
     look = (
         "import sys, torch\n"
         "from hpc_trainer.errors import ConfigError\n"
-        "from hpc_trainer.features.float8.linear import use_float8\n"
+        "from hpc_trainer.features.float8.float8 import use_float8\n"
         f"sys.pycache_prefix = {str(tmp_path)!r}\n"
         "import warnings; warnings.simplefilter('error')\n"
         "try: use_float8(torch.nn.Linear(16, 16), emulate=True)\n"

@@ -15,7 +15,7 @@ from torch import nn
 from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, StorageError
-from hpc_trainer.features.init_from.ability import load
+from hpc_trainer.features.init_from.init_from import load
 from hpc_trainer.features.init_from.source import resolved
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.worker_files import read_first_weights

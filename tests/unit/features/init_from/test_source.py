@@ -16,9 +16,8 @@ import safetensors.numpy
 
 from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.init_from import digest as digest_module
-from hpc_trainer.features.init_from.names import renamed
-from hpc_trainer.features.init_from.source import digest_of, names_in, read_names, resolved
+from hpc_trainer.features.init_from import source as source_module
+from hpc_trainer.features.init_from.source import digest_of, names_in, read_names, renamed, resolved
 
 RUN_ID = "cnn-digits-lr0.001-s0-0123456789"
 
@@ -231,18 +230,18 @@ def test_patterns_that_fit_nothing_or_collide_are_refused_at_plan_time(
 
 def test_the_digest_of_a_large_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(digest_module, "_SMALL", 0)
+    monkeypatch.setattr(source_module, "_SMALL", 0)
     path, reads = _file(tmp_path / "w.safetensors", "w"), []
-    real = digest_module.sha256_of
-    monkeypatch.setattr(digest_module, "sha256_of", lambda each: (reads.append(each), real(each))[1])
-    first = digest_module.remembered(path)
-    assert digest_module.remembered(path) == first == real(path)
+    real = source_module.sha256_of
+    monkeypatch.setattr(source_module, "sha256_of", lambda each: (reads.append(each), real(each))[1])
+    first = source_module.remembered(path)
+    assert source_module.remembered(path) == first == real(path)
     assert len(reads) == 1
     _file(path, "w", value=5)
-    assert digest_module.remembered(path) == real(path) != first
+    assert source_module.remembered(path) == real(path) != first
     for text in ("{", "[]", '{"a": [1]}'):
         (tmp_path / "cache" / "hpc_trainer" / "weights.json").write_text(text)
-        assert digest_module.remembered(path) == real(path), "a damaged memory is forgotten"
+        assert source_module.remembered(path) == real(path), "a damaged memory is forgotten"
 
 
 def test_a_pipe_in_the_place_of_an_index_or_of_weights_is_refused(tmp_path: Path) -> None:
@@ -257,4 +256,4 @@ def test_a_pipe_in_the_place_of_an_index_or_of_weights_is_refused(tmp_path: Path
     with pytest.raises(ConfigError, match=r"pipe\.safetensors cannot be read: it is a pipe"):
         read_names(pipe)
     with pytest.raises(OSError, match="it is a pipe"):
-        digest_module.remembered(pipe)
+        source_module.remembered(pipe)

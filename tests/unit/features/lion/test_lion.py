@@ -11,8 +11,8 @@ from torch import nn
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.optim import LionConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.lion import ability as lion
-from hpc_trainer.features.lion.ability import Lion
+from hpc_trainer.features.lion import lion
+from hpc_trainer.features.lion.lion import Lion
 from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.training.optim.build import set_learning_rate, set_momentum, step_unless
 from tests.composed import composed

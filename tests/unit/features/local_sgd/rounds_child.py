@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import SgdConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, Sync
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig, Sync
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import CheckpointError, DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup

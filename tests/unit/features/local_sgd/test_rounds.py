@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.features.local_sgd.ability import OuterOptimizer, _parts
+from hpc_trainer.features.local_sgd.local_sgd import OuterOptimizer, _parts
 from hpc_trainer.runtime.rank_group import RankGroup
 from tests.unit.features.local_sgd.rounds_child import NUM_STEPS, OUTER_LR, OUTER_MOMENTUM, WAYS, build, weights_of
 from tests.unit.training.ranks import two_ranks_say

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
-from hpc_trainer.features.logical_ranks.ability import LogicalStepper, PairSum, between_ranks
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
+from hpc_trainer.features.logical_ranks.logical_ranks import LogicalStepper, PairSum, between_ranks
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.loader import shares_of
 from hpc_trainer.training.rng import rng_for_world, rng_state, seed_everything, seed_step

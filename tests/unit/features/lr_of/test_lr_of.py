@@ -10,13 +10,12 @@ from torch import nn
 
 from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, ResnetConfig
-from hpc_trainer.config.schema.model.vision import VitConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig, VitConfig
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.lr_of.ability import heights
+from hpc_trainer.features.lr_of.lr_of import heights
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
 from hpc_trainer.models.vit import Vit

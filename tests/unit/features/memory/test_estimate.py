@@ -12,8 +12,8 @@ import torch
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.memory.estimate import MemoryEstimate, estimate
-from hpc_trainer.features.offload import ability as offload
-from hpc_trainer.features.offload.ability import PIECE
+from hpc_trainer.features.offload import offload
+from hpc_trainer.features.offload.offload import PIECE
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
@@ -359,7 +359,7 @@ def test_copies_that_a_step_may_be_put_back_by(
     found = _of_four(*_GPUS, *small, *words)
     large = _of_four(*_GPUS, *small, *words, "data.seq_len=1024")
     assert large.update <= found.update
-    monkeypatch.setattr("hpc_trainer.features.custom_optim.ability.is_put_back", lambda optimizer: False)
+    monkeypatch.setattr("hpc_trainer.features.custom_optim.custom_optim.is_put_back", lambda optimizer: False)
     copied = found.update - _of_four(*_GPUS, *small, *words).update
     state = found.weights + found.optimizer
     assert 0.8 * state < copied < 1.02 * state if is_put_back else copied == 0, "in part in the place of activations"

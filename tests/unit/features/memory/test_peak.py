@@ -9,9 +9,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.chunked_loss.ability import use_chunks
+from hpc_trainer.features.chunked_loss.chunked_loss import use_chunks
 from hpc_trainer.features.memory.estimate import MemoryEstimate, estimate, with_evaluation
-from hpc_trainer.features.recompute.ability import recompute_blocks
+from hpc_trainer.features.recompute.recompute import recompute_blocks
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss

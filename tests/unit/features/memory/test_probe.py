@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.features.memory.probe import HostMemory
+from hpc_trainer.config.schema.cluster import HardwareConfig
+from hpc_trainer.features.memory.search import HostMemory
 
 
 def test_a_pass_that_a_cpu_has_no_memory_for_is_not_even_tried() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hpc_trainer.config.batch import divisors
+from hpc_trainer.config.mesh import divisors
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.memory import search as fit_batch
 from hpc_trainer.features.memory.estimate import estimate

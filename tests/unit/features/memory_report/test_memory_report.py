@@ -9,11 +9,11 @@ import psutil
 import pytest
 import torch
 
-from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.cluster import HardwareConfig
+from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.errors import TooLargeError
 from hpc_trainer.features.memory.estimate import estimate
-from hpc_trainer.features.memory_report.ability import MemoryReportAbility
+from hpc_trainer.features.memory_report.memory_report import MemoryReportAbility
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.runtime.devices import is_out_of_memory, profile_bytes
 from hpc_trainer.training.data.order import BatchSizes

@@ -13,9 +13,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.mfu import ability, flops
-from hpc_trainer.features.mfu.ability import FLOPS_FAILED, MfuAbility
+from hpc_trainer.features.mfu import flops
+from hpc_trainer.features.mfu import mfu as module
 from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
+from hpc_trainer.features.mfu.mfu import FLOPS_FAILED, MfuAbility
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.rng import rng_state
@@ -54,9 +55,9 @@ def _at_work(
     config: TrainConfig | None = None, **parts: Any,
 ) -> MfuAbility:  # fmt: skip
     """On one of two GPUs whose peak is 5e10."""
-    monkeypatch.setattr(ability, "peak_flops", lambda config, device: 5e10)
+    monkeypatch.setattr(module, "peak_flops", lambda config, device: 5e10)
     if counts is not None:
-        monkeypatch.setattr(ability, "OwnProcess", lambda module: counts)
+        monkeypatch.setattr(module, "OwnProcess", lambda module: counts)
     config = config or TrainConfig()
     found = MfuAbility(config)
     run = Mock(is_rank_zero=is_rank_zero, world_size=2)
@@ -165,8 +166,8 @@ def test_a_peak_is_the_gpus_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_nobody_knows_is_told_once_and_has_no_mfu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ability.torch.cuda, "get_device_name", lambda device: "Graphics Device")
-    monkeypatch.setattr(ability, "peak_flops", lambda config, device: None)
+    monkeypatch.setattr(module.torch.cuda, "get_device_name", lambda device: "Graphics Device")
+    monkeypatch.setattr(module, "peak_flops", lambda config, device: None)
     config = compose(["experiment=digits", "precision=bf16"], 1)
     for device, told in (("cuda", "mfu: unknown, nobody told the peak of Graphics Device for bf16"), ("cpu", "")):
         found = MfuAbility(config)

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.features.muon.muon import ShardedMuon
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices
 from hpc_trainer.runtime.rank_group import RankGroup

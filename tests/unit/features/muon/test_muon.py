@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
+from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.config.schema.optim import MuonConfig, MuonScale
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.muon import MuonWithAdamw, split_weights

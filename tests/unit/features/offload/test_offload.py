@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpc_trainer.config.schema.optim import AdamwConfig, LionConfig, OptimConfig, SgdConfig
-from hpc_trainer.features.offload import ability as optim_place
+from hpc_trainer.features.offload import offload as optim_place
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.checkpoint import optimizers
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees

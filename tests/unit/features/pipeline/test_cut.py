@@ -20,8 +20,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hpc_trainer.config.mesh import mesh_shape
-from hpc_trainer.config.schema.model.shipped import GptConfig, ResnetConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.model import GptConfig, ResnetConfig
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError, LoopError
 from hpc_trainer.features.pipeline.cut import Between, Stage, cut, keep, measure, stages_of
 from hpc_trainer.features.pipeline.stage import cut_out

@@ -13,8 +13,8 @@ from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.features.compress import PruneMethod
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.prune.ability import PruneAbility
-from hpc_trainer.features.prune.schedule import is_due, share_done
+from hpc_trainer.features.prune import is_due, share_done
+from hpc_trainer.features.prune.prune import PruneAbility
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.build import build_dataset, build_model, build_task

@@ -15,7 +15,7 @@ from torch import nn
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.rounding import (
+from hpc_trainer.features.qat.qat import (
     begin_rounding,
     convert_config,
     import_torchao,
@@ -196,7 +196,7 @@ def test_a_missing_package_is_told_before_anything_runs(monkeypatch: pytest.Monk
 def test_torchao_is_imported_under_a_strict_filter_without_its_bytecode(tmp_path: Path) -> None:
     look = (
         "import sys, torch\n"
-        "from hpc_trainer.features.qat.rounding import import_torchao\n"
+        "from hpc_trainer.features.qat.qat import import_torchao\n"
         f"sys.pycache_prefix = {str(tmp_path)!r}\n"
         "import warnings; warnings.simplefilter('error')\n"
         "import_torchao()\n"

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, ModelConfig, ResnetConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute, TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.recompute.ability import recompute_blocks
+from hpc_trainer.features.recompute.recompute import recompute_blocks
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.replay.ability import Joined, Mixed
+from hpc_trainer.features.replay.replay import Joined, Mixed
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.data.protocol import EpochDataset, MapDataset, Seeded

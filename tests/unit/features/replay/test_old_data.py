@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_trainer.config.rules.code_rules import targets_of
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.targets import targets_of
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.record.layout import SweepPaths

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.errors import DivergedError
-from hpc_trainer.features.averaged_weights.ability import AveragedWeights
-from hpc_trainer.features.spike_guard.ability import SpikeGuard, Trouble
+from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
+from hpc_trainer.features.spike_guard.spike_guard import SpikeGuard, Trouble
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.step import Batch
 from tests.unit.training.step_builders import batches_of, build_step

@@ -13,8 +13,7 @@ import torch.distributed.optim
 from torch import nn
 
 from hpc_trainer.config.schema.optim import LionConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy

@@ -12,13 +12,16 @@ from torch import nn
 
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.optim import AdamwConfig, LionConfig, OptimConfig, SgdConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.memory.estimate import estimate
-from hpc_trainer.features.stochastic_rounding import ability as rounding
-from hpc_trainer.features.stochastic_rounding.ability import random_bits, round_stochastically, write_rounded
+from hpc_trainer.features.stochastic_rounding import stochastic_rounding as rounding
+from hpc_trainer.features.stochastic_rounding.stochastic_rounding import (
+    random_bits,
+    round_stochastically,
+    write_rounded,
+)
 from hpc_trainer.training.build import make_optimizer
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import step_unless

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpc_trainer.features.tensor_parallel.clip import clip_grad_norm
+from hpc_trainer.features.tensor_parallel.tensor_parallel import clip_grad_norm
 from tests.unit.training.optim.test_clip import some_weights
 
 

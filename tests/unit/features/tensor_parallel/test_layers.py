@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
+from hpc_trainer.features.tensor_parallel.tensor_parallel import find_plan, share_layers
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.random_stream import own_random_stream
 from hpc_trainer.training.optim.clip import place_gradients

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import hpc_trainer
+from hpc_trainer.config.schema.cluster import SnapshotMode
 from hpc_trainer.config.schema.optim import CustomOptimConfig
-from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError, SubmitError, UntrustedFileError
 from hpc_trainer.launch.frozen_code.archive import code_revision, store_code
 from hpc_trainer.launch.frozen_code.frozen_worker import read_archive

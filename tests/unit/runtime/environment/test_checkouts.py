@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.launch.reproduce import write_checkout
 from hpc_trainer.record.redaction import REDACTED, Redaction
 from hpc_trainer.runtime.code import checkouts_of
+from hpc_trainer.verify.old_code import write_checkout
 from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
 
 TOKEN = "hf_" + "Q7w8" * 6

@@ -20,13 +20,13 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import train
-from hpc_trainer.training.saver import SaveTimer
 from tests.composed import composed
 from tests.unit.training.checkpoint.reshard_child import on_ranks
 

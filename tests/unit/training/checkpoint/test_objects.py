@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
-from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
+from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, ScheduleConfig, ScheduleName, SgdConfig
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore

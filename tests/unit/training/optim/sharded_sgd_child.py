@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hpc_trainer.config.schema.optim import CustomOptimConfig, OptimConfig, SgdConfig
-from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.features.custom_optim.ability import PutBack
+from hpc_trainer.config.schema.parallel import Dtype
+from hpc_trainer.features.custom_optim.custom_optim import PutBack
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.optim.build import step_unless
 from tests.unit.training.checkpoint.reshard_child import on_ranks

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
+from hpc_trainer.config.schema.optim import ScheduleConfig, ScheduleName
 from hpc_trainer.training.optim.build import set_learning_rate, set_momentum
 from hpc_trainer.training.optim.schedule import learning_rate, momentum
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig, Strategy
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype, FsdpDtype, ParallelConfig, Strategy
 
 NUM_STEPS, WISH, NUM_BLOCKS = 10, 8, 2
 FSDP = ParallelConfig(strategy=Strategy.fsdp)

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from hpc_trainer.config.schema.model.shipped import GptConfig
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig, Strategy
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
-from hpc_trainer.features.averaged_weights.ability import AveragedWeights
-from hpc_trainer.features.offload import ability as optim_place
-from hpc_trainer.features.recompute.ability import recompute_blocks
-from hpc_trainer.features.tensor_parallel.ability import MeshStepper
-from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
+from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
+from hpc_trainer.features.offload import offload as optim_place
+from hpc_trainer.features.recompute.recompute import recompute_blocks
+from hpc_trainer.features.tensor_parallel.tensor_parallel import MeshStepper, find_plan, share_layers
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy

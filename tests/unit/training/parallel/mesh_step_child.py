@@ -12,7 +12,7 @@ import torch
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.tensors import is_sharded, local_tensor

@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
-from hpc_trainer.features.averaged_weights.ability import AveragedWeights
-from hpc_trainer.features.offload import ability as optim_place
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig, Strategy
+from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
+from hpc_trainer.features.offload import offload as optim_place
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.tasks.cross_entropy import CrossEntropy

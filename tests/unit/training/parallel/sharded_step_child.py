@@ -15,7 +15,7 @@ import torch.distributed.fsdp
 import torch.distributed.optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.tasks.cross_entropy import CrossEntropy

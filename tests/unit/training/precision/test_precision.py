@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.features.float8 import ability
-from hpc_trainer.features.float8.linear import use_float8
+from hpc_trainer.config.schema.parallel import Dtype
+from hpc_trainer.features.float8 import float8
+from hpc_trainer.features.float8.float8 import use_float8
 from hpc_trainer.models.gpt import Gpt
 from tests.unit.training.train_here import config_of, train_here
 
@@ -90,7 +90,7 @@ def test_it_learns_what_fp32_learns_in_its_own_format(
 ) -> None:  # fmt: skip
     if dtype is Dtype.fp8:
         pytest.importorskip("torchao.float8", reason="torchao is not installed (the extra `quantize`)")
-        monkeypatch.setattr(ability, "use_float8", functools.partial(use_float8, emulate=True))
+        monkeypatch.setattr(float8, "use_float8", functools.partial(use_float8, emulate=True))
     losses, evaluated, formats = _curves(tmp_path / "run", dtype)
     assert formats == {(True, format_), (False, format_)}
     assert (losses == reference[0]) == (evaluated == reference[1]) == (tolerance == 0), "another rounding, or the same"

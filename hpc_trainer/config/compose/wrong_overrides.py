@@ -1,0 +1,278 @@
+"""Messages about wrong overrides: which key, value or form was probably meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import re
+import shlex
+import typing
+from collections.abc import Iterable, Sequence
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
+from omegaconf import MISSING
+
+from hpc_trainer.config.load import hints, kinds_of
+from hpc_trainer.config.rules.declared_rules import WORDS
+from hpc_trainer.config.schema.key import Declared
+from hpc_trainer.config.store import DECLARED, declared_at
+from hpc_trainer.errors import did_you_mean, valid
+
+# OmegaConf's messages about a value that a type does not accept.
+_OF_A_TYPE = re.compile(
+    r"is not Optional|Cannot (convert|assign|merge) |Invalid (value|type) |is not a valid (bool|input for <enum)"
+    r"|is not in struct|could not be converted to|is incompatible with type hint|unsupported type|not supported"
+)
+_QUOTED = re.compile(r"'(.*?)'", re.DOTALL)
+_PLAIN_WORDS = re.compile(r"[-+\w./]+")
+_SPAN = re.compile(r"(\d{1,9})(?:\.\.+|-|:)(\d{1,9})")
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def wrong_value(key: str, said: str, line: str | None) -> str | None:
+    """Return the message that replaces OmegaConf's, or None if it is about something else.
+
+    Args:
+        key: the key that OmegaConf names.
+        said: OmegaConf's message.
+        line: the override that set the value, if one did.
+    """
+    known = declared_at(key)
+    if known is None or not _OF_A_TYPE.search(said):
+        return None
+    quoted = _QUOTED.search(said)
+    text = line.partition("=")[2] if line else quoted[1] if quoted else "this"
+    if known.section is not None:
+        first = dataclasses.fields(known.section)[0].name
+        return (
+            f"{known.name}={text}: {known.name} is a section. Set its keys one by one, as {known.name}.{first}=VALUE."
+        )
+    hint = kinds_of(hints(known.kind)[known.field.name])[0]
+    rest = key[len(known.name) :]
+    kind = typing.get_origin(hint) or hint
+    if kind is dict and rest:
+        if line is None or not line.startswith("+"):
+            return f"{key}: a new key of {known.name} is added with +{key}=VALUE."
+        return f"{key}={text} must be {WORDS.get(typing.get_args(hint)[1], 'one value')}. Use a value as +{key}=NAME."
+    what, name = f"{known.name}={text}", known.name
+    if kind is list:
+        items = typing.get_args(hint)[0]
+        of_names = typing.get_origin(items) is dict or dataclasses.is_dataclass(items)
+        words = "names with values" if of_names else {str: "texts", float: "numbers"}[items]
+        return f"{what} must be a list of {words}. Use '{name}={_example_list(known, items)}'."
+    if kind is dict:
+        return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."
+    if issubclass(kind, enum.Enum):
+        return f"{what}: no such choice. {valid(text, [member.name for member in kind])}"
+    if kind in (int, float):
+        return _of_number(known, kind, text)
+    return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(known)}."
+
+
+def _of_number(known: Declared, kind: type, text: str) -> str:
+    name, what = known.name, f"{known.name}={text}"
+    sweep = as_sweep(text)
+    if sweep is not None and all(map(_NUMBER.fullmatch, sweep.split(","))):
+        rule = "one number" if text.startswith("[") else WORDS[kind]
+        parted = "Several values are parted by commas, without brackets or spaces."
+        return f"{what} must be {rule}. {parted} Use {name}={sweep}."
+    span = _SPAN.fullmatch(text) if kind is int else None
+    if span is not None:
+        first, last = span[1], span[2]
+        return f"{what} must be {WORDS[kind]}. Use '{name}=range({first},{int(last) + 1})' for {first} to {last}."
+    try:
+        value = float(text)
+    except ValueError:
+        return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(known)}."
+    if not math.isfinite(value):
+        return f"{what} must be {WORDS[kind]}. Use {name}={_example(known)}."
+    written = ", written with digits alone" if value.is_integer() else ""
+    return f"{what} must be {WORDS[kind]}{written}. Use {name}={round(value)}."
+
+
+def as_sweep(text: str) -> str | None:
+    """Return `1e-3,2e-3` for `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None if it is no list of plain words."""
+    words = [word for word in re.split(r"[\s,;]+", text.strip("'\"()[]{}")) if word]
+    is_list = len(words) > 1 or (bool(words) and words[0] != text.strip("'\""))
+    is_list = is_list and not re.match(r"\w+\(", text)  # choice(), range(1)
+    return ",".join(words) if is_list and all(map(_PLAIN_WORDS.fullmatch, words)) else None
+
+
+def _example(known: Declared) -> str:
+    """Return a value that the key takes: its default, if the default is a value."""
+    kind = kinds_of(hints(known.kind)[known.field.name])[0]
+    if isinstance(known.default, bool):
+        return str(known.default).lower()
+    if known.default in (None, "", MISSING):
+        return "NAME" if kind is str else "1"
+    return str(known.default)
+
+
+def _example_list(known: Declared, items: typing.Any) -> str:
+    if typing.get_origin(items) is dict:
+        return "[{optim.lr:[0.1,0.2],seed:[1,2]}]"
+    if dataclasses.is_dataclass(items):
+        return "[{axes:{optim.lr:[0.1,0.2]}},{axes:{seed:[1,2]}}]"
+    # A list of texts may hold the typed text; a list of numbers has a length of its own.
+    return f"[{','.join(map(str, known.default)) or 'A,B'}]"
+
+
+_OPEN = (",", "=", "(", "[", "{", ":")
+_GOES_ON = (",", "=", ")", "]", "}", ":")
+_LONGEST = 200
+_KEY = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
+_FORM = "An override reads KEY=VALUE, as optim.lr=1e-3; a value with spaces is put in quotes."
+
+
+def unreadable(overrides: Sequence[str], error: Exception) -> str:
+    """Return the message about the wrong override; if a space split one override, how to type it."""
+    if not isinstance(error, OverrideParseException) or error.override not in overrides:
+        return f"{_said(error)}. {_FORM}"
+    parts = _parted(overrides, list(overrides).index(error.override))
+    if len(parts) > 1:
+        return (
+            f"{' '.join(parts)}: a space begins a new word, and these {len(parts)} are one override. Write "
+            f"{shlex.quote(''.join(parts))} without the space."
+        )
+    key, _, value = error.override.partition("=")
+    sweep = as_sweep(value)
+    if key and sweep is not None:
+        return (
+            f"{error.override}: several values are parted by single commas, without brackets or spaces. "
+            f"Use {key}={sweep}."
+        )
+    return f"{error.override}: Hydra's grammar of overrides does not read this: {_said(error)}. {_FORM}"
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of Hydra's message that says more than that there is an error."""
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("Error parsing override")]
+    said = lines[0].replace("LexerNoViableAltException: ", "no key and value in ") if lines else "it has no form"
+    return said[:_LONGEST].rstrip(".")
+
+
+def _parted(words: Sequence[str], index: int) -> Sequence[str]:
+    """Return the words around `index` that a space split from one override: `a=1,` `2`, or `a` `=1`."""
+    first, last = index, index
+    while first > 0 and _is_one(words[first - 1], words[first]):
+        first -= 1
+    while last + 1 < len(words) and _is_one(words[last], words[last + 1]):
+        last += 1
+    return words[first : last + 1]
+
+
+def _is_one(left: str, right: str) -> bool:
+    is_next = _KEY.match(right) is not None  # a comma too many before another override
+    return (left.endswith(_OPEN) and not is_next) or right.startswith(_GOES_ON)
+
+
+_MOST_MEANT = 3
+_NEARLY = 0.75  # `sed` is seed (0.86); `steps` is not sweep (0.6)
+
+_RESUME = (
+    "A run goes on from its newest checkpoint by itself: give the same command again. checkpoint.resume_from=FOLDER "
+    "goes on from another run, init_from.path=FOLDER takes its weights alone"
+)
+_STEPS = "train.num_steps (a run is counted in optimizer steps)"
+_BATCH = "train.micro_batch_size (of a rank, in a pass) or train.global_batch_size (of an optimizer step)"
+_WORDS = {
+    _RESUME: "resume auto_resume continue continue_from resume_training resume_from_checkpoint restart restore",
+    _STEPS: "epochs num_epochs max_epochs n_epochs num_train_epochs steps max_steps total_steps iterations max_iters",
+    _BATCH: "batch batch_size bs per_device_train_batch_size train_batch_size",
+    "optim.lr": "learning_rate lr base_lr",
+    "optim=NAME, as optim=sgd": "optimizer optimiser",
+    "optim=sgd, which has optim.momentum": "momentum",
+    "optim.weight_decay": "wd l2 weight_decay",
+    "schedule=NAME, as schedule=cosine": "scheduler lr_scheduler lr_schedule",
+    "schedule.warmup_steps": "warmup num_warmup_steps lr_warmup_steps",
+    "train.max_grad_norm": "grad_clip clip_grad gradient_clip_val gradient_clipping clip_norm max_norm",
+    "train.grad_accum_steps": "gradient_accumulation_steps accumulate_grad_batches accumulation_steps grad_accum accum",
+    "precision=NAME, as precision=bf16": "amp mixed_precision bf16 fp16 dtype precision",
+    "parallel=NAME, as parallel=fsdp": "strategy ddp fsdp distributed",
+    "data=NAME, as data=digits": "dataset data_name",
+    "data.num_workers": "workers num_workers dataloader_num_workers",
+    "tracker=NAME, as tracker=wandb": "wandb mlflow tensorboard logger report_to",
+    "hardware.gpus_per_node": "gpus num_gpus n_gpus ngpus gpu devices",
+    "hardware.num_nodes": "nodes n_nodes nnodes num_nodes",
+    "hardware.cpus_per_task (without GPUs) or hardware.cpus_per_gpu": "cpus num_cpus cpus_per_task cores",
+    "hardware.mem_gb_per_node": "mem memory mem_gb ram",
+    "hardware.time_limit_min": "time timelimit time_limit walltime timeout timeout_min max_time",
+    "hardware.partition": "queue partition",
+    "cluster.account": "account project",
+    "checkpoint.every_steps": "save_steps save_every checkpoint_every save_interval",
+    "train.eval_every_steps": "eval_steps eval_every eval_interval val_check_interval",
+    "monitor.log_every_steps": "logging_steps log_every log_interval log_every_n_steps",
+    "paths.runs_dir": "output_dir out_dir log_dir logdir save_dir runs_dir default_root_dir",
+    "seed": "seed random_seed manual_seed random_state",
+}
+_MEANT = {word: meant for meant, words in _WORDS.items() for word in words.split()}
+
+
+def key_meant(key: str, known: Iterable[str]) -> str:
+    """Return a sentence that suggests an existing key, with a space after it; "" if no key is similar.
+
+    Args:
+        key: the key that does not exist, with its section if it has one.
+        known: the keys that exist in that place.
+    """
+    import difflib  # imported late, as in errors.py: most commands have no misspelled key
+
+    parent, _, name = key.rpartition(".")
+    word = name.lower().replace("-", "_")
+    meant = _MEANT.get(word)
+    if meant is not None and meant != key:
+        return f"{meant}. " if meant is _RESUME else f"Did you mean {meant}? "
+    inner: dict[str, list[str]] = {}
+    for key_name in DECLARED:
+        inner.setdefault(key_name.rpartition(".")[2], []).append(key_name)
+    own = difflib.get_close_matches(word, known, n=1, cutoff=0.6 if parent else _NEARLY)
+    if own and (parent or name not in inner):
+        return f"Did you mean {own[0]}? "
+    close = [name] if name in inner else [] if parent else difflib.get_close_matches(name, inner, n=_MOST_MEANT)
+    others = [other for found in close for other in inner[found] if other != key][:_MOST_MEANT]
+    return f"Did you mean {' or '.join(others)}? " if others else ""
+
+
+def keys_named() -> list[str]:
+    """Return all keys that suggestions name."""
+    return sorted({key for meant in _WORDS for key in re.findall(r"\b[a-z_]+\.[a-z_]+\b", meant)})
+
+
+def hydra_problem(error: Exception, parsed: Sequence[Override]) -> str:
+    """Return Hydra's own message, or a better one."""
+    for override in parsed:
+        if override.is_delete() and "Could not delete" in str(error):
+            return not_deleted(override)
+        key, way = override.key_or_group, f"Use {override.key_or_group}={override.value()}."
+        if override.is_add() and str(error).startswith(
+            (f"Multiple values for {key}.", f"{key} appears more than once")
+        ):
+            return f"{override.input_line}: {key} is chosen without +. {way}"
+        if override.package is not None and "Could not override" in str(error):
+            return f"{override.input_line}: nothing is chosen for @{override.package}. {way}"
+    return str(error).strip()
+
+
+def not_deleted(override: Override) -> str:
+    key = override.key_or_group
+    if key in DECLARED:
+        return f"{override.input_line}: a run keeps all of its keys. Set it, as {key}=VALUE."
+    return f"{override.input_line}: there is no {key} to take away. {did_you_mean(key, DECLARED)}".rstrip()
+
+
+def unresolved(key: str, said: str, parsed: Sequence[Override]) -> str:
+    """Return the message about an interpolation that leads nowhere."""
+    given = [override.input_line for override in parsed if override.key_or_group == key]
+    what = f"{given[-1] if given else key}: the interpolation cannot be resolved"
+    nowhere = re.fullmatch(r"Interpolation key '(.*)' not found", said)
+    if nowhere:
+        hint = did_you_mean(nowhere[1], DECLARED) or "Write a key in full, as ${train.num_steps}."
+        return f"{what}: there is no key {nowhere[1]}. {hint}".rstrip()
+    variable = re.search(r"Environment variable '(.*)' not found", said)
+    if variable:
+        way = f"Set it, or give a default: ${{oc.env:{variable[1]},VALUE}}."
+        return f"{what}: the environment has no {variable[1]}. {way}"
+    said = re.sub(r"Value '.*' of type", "its value of type", said)
+    return f"{what}: {said.removesuffix('.')}. Name one key with one value, as ${{train.num_steps}}."
