@@ -11,7 +11,10 @@ import functools
 import importlib
 from typing import Any
 
-DOMAINS = ("data", "observe")
+DOMAINS = (
+    "data",
+    "observe",
+)
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 
 HOOKS = {

@@ -15,8 +15,8 @@ commands = typer.Typer(
     name="data", help="Prepare, check and measure data.", no_args_is_help=True, rich_markup_mode=None,
 )  # fmt: skip
 prepare = typer.Typer(
-    name="prepare", help="Make of raw files what trains fast; started again, it goes on.", no_args_is_help=True,
-    rich_markup_mode=None,
+    name="prepare", help="Convert raw files to a form that trains fast; the same command again continues.",
+    no_args_is_help=True, rich_markup_mode=None,
 )  # fmt: skip
 commands.add_typer(prepare, name="prepare")
 
@@ -28,45 +28,54 @@ class OnBroken(str, enum.Enum):
     skip = "skip"
 
 
-To = Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The prepared folder.")]
+To = Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Folder for the result.")]
 EvalFraction = Annotated[
     float,
-    typer.Option("--eval-fraction", metavar="SHARE", help="Share that is held out for evaluation, by a hash of names."),
+    typer.Option("--eval-fraction", metavar="SHARE", help="Share to hold out for evaluation, by a hash of names."),
 ]
 Broken = Annotated[
     OnBroken,
-    typer.Option("--on-broken", metavar="refuse|skip", help="Of files that cannot be read: refuse all, or skip these."),
+    typer.Option("--on-broken", metavar="refuse|skip", help="Policy for unreadable files: stop, or leave them out."),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", help="Processes; else one for each core that this process may use."),
+    typer.Option(
+        "--workers", metavar="N", help="Number of processes; by default one for each core that this process may use."
+    ),
 ]
 Part = Annotated[
-    str | None, typer.Option("--part", metavar="I/N", help="Only each N-th piece from the I-th on: 1/8 .. 8/8.")
+    str | None, typer.Option("--part", metavar="I/N", help="Make only every N-th piece, from the I-th on: 1/8 to 8/8.")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Make all of it anew; what is there is deleted.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what is there, and make everything anew.")]
 OnSlurm = Annotated[
     list[str] | None,
-    typer.Option("--slurm", metavar="KEY=VALUE", help="As an array of Slurm jobs, with hardware=.. ; may be repeated."),
+    typer.Option(
+        "--slurm",
+        metavar="KEY=VALUE",
+        help="Run as an array of Slurm jobs with this override, such as hardware=NAME; may be repeated.",
+    ),
 ]
-Parts = Annotated[int, typer.Option("--parts", metavar="N", help="Jobs of that array.")]
+Parts = Annotated[int, typer.Option("--parts", metavar="N", help="Number of jobs in that array.")]
 
 
 @prepare.command("images", cls=Verb)
 def prepare_images(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A folder with a folder of pictures for each class.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder with a folder of images for each class.")],
     to: To,
     size: Annotated[
-        int, typer.Option("--size", metavar="PIXELS", help="Pixels of the shorter side; smaller ones stay.")
+        int,
+        typer.Option("--size", metavar="PIXELS", help="Pixels of the shorter side; smaller images are not enlarged."),
     ] = 256,
-    picture_format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="jpg, png or webp.")] = "jpg",
+    picture_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="Format of the result: jpg, png or webp.")
+    ] = "jpg",
     quality: Annotated[
-        int | None, typer.Option("--quality", metavar="N", help="Of jpg and webp, 1 to 100; else 90.")
+        int | None, typer.Option("--quality", metavar="N", help="Quality of jpg and webp, 1 to 100; by default 90.")
     ] = None,
     eval_fraction: EvalFraction = 0.1,
-    shard_mib: Annotated[int, typer.Option("--shard-mib", metavar="MIB", help="MiB of a shard, about.")] = 128,
+    shard_mib: Annotated[
+        int, typer.Option("--shard-mib", metavar="MIB", help="Approximate size of a shard in MiB.")
+    ] = 128,
     on_broken: Broken = OnBroken.refuse,
     workers: Workers = None,
     part: Part = None,
@@ -75,7 +84,7 @@ def prepare_images(
     fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
-    """Pictures, a folder for each class: resized, in tar shards with an index."""
+    """Resize images, which are in a folder for each class, and write tar shards with an index."""
     from hpc_trainer.data.prepare.images import ImageOptions
     from hpc_trainer.data.verbs import How, run_prepare_images
 
@@ -97,13 +106,11 @@ def prepare_tokens(
         str, typer.Option("--tokenizer", metavar="TOKENIZER", help="`bytes`, or a tokenizer.json.")
     ] = "bytes",
     document: Annotated[
-        str, typer.Option("--document", metavar="file|line", help="What a document is: a file or a line.")
+        str, typer.Option("--document", metavar="file|line", help="Unit that is a document: a file or a line.")
     ] = "file",
     end_token: Annotated[
         str | None,
-        typer.Option(
-            "--end-token", metavar="TOKEN", help="The token after each document; else the tokenizer's usual one."
-        ),
+        typer.Option("--end-token", metavar="TOKEN", help="Token after each document; by default the tokenizer's own."),
     ] = None,
     eval_fraction: EvalFraction = 0.1,
     on_broken: Broken = OnBroken.refuse,
@@ -114,7 +121,7 @@ def prepare_tokens(
     fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
-    """Texts: as tokens, one document after the other."""
+    """Convert texts to tokens, one document after the other."""
     from hpc_trainer.data.prepare.tokens import TokenOptions
     from hpc_trainer.data.verbs import How, run_prepare_tokens
 
@@ -131,14 +138,16 @@ def check(
     overrides: Overrides = None,
     sample: Annotated[
         int | None,
-        typer.Option("--sample", metavar="N", help="Only so many samples of each split, at random, and no checksums."),
+        typer.Option(
+            "--sample", metavar="N", help="Read only N samples of each split, drawn at random, and check no checksums."
+        ),
     ] = None,
     workers: Workers = None,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
 ) -> None:
-    """Read all data as training would, and say what is wrong with them; exit code 1 if anything is."""
+    """Read all data as training would, and list their problems; exit with 1 if there are any."""
     from hpc_trainer.data.verbs import run_check
 
     run_check(Given(overrides, config_dir, trust), sample=sample, workers=workers, as_json=as_json)
@@ -150,16 +159,22 @@ def bench(
     workers: Annotated[
         str, typer.Option("--workers", metavar="N,N..", help="Numbers of loader processes to try.")
     ] = "0,2,4",
-    seconds: Annotated[float, typer.Option("--seconds", metavar="SECONDS", help="Of each of these.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="SECONDS", help="Seconds to measure each number.")
+    ] = 3.0,
     step_ms: Annotated[
         float | None,
-        typer.Option("--step-ms", metavar="MS", help="Milliseconds of a training step; says what suffices for it."),
+        typer.Option(
+            "--step-ms",
+            metavar="MS",
+            help="Milliseconds of a training step; prints the number of processes that suffices for it.",
+        ),
     ] = None,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast batches come, by number of loader processes (data.num_workers)."""
+    """Measure how fast batches are loaded, by number of loader processes (data.num_workers)."""
     from hpc_trainer.data.verbs import run_bench
 
     given = Given(overrides, config_dir, trust)
@@ -168,10 +183,10 @@ def bench(
 
 @commands.command("index", cls=Verb)
 def index(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of tar shards in WebDataset's layout.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of tar shards in WebDataset's layout.")],
     as_json: Json = False,
 ) -> None:
-    """Write the index of tar shards that are there already, so that they can be trained on."""
+    """Write the index of existing tar shards, which training on them needs."""
     from hpc_trainer.data.verbs import run_index
 
     run_index(folder, as_json=as_json)
