@@ -12,23 +12,26 @@ import importlib
 from typing import Any
 
 DOMAINS = (
+    "deploy",
     "data",
     "observe",
 )
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 
 HOOKS = {
+    "verbs": "typer app with verbs of hpc-trainer (cli/main.py); imported at the start of each command line",
+    "sweep_keys": "mapping from a key of `sweep` that no grid reads to what it is (config/compose/grid.py)",
     "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
     "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",
     "recorders": "recorder of a rank's last moments (worker/attempt.py, `Recorder`)",
-    "warnings": "problem of a running run, as one line for `status` (record/run_status.py)",
+    "warnings": "problem of a running run, as one line for `status` (record/status.py)",
     "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
     "result_columns": "columns of `results` (operate/results.py, `Columns`)",
     "report_parts": "part of a sweep's report (operate/report/data.py, `ReportPart`)",
+    "report_options": "mapping from an option of `report` to a function of its value that returns a `ReportPart`",
     "page_parts": "section of a run's page (operate/run_page.py, `PagePart`)",
     "live_figures": "figures of a running run for `status --watch` (cli/live.py)",
     "data_sets": "dataclass of a choice of `data=` (config/store.py; the methods are those of schema/data.py)",
-    "commands": "group of commands, a typer app (cli/main.py)",
 }
 """What a domain may contribute to, and where the core describes and calls it."""
 

@@ -57,7 +57,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Add the CPU seconds of each test to the file that $HPC_TRAINER_TESTS_CPU names; a clock tells of others' work too.
+    """Add the CPU seconds of each test to the file $HPC_TRAINER_TESTS_CPU; a clock tells of other processes too.
 
     Those of the processes that it started and waited for are in it; what a fixture of several tests costs is the
     first one's.

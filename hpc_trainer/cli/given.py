@@ -77,7 +77,7 @@ def resolve_runs_dir(option: Path | None) -> Path:
     """Return the folder of --runs-dir, else the configured folder."""
     from hpc_trainer.operate.find import configured_runs_dir
 
-    return configured_runs_dir() if option is None else option
+    return configured_runs_dir(option)
 
 
 def one_sweep(positional: str | None, option: str | None) -> str | None:

@@ -31,8 +31,8 @@ from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmEr
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
-from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import Need, find_needs
+from hpc_trainer.launch.plan import known_of
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.cancel import cancelled_with_sweep
 from hpc_trainer.operate.find import elsewhere_too, select

@@ -15,9 +15,9 @@ from rich.live import Live
 from hpc_trainer.cli.common import console, figure, short_duration
 from hpc_trainer.cli.live_table import end_note, table_of
 from hpc_trainer.domains import contributions
-from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
-from hpc_trainer.cli.common import figure, short_duration, state_style, throughput_words
-from hpc_trainer.cli.fit_table import cut
+from hpc_trainer.cli.common import cut, figure, short_duration, state_style, throughput_words
 from hpc_trainer.cli.terminal import one_line
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus

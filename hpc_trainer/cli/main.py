@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.apps import model, runs
+from hpc_trainer.cli.apps import runs
 from hpc_trainer.cli.complete import complete_names
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
@@ -162,10 +162,8 @@ def cancel(
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
-for group in (runs, verify, model):
-    app.add_typer(group.verbs)
-for commands in contributions("commands"):
-    app.add_typer(commands)
+for verbs in (runs.verbs, verify.verbs, *contributions("verbs")):
+    app.add_typer(verbs)
 
 
 @app.callback(invoke_without_command=True)

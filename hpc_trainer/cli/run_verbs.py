@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 from hpc_trainer.cli.common import (
+    Least,
     axis_value,
     counts_line,
+    cut,
     figure,
     print_json,
     print_next,
     print_table,
     say,
+    short_duration,
+    throughput_words,
     warn,
 )  # fmt: skip
-from hpc_trainer.cli.given import resolve_runs_dir, tell_notes
-from hpc_trainer.cli.status_table import print_runs
+from hpc_trainer.cli.given import tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.find import check_one_each, elsewhere_too, find_sweep, select
+from hpc_trainer.operate.find import check_one_each, configured_runs_dir, elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import metrics_now, result_rows, sort_rows
+from hpc_trainer.operate.results import result_rows, sort_rows
 from hpc_trainer.record.reading import exists
+from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, goodputs, read_status
+from hpc_trainer.record.status import RunStatus, SweepStatus, goodputs, metrics_now, outcome_metrics, read_status
 
 _MOST_REMARKS = 5
 
@@ -42,7 +46,7 @@ SHOWN_OF_MORE = 20
 
 def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool, every_run: bool = False) -> None:
     """Show a sweep once, or until it ends with `watch`; `every_run` prints a line for each of any number of runs."""
-    sweep = find_sweep(resolve_runs_dir(runs_dir), name)
+    sweep = find_sweep(configured_runs_dir(runs_dir), name)
     status = read_status(sweep, is_look=True)
     if watch:
         from hpc_trainer.cli.live import watch as watch_sweep
@@ -126,7 +130,7 @@ def run_logs(
     *, rank: int | None, follow: bool, tail: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a run's logs; without a name, those of a failed run, else of a running one, else of the last started."""
-    status, run_ids = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep, is_look=True)
+    status, run_ids = select(configured_runs_dir(runs_dir), [name] if name else [], sweep, is_look=True)
     run = _most_interesting(status, run_ids)
     files = log_files(status, run, rank)
     warn(status)
@@ -165,7 +169,7 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         raise ConfigError(
             "cancel needs the name of a sweep or of a run: `hpc-trainer sweeps` and `hpc-trainer status` list them."
         )
-    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep)
+    status, run_ids = select(configured_runs_dir(runs_dir), names, sweep)
     check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
@@ -201,7 +205,7 @@ def run_results(
     name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool, every_run: bool = False
 ) -> None:
     """Print the table of results; `every_run` prints a line for each of any number of runs."""
-    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
+    status = read_status(find_sweep(configured_runs_dir(runs_dir), name), is_look=True)
     if as_json:
         rows = result_rows(status, typed=True)
         print_json(sort_rows(rows, sort) if sort else rows)
@@ -257,3 +261,93 @@ def _cell(column: str, value: Any) -> str | RunState:
     if value is None:
         return "-"
     return RunState(value) if column == "state" else figure(axis_value(column, value))
+
+
+# Table of `status`: one line per run, and the columns that a narrow terminal drops.
+
+_MUCH_WAIT = 0.05  # of a step
+_MOST_OF_CAUSE = 120
+_QUIET_S = 60.0
+_AXES = ""  # placeholder for one column per axis of the runs
+_COLUMNS = (
+    "RUN", "STATE", "STEP", "ETA", _AXES, "SPEED", "GOODPUT", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE",
+)  # fmt: skip
+_GIVES_WAY: Sequence[Least] = (
+    "JOB", "ATTEMPTS", "NODE", "GOODPUT", "SPEED", ("RUN", 20), ("METRICS", 18), ("CAUSE", 24), ("RUN", 16), _AXES,
+    ("METRICS", 16), ("CAUSE", 18), "METRICS", "ETA", "STEP",
+)  # fmt: skip
+"""Columns that a narrow terminal drops, or cuts to a width, in this order. So state, step and ETA stay longest, then
+causes, then the run's axes and metrics, then the figures of its work."""
+
+
+def print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
+    """Print a line for each of these runs; print nothing without runs."""
+    if not runs:
+        return
+    goodput, metrics = goodputs(status, runs), metrics_now(status, runs)
+    axes = find_axes([run.spec for run in runs])
+    keys = list(dict.fromkeys(key for run in runs for key in axes[run.run_id]))
+    rows = []
+    for run in runs:
+        cells = {
+            "RUN": run.run_id, "STATE": run.state, "STEP": run.progress, "ETA": short_duration(run.eta_s),
+            "SPEED": speed_words(run.speed),
+            "GOODPUT": f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
+            "ATTEMPTS": str(len(run.attempts)), "JOB": _short_job(run.job_id), "NODE": _nodes(run),
+            "METRICS": _metrics(run, *metrics[run.run_id]), "CAUSE": _cause(run),
+        }  # fmt: skip
+        rows.append([*_each(_COLUMNS, cells, [axis_value(key, axes[run.run_id].get(key, "-")) for key in keys])])
+    headings = [key.upper() for key in keys]
+    columns = [*_each(_COLUMNS, {name: name for name in _COLUMNS}, headings)]
+    least = [*_each(_GIVES_WAY, {name: name for name in _GIVES_WAY}, headings[::-1])]
+    print_table(columns, rows, least=least)
+
+
+def _each(names: Sequence[Any], known: Mapping[Any, Any], of_axes: Sequence[Any]) -> Iterator[Any]:
+    """Yield the value of each name, and the values of the axes in place of `_AXES`."""
+    for name in names:
+        if name == _AXES:
+            yield from of_axes
+        else:
+            yield known[name]
+
+
+def _metrics(run: RunStatus, metrics: Mapping[str, Any], step: int | None) -> str:
+    shown = outcome_metrics(run, metrics) or {key: metrics[key] for key in ("loss",) if key in metrics}
+    words = [f"{key}={figure(value)}" for key, value in shown.items()]
+    return " ".join([*words, *([] if step is None or not words else [f"(of step {step})"])]) or "-"
+
+
+def speed_words(speed: Mapping[str, float]) -> str:
+    """Return the speed as `482k tokens/s mfu 42%`, or samples/s or steps/s; with the wait for data if that is much."""
+    throughput = throughput_words(speed)
+    words = [] if throughput is None else [throughput]
+    words += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
+    waits = speed.get("data_wait_share", 0.0)
+    return " ".join([*words, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"
+
+
+def _short_job(job_id: str | None) -> str:
+    """Return a Slurm job id unchanged, and a local queue as `local:PID`."""
+    if job_id is None:
+        return "-"
+    return f"local:{job_id.rsplit(':', 2)[1]}" if ":" in job_id else job_id
+
+
+def _nodes(run: RunStatus) -> str:
+    """Return the nodes as Slurm lists them; after the end, the first node and the number of the others."""
+    others = run.spec.shape.num_nodes - 1
+    if run.node is None:
+        return "-"
+    return run.node if not others or re.search(r"[\[,]", run.node) else f"{run.node} +{others}"
+
+
+def _cause(run: RunStatus) -> str:
+    if run.warning is not None:
+        return run.warning
+    if run.state is RunState.RUNNING and (run.age_s or 0.0) >= _QUIET_S:  # the run may hang: its speed is old
+        return f"last sign of life {short_duration(run.age_s)} ago"
+    if run.state is RunState.COMPLETED or run.reason is None or run.reason.upper() == run.state.value:
+        return "-"
+    age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
+    return cut(run.reason, _MOST_OF_CAUSE) + age

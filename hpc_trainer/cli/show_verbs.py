@@ -14,9 +14,8 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.show import DEFAULT, as_text, difference, find_run, sweep_lines, values
 from hpc_trainer.record.environment import changes_of
-from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.journal import Journal, read_first_weights
 from hpc_trainer.record.layout import OTHER_FOLDER
-from hpc_trainer.record.worker_files import read_first_weights
 
 _WIDEST = 60
 

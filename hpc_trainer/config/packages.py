@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import warnings
 from typing import Any
 
 from hpc_trainer.config.schema.output import TrackerName
@@ -53,6 +55,25 @@ def optional(module: str, what: str) -> Any:
     """
     check_installed(what, module.partition(".")[0])
     return importlib.import_module(module)
+
+
+def import_torchao() -> None:
+    """Import torchao's tensors and operations without what it logs of other machines' libraries.
+
+    Where Python keeps no bytecode of torchao yet, compiling torchao warns of its invalid escapes (0.18): an error under
+    `-W error`.
+    """
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "invalid escape sequence|.* is an invalid escape sequence")
+            import torchao.quantization.qat  # noqa: F401
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def missing_package(name: TrackerName) -> str | None:

@@ -22,6 +22,6 @@ CONTRIBUTES = {
         "hpc_trainer.data.tables:TableConfig",
         "hpc_trainer.data.hf:HfDatasetConfig",
     ),
-    "commands": ("hpc_trainer.data.commands:commands",),
+    "verbs": ("hpc_trainer.data.commands:verbs",),
 }
 """What this domain contributes to the hooks of the core (hpc_trainer/domains.py)."""

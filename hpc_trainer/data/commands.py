@@ -11,14 +11,14 @@ import typer
 from hpc_trainer.cli.given import Given
 from hpc_trainer.cli.options import ConfigDir, Json, Overrides, Trust, Verb
 
-commands = typer.Typer(
+verbs = typer.Typer(
     name="data", help="Prepare, check and measure data.", no_args_is_help=True, rich_markup_mode=None,
 )  # fmt: skip
 prepare = typer.Typer(
     name="prepare", help="Convert raw files to a form that trains fast; the same command again continues.",
     no_args_is_help=True, rich_markup_mode=None,
 )  # fmt: skip
-commands.add_typer(prepare, name="prepare")
+verbs.add_typer(prepare, name="prepare")
 
 
 class OnBroken(str, enum.Enum):
@@ -133,7 +133,7 @@ def prepare_tokens(
     run_prepare_tokens(sources, to, options, how)
 
 
-@commands.command("check", cls=Verb)
+@verbs.command("check", cls=Verb)
 def check(
     overrides: Overrides = None,
     sample: Annotated[
@@ -153,7 +153,7 @@ def check(
     run_check(Given(overrides, config_dir, trust), sample=sample, workers=workers, as_json=as_json)
 
 
-@commands.command("bench", cls=Verb)
+@verbs.command("bench", cls=Verb)
 def bench(
     overrides: Overrides = None,
     workers: Annotated[
@@ -181,7 +181,7 @@ def bench(
     run_bench(given, workers=workers, seconds=seconds, step_ms=step_ms, as_json=as_json)
 
 
-@commands.command("index", cls=Verb)
+@verbs.command("index", cls=Verb)
 def index(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of tar shards in WebDataset's layout.")],
     as_json: Json = False,

@@ -16,8 +16,8 @@ import torch
 from hpc_trainer.config.schema.data import ARRAY, BYTES, PICTURE, TABLE, TOKENIZER, TOKENS
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.deploy.exported import FORMATS
 from hpc_trainer.deploy.trained import DataShape
-from hpc_trainer.record.exported import FORMATS
 from hpc_trainer.training.data.preprocessing import kind_of, text_of
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")

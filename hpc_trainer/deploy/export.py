@@ -1,6 +1,7 @@
-"""A run's model in a folder of its own: one file, its configuration, lines that load it, and a card.
+"""`export` on the login node: a run's model in a folder, with its configuration, a card, and load.py, which loads it.
 
-One checkpoint can be exported in every format and number format that it can have, or in those of `sweep/compress`.
+A process with torch fills a folder with a hidden name, which gets its own name when it is complete. One checkpoint can
+be exported in several forms: in every format and quantization, or in those that a file of `sweep/` lists.
 """
 
 from __future__ import annotations
@@ -15,21 +16,7 @@ from typing import Any
 
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.deploy.fed import fed_to_run, new_data
-from hpc_trainer.deploy.request import (
-    MODEL,
-    TORCH_SIDE,
-    Which,
-    asked_of,
-    check_trained_here,
-    notes_of,
-    step_of,
-)
-from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.operate.show import Known
-from hpc_trainer.operate.torch_process import ask
-from hpc_trainer.record.checkpoint_folders import step_name
-from hpc_trainer.record.exported import (
+from hpc_trainer.deploy.exported import (
     CARD,
     CARD_TEXT,
     CONFIG,
@@ -37,13 +24,27 @@ from hpc_trainer.record.exported import (
     LOAD,
     QUANTIZED,
     check_format,
+    options_text,
     prune_values,
-    what_of,
 )
-from hpc_trainer.record.files import fsync_folder
-from hpc_trainer.record.shared_folder import rename
+from hpc_trainer.deploy.request import (
+    MODEL,
+    Which,
+    check_trained_here,
+    facts_of_run,
+    new_data,
+    notes_of,
+    step_of,
+    weights_request,
+)
+from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.operate.show import Known
+from hpc_trainer.operate.torch_process import ask
+from hpc_trainer.record.checkpoint_folders import step_name
+from hpc_trainer.record.files import fsync_folder, rename
 
-# As in the resume contract: exports are passed on, so the site's environment and folders are left out.
+_TORCH_SIDE = "hpc_trainer.deploy.export_torch"
+# Exports are passed on to others, so the site's environment and folders are left out, as in the resume contract.
 _NOT_KEPT = frozenset({"cluster", "paths"})
 _TRIES = 3
 
@@ -69,8 +70,8 @@ class Wanted:
     """Request for an export. `output` None means a new folder in the current one.
 
     `measure`: measure latency and metrics of the file and of the original. `tolerance`: largest error of a quantized
-    file's outputs, as a fraction of the largest output; None: the tolerance of the format (deploy/measure.py).
-    `prune`: the weights that become zero (`record/exported.py`).
+    file's outputs, as a fraction of the largest output; None: the tolerance of the format (`TOLERANCES` in
+    export_torch.py). `prune`: the weights that become zero, in the form of `prune_values`.
     """
 
     which: Which = field(default_factory=Which)
@@ -95,8 +96,8 @@ def export(run: Known, wanted: Wanted) -> Exported:
         prune_values(wanted.prune)
     if wanted.tolerance is not None and (wanted.quantize is None or not wanted.tolerance > 0):
         raise ConfigError(
-            f"--tolerance {wanted.tolerance:g} is a share greater than 0, as 0.2, and of --quantize alone: other files "
-            "hold the same numbers."
+            f"--tolerance {wanted.tolerance:g} must be a share greater than 0, as 0.2, and goes only with --quantize: "
+            "other files hold the same numbers as the model."
         )
     check_trained_here(run)
     paths, config = run.sweep.run(run.spec.run_id), run.spec.typed()
@@ -106,7 +107,7 @@ def export(run: Known, wanted: Wanted) -> Exported:
         step = step_of(paths, config, wanted.which)
         folder = wanted.output or Path(f"{paths.run_id}-{step_name(step)}{_suffix(wanted)}")
         if os.path.lexists(folder):
-            raise ConfigError(f"{folder} is there already, and is left as it is. Name another folder: --output FOLDER.")
+            raise ConfigError(f"{folder} exists, and is not overwritten. Name another folder: --output FOLDER.")
         try:
             return _write(run, config, wanted, step, folder.absolute())
         except HpcTrainerError:
@@ -126,28 +127,28 @@ def _suffix(wanted: Wanted) -> str:
 def _check_known_model(config: TrainConfig, wanted: Wanted) -> None:
     """Raise ConfigError if only a loop of the user's own knows how the model is built."""
     if wanted.which.name != MODEL or config.train.main is not None:
-        whose = config.train.main or "the run"
-        flags = what_of(wanted.to, wanted.quantize, wanted.prune)
+        owner = config.train.main or "the run's own code"
+        options = options_text(wanted.to, wanted.quantize, wanted.prune)
         raise ConfigError(
-            f"{flags} builds the model, and {whose} alone knows how --object {wanted.which.name} is built. Use --to "
-            "safetensors, and load that where you build it."
+            f"{options} builds the model, and only {owner} knows how to build --object {wanted.which.name}. Use --to "
+            "safetensors, and load that file where your code builds the model."
         )
 
 
 def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: Path) -> Exported:
     import yaml
 
-    asked = asked_of(run, config, wanted.which, step)
-    if asked["is_model"]:
-        asked |= new_data(config, fed_to_run(run.sweep.run(run.spec.run_id), config, step)).asked()
-    weights = "raw" if asked["over"] is None else "average"
+    request = weights_request(run, config, wanted.which, step)
+    if request["is_model"]:
+        request |= new_data(config, facts_of_run(run.sweep.run(run.spec.run_id), config, step)).request()
+    weights = "raw" if request["over"] is None else "average"
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir()
     try:
         title = f"{run.spec.run_id}, step {step}, {'averaged' if weights == 'average' else weights} weights"
-        answer = ask(TORCH_SIDE, "export", {
-            **asked, "folder": str(temporary), "to": wanted.to, "quantize": wanted.quantize, "prune": wanted.prune,
+        answer = ask(_TORCH_SIDE, "export", {
+            **request, "folder": str(temporary), "to": wanted.to, "quantize": wanted.quantize, "prune": wanted.prune,
             "measure": wanted.measure, "tolerance": wanted.tolerance, "title": title,
         })  # fmt: skip
         kept = {key: value for key, value in run.spec.config.items() if key not in _NOT_KEPT}
@@ -188,34 +189,35 @@ class Form:
         return "-".join(filter(None, (self.to, self.quantize, pruned)))
 
 
-EVERY = tuple(Form(to=to, quantize=kind) for to, each in FORMATS.items() for kind in (None, *each.quantized))
+EVERY = tuple(Form(to=to, quantize=kind) for to, format in FORMATS.items() for kind in (None, *format.quantized))
 """Each format with each number format that it can hold; nothing pruned."""
 
 
-def forms_of(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[Form, ...]:
-    """Return the forms that `sweep=compress`, another file of the group, or `sweep.forms=[..]` lists.
+def forms_of(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[Form, ...]:
+    """Return the forms that overrides list: `sweep=compress`, another file of the group, or `sweep.forms=[..]`.
 
     Raises:
         ConfigError: an override is of another section, there are no forms, or a form is not valid.
     """
-    other = next((word for word in words if not word.lstrip("+").startswith(("sweep=", "sweep."))), None)
+    is_form = ("sweep=", "sweep.")
+    other = next((override for override in overrides if not override.lstrip("+").startswith(is_form)), None)
     if other is not None:
         raise ConfigError(
-            f"{other}: a run is exported as it is, and only the list of forms is chosen here: sweep=compress, or "
-            "sweep.forms=[{to: onnx, prune: 0.5}]."
+            f"{other}: an export takes the run as it was trained; only the list of forms can be chosen, as "
+            "sweep=compress or sweep.forms=[{to: onnx, prune: 0.5}]."
         )
     with Composer(config_dirs) as composer:
-        listed = composer.compose(list(words)).sweep.forms
+        listed = composer.compose(list(overrides)).sweep.forms
     if not listed:
-        raise ConfigError(f"{' '.join(words)} lists no forms of a model (sweep.forms), but a grid. Use sweep=compress.")
+        raise ConfigError(f"{' '.join(overrides)} is a grid and lists no forms (sweep.forms). Use sweep=compress.")
     forms = []
     for entry in listed:
         try:
             form = Form(**{name: str(value) for name, value in entry.items()})
         except TypeError as error:
             raise ConfigError(
-                f"sweep.forms has {dict(entry)}, and a form has to, and may have quantize and prune: {error}. Write it "
-                "as {to: onnx, quantize: int8, prune: channels:0.5}."
+                f"sweep.forms has {dict(entry)}: {error}. A form has the key to, and may have quantize and prune, as "
+                "{to: onnx, quantize: int8, prune: channels:0.5}."
             ) from error
         if form.to not in FORMATS or form.quantize not in (None, *QUANTIZED):
             check_format(form.to, form.quantize)
@@ -239,7 +241,7 @@ def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None], forms: S
     step = step_of(paths, config, wanted.which)
     folder = (wanted.output or Path(f"{paths.run_id}-{step_name(step)}-all")).absolute()
     if os.path.lexists(folder):
-        raise ConfigError(f"{folder} is there already, and is left as it is. Name another folder: --output FOLDER.")
+        raise ConfigError(f"{folder} exists, and is not overwritten. Name another folder: --output FOLDER.")
     done: list[Exported] = []
     refused: dict[str, str] = {}
     which = dataclasses.replace(wanted.which, best=False, step=step)
@@ -250,7 +252,7 @@ def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None], forms: S
         )
         try:
             done.append(export(run, one))
-        except ConfigError as error:  # not possible in this form; other forms may be
+        except ConfigError as error:  # this form is not possible; others may be
             refused[form.name] = str(error)
     if not done:
         raise ConfigError("\n".join(refused.values()))

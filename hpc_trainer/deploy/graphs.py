@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from hpc_trainer.config.schema.features.compress import QatConfig
+from hpc_trainer.config.packages import import_torchao
 from hpc_trainer.deploy.trained import read_weights
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.qat.qat import convert_config, import_torchao, layers_to_round
+from hpc_trainer.training.ability import Quantization
 
 INPUTS, OUTPUTS = "inputs", "outputs"
 _TRACED = 2  # samples: with one alone torch takes the batch for a constant
@@ -222,11 +222,11 @@ IN_THE_FILE = {"onnx": ("dynamic_int8", "int4")}
 _GROUP = 32  # weights of 4 bits that share a scale
 
 
-def quantize_model(model: nn.Module, kind: str, qat: QatConfig) -> int:
+def quantize_model(model: nn.Module, kind: str, trained: Quantization | None = None) -> int:
     """Quantize the linear layers of `model` by torchao, in place, and return how many weights have 8 bits now.
 
     Args:
-        qat: section of the run. If training rounded to `kind`, the same layers get the numbers that it rounded to.
+        trained: how training rounded layers to `kind`, so that they get the same numbers; None if it did not.
 
     Raises:
         ConfigError: the model has no linear layer.
@@ -234,20 +234,18 @@ def quantize_model(model: nn.Module, kind: str, qat: QatConfig) -> int:
     import_torchao()
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
-    trained_for = qat.to.name == kind
-    names = set(layers_to_round(model, qat)[0]) if trained_for else None
     chosen = {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and (names is None or name in names)
+        if isinstance(layer, nn.Linear) and (trained is None or name in trained.layers)
     }
     if not chosen:
         raise ConfigError(
             f"--quantize {kind}: {type(model).__name__} has no linear layer, and torchao takes no others. Use "
             "--to onnx --quantize dynamic_int8, which takes convolutions too, or leave --quantize out."
         )
-    if trained_for:
-        config = convert_config(qat)
+    if trained is not None:
+        config = trained.config
     else:
         config = Int8DynamicActivationInt8WeightConfig() if kind == "dynamic_int8" else Int8WeightOnlyConfig()
     with quiet():

@@ -1,13 +1,14 @@
-"""A trained or exported model in this process, whole and on the CPU, with its task and its data.
+"""The model of a checkpoint, whole and on the CPU, with its task and with data to evaluate it on.
 
-The weights of one checkpoint become one state_dict, however ranks shared them; files of weights alone are read too.
+The weights of a checkpoint become one state_dict, however ranks shared them. Files of weights are written and read
+here too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from hpc_trainer.errors import (
 )
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.protocol import Task
-from hpc_trainer.training.ability import abilities, overridden
+from hpc_trainer.training.ability import Quantization, abilities, overridden
 from hpc_trainer.training.build import HasShape, build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import SavedTensor, whole_tree, write_tensors
@@ -39,6 +40,20 @@ from hpc_trainer.training.data.preprocessing import described, differences, with
 from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.worker.answer import answer
+
+Verb = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Function that takes a request and returns the answer."""
+
+
+def serve(verbs: Mapping[str, Verb]) -> None:
+    """Answer the request of the process that has started this one (`operate/torch_process.py`)."""
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # torch.export.load would unpickle what it cannot read otherwise
+
+    def without_progress(verb: Verb) -> Callable[[dict[str, Any], object], dict[str, Any]]:
+        return lambda request, _: verb(request)
+
+    answer({name: without_progress(verb) for name, verb in verbs.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +102,8 @@ def write_weights(path: Path, state: Mapping[str, Any]) -> None:
     other = next((key for key, value in state.items() if not isinstance(value, torch.Tensor)), None)
     if other is not None:
         raise RunStateError(
-            f"{other} of the model is no tensor (get_extra_state), and safetensors holds tensors alone. Use --to torch."
+            f"{other} of the model is not a tensor (get_extra_state), and safetensors holds only tensors. Use --to "
+            "torch."
         )
     write_tensors(path, dict(state))
 
@@ -103,7 +119,7 @@ def read_weights(path: Path) -> dict[str, Any]:
 def _state_of(objects: Mapping[str, Any], name: str, over: tuple[str, str] | None) -> dict[str, Any]:
     if name not in objects or not _is_state(objects[name]):
         listed = ", ".join(key for key, value in objects.items() if _is_state(value)) or "none"
-        raise CheckpointError(f"the checkpoint holds no module {name!r}. Modules in it: {listed}. Use --object NAME.")
+        raise CheckpointError(f"the checkpoint has no module {name!r}. It has: {listed}. Use --object NAME.")
     state = dict(objects[name])
     if over is not None:
         instead, prefix = objects.get(over[0], {}), over[1]
@@ -156,12 +172,37 @@ def deployed_model(config: TrainConfig, shape: HasShape, weights: Mapping[str, t
         more = "" if len(lines) <= _MOST_LINES else f" .. and {len(lines) - _MOST_LINES} more"
         raise CheckpointError(
             f"the checkpoint's weights do not fit {type(model).__name__} as {config.model._target_} builds it now: "
-            f"{' '.join(lines[:_MOST_LINES])}{more} Has its code changed since? Take back that of the run "
-            "(hpc-trainer show names its frozen code)."
+            f"{' '.join(lines[:_MOST_LINES])}{more} If its code has changed since, restore the run's code "
+            "(hpc-trainer show names the frozen copy)."
         ) from error
     for make in overridden(active, "deployed"):
         model = make(model)
     return model.eval().requires_grad_(False)
+
+
+def compressed(config: TrainConfig, model: nn.Module, option: str) -> nn.Module:
+    """Return a copy of `model` that the features of `config` compress at once, without training.
+
+    Args:
+        config: the run's configuration, with the section that the feature reads.
+        model: whole and on the CPU.
+        option: the option that asks for it, for the message.
+
+    Raises:
+        ConfigError: no feature of this installation compresses a model, or the feature cannot compress this one.
+    """
+    hooks = overridden(abilities(config), "compressed")
+    if not hooks:
+        raise ConfigError(f"{option}: no feature of this installation does that. Leave it out.")
+    for compress in hooks:
+        model = compress(model)
+    return model
+
+
+def quantization_of(config: TrainConfig, model: nn.Module, kind: str) -> Quantization | None:
+    """Return how the run's training rounded the layers of `model` to `kind`; None if it did not."""
+    answers = (rounded(model, kind) for rounded in overridden(abilities(config), "rounded"))
+    return next((answer for answer in answers if answer is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,71 +245,77 @@ class Data:
             handle.remove()
         if not seen or any(kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor) for args, kwargs in seen):
             raise ConfigError(
-                f"task={self.config.task.name} calls the model with more than one tensor of inputs, and a file with a "
-                "graph takes one. Use --to safetensors, or give the model a forward(inputs)."
+                f"task={self.config.task.name} calls the model with other arguments than one tensor, and a file with a "
+                "graph takes exactly one. Use --to safetensors, or give the model a forward(inputs)."
             )
         inputs: torch.Tensor = seen[0][0][0]
         return inputs
 
 
-def open_data(config: TrainConfig, fed: Mapping[str, Any] | None = None, given: Collection[str] = ()) -> Data:
+def open_data(config: TrainConfig, facts: Mapping[str, Any] | None = None, given: Collection[str] = ()) -> Data:
     """Build the task and the evaluation samples.
 
     Args:
-        fed: `classes` and `preprocessing` of the model, which apply to the samples too; None to use the configuration.
+        facts: `classes` and `preprocessing` of the model, which apply to the samples too; None for those of the data.
         given: keys of `data` that the user gave, which take precedence.
 
     Raises:
         ConfigError, DataError: the task or the data cannot be built here.
     """
     task = build_task(config)
-    if fed is not None and fed["preprocessing"] is not None:
-        fed = {**fed, "preprocessing": without(fed["preprocessing"], given)}
-    samples = build_dataset(config, "eval", task, abilities(config), fed)
+    if facts is not None and facts["preprocessing"] is not None:
+        facts = {**facts, "preprocessing": without(facts["preprocessing"], given)}
+    samples = build_dataset(config, "eval", task, abilities(config), facts)
     if not len(samples):
-        raise DataError(f"data={config.data.name} has no evaluation sample.")
+        raise DataError(f"data={config.data.name} has no evaluation samples.")
     return Data(config, task, samples)
 
 
-def data_of(asked: Mapping[str, Any]) -> tuple[Data, list[str]]:
+def data_of(request: Mapping[str, Any]) -> tuple[Data, list[str]]:
     """Return the data on which a model is evaluated, and a note for each difference from its training data."""
-    config, fed = from_plain(asked["config"]), asked.get("fed")
+    config, facts = from_plain(request["config"]), request.get("data_facts")
     notes: list[str] = []
-    if fed is None:
+    if facts is None:
         return open_data(config), notes
-    if asked.get("own_data") is not None:
-        fed, notes = _with_own_data(config, fed, asked["own_data"])
-    data = open_data(config, fed, asked["given"])
+    if request.get("own_data") is not None:
+        facts, notes = _with_own_data(config, facts, request["own_data"])
+    data = open_data(config, facts, request["given"])
     now, name = described(data.samples), config.data.name
-    was = fed["preprocessing"]
+    was = facts["preprocessing"]
     if was is not None:
         notes += differences(was, now["preprocessing"], name)
-    if asked["is_new_data"] and fed["unknown"]:
-        fix = {"mean and std": "Give them: data.mean, data.std.", "tokenizer": "Make sure that its tokens are of it."}
+    if request["is_new_data"] and facts["unknown"]:
+        fixes = {"mean and std": "Set data.mean and data.std.", "tokenizer": "Check that its tokens are the model's."}
         notes.append(
-            f"An older version wrote this and did not record the model's {fed['unknown']}, so data={name} is taken as "
-            f"its own files and keys say. {fix.get(fed['unknown'], '')}".rstrip()
+            f"An older version did not record the model's {facts['unknown']}, so data={name} is used as its own files "
+            f"and keys say. {fixes.get(facts['unknown'], '')}".rstrip()
         )
-    if fed["classes"] and now["classes"] and fed["classes"] != now["classes"]:
+    if facts["classes"] and now["classes"] and facts["classes"] != now["classes"]:
         notes.append(
-            f"No class of data={name} has the name of one of the model's, so classes are matched by number: "
-            f"{now['classes'][0]} is {fed['classes'][0]}."
+            f"No class of data={name} has the name of a class of the model, so classes are matched by number: "
+            f"{now['classes'][0]} is {facts['classes'][0]}."
         )
     return data, notes
 
 
 def _with_own_data(
-    config: TrainConfig, fed: Mapping[str, Any], plain: Mapping[str, Any]
+    config: TrainConfig, facts: Mapping[str, Any], plain: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], list[str]]:
     """Return the encoding by the run's own table as it is today, for checkpoints that lack it, and a note."""
     own = dataclasses.replace(config, data=section_from_plain(type(config.data), plain))
     try:
-        facts = described(build_dataset(own, "train", build_task(own)))
+        described_now = described(build_dataset(own, "train", build_task(own)))
     except (HpcTrainerError, ValueError) as error:
-        note = f"The model's scaling is not recorded, and its own table cannot be read, so new rows scale it: {error}"
-        return {**fed, "unknown": None}, [note]
-    note = f"The model's scaling is not recorded: it is taken from data.path={plain.get('path')} as that is now."
-    return {**facts, "unknown": None}, [note]
+        note = (
+            "The scaling of the model's inputs is not recorded, and its own table cannot be read, so the new rows are "
+            f"scaled by themselves: {error}"
+        )
+        return {**facts, "unknown": None}, [note]
+    note = (
+        f"The scaling of the model's inputs is not recorded: it is taken from data.path={plain.get('path')} as that "
+        "file is now."
+    )
+    return {**described_now, "unknown": None}, [note]
 
 
 def shape_of(config: TrainConfig, made_with: Mapping[str, Any], samples: MapDataset | None) -> DataShape | None:
@@ -293,15 +340,13 @@ def check_same_shape(was: DataShape | None, data: Data) -> None:
         )
     if was.num_classes is not None and now.num_classes is not None and now.num_classes > was.num_classes:
         raise ConfigError(
-            f"{name} has {now.num_classes} classes, and the model was built for {was.num_classes}: its targets cannot "
-            "be compared with them."
+            f"{name} has {now.num_classes} classes, and the model was built for {was.num_classes}, so targets and "
+            "outputs cannot be compared. Choose data with at most as many classes."
         )
 
 
-def taken_of(asked: Mapping[str, Any]) -> tuple[TrainConfig, Taken]:
-    """Return the configuration and the weights of the run's checkpoint that the asking process names."""
-    over = asked["over"]
-    taken = take_out(
-        Path(asked["checkpoints"]), asked["step"], name=asked["name"], over=None if over is None else (over[0], over[1])
-    )
-    return from_plain(asked["config"]), taken
+def taken_of(request: Mapping[str, Any]) -> tuple[TrainConfig, Taken]:
+    """Return the configuration and the weights of the checkpoint that a request names."""
+    over = None if request["over"] is None else (request["over"][0], request["over"][1])
+    taken = take_out(Path(request["checkpoints"]), request["step"], name=request["name"], over=over)
+    return from_plain(request["config"]), taken

@@ -44,7 +44,7 @@ from hpc_trainer.launch.hydra_app import (
 )
 from hpc_trainer.operate.waits import looks
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.record.reading import is_there
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.status import SweepStatus
 

@@ -25,9 +25,9 @@ from omegaconf import DictConfig, open_dict, read_write
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.hydra_apps.returns import tell_return
 from hpc_trainer.launch.hydra_app import NUMBER, OUTPUT, PICKLE
-from hpc_trainer.record.files import check_place, check_trusted, whole_file
+from hpc_trainer.record.files import make_folder, whole_file
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder
+from hpc_trainer.record.reading import check_place, check_trusted
 
 
 def start_of_pickled(task: TaskFunction) -> tuple[str, ...]:

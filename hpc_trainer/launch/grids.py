@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
@@ -13,23 +16,19 @@ from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, frozen_of_command, is_same_code, read_code
-from hpc_trainer.launch.known import known_of, what_is_known
-from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
-from hpc_trainer.launch.private_folder import find_private_folder
+from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, known_of, specs_to_submit, what_is_known
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.launch.targets import find_nowhere
-from hpc_trainer.record.files import check_place
+from hpc_trainer.record.files import rename, set_umask
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import set_umask
 from hpc_trainer.record.processes import FileLock, submit_lock
-from hpc_trainer.record.reading import Faults
-from hpc_trainer.record.shared_folder import is_there, rename
+from hpc_trainer.record.reading import Faults, check_place, is_local, is_there, mount_of
 from hpc_trainer.record.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.record.submissions import SUCCESSOR, read_ledger
-from hpc_trainer.slurm.commands import has_slurm
+from hpc_trainer.slurm.commands import has_slurm, node_hosts
 from hpc_trainer.slurm.jobs import cancel_jobs
 from hpc_trainer.slurm.limits import Limits, read_limits
 
@@ -204,7 +203,7 @@ def retry(
         raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.{why}")
     chosen = [specs[run_id] for run_id in run_ids]
     if changes:
-        from hpc_trainer.launch.change import change_specs  # Hydra: 0.2 s
+        from hpc_trainer.launch.extend import change_specs  # Hydra: 0.2 s
 
         chosen = change_specs(chosen, changes)
     grid = dataclasses.replace(grid_of_specs(sweep, chosen), changes=tuple(changes))
@@ -328,3 +327,71 @@ def _changes(
             return (), [f"Nobody knows whether the code of {len(kept)} run(s) has changed since: {error}"]
     changed, unknown = find_changes(grid.sweep, codes, now)
     return tuple(changed), unknown
+
+
+# Check that compute nodes can see the folder of sweeps, before anything is written.
+#
+# The type of a file system alone proves nothing: a small cluster's login node is often its file server and exports
+# home folders from its own disk. Therefore only places that no site exports are refused: memory, a container's own
+# layer, and folders for temporary files. Slurm must also say that its nodes are other machines.
+
+# File systems that are never exported: tmpfs(5); a container's layers (kernel's overlayfs.rst).
+_MEMORY = {"tmpfs": "memory of", "ramfs": "memory of", "overlay": "a container's own layer on"}
+
+# hier(7): files in these folders belong to this machine and may be deleted at any time.
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108  (looked for, not used)
+_BETTER = ("SCRATCH", "WORK", "PROJECT", "HOME")
+_SHOWN = 3
+
+
+def find_private_folder(
+    folder: Path, *, ask: Callable[[], Mapping[str, str]] = node_hosts, exports: Path = Path("/etc/exports")
+) -> str | None:
+    """Return an error message if compute nodes cannot see `folder`; None if they may see it.
+
+    Slurm is asked only about a folder that looks private.
+
+    Args:
+        folder: the folder of sweeps; it need not exist.
+        ask: returns the host of each of the cluster's nodes, by node name.
+        exports: list of the folders that this machine exports by NFS (exports(5)).
+    """
+    mount = mount_of(folder)
+    if mount is None or not is_local(mount[1]):
+        return None
+    place = os.path.realpath(folder)
+    is_temporary = any(place == temporary or place.startswith(f"{temporary}/") for temporary in _TEMPORARY)
+    if not (mount[1] in _MEMORY or is_temporary) or _is_exported(place, exports):
+        return None
+    try:
+        hosts = ask()
+    except SlurmError:
+        return None  # it is unknown whether the nodes are other machines
+    here = socket.gethostname().partition(".")[0]
+    others = sorted(name for name, host in hosts.items() if host.partition(".")[0] not in (here, "localhost"))
+    if not others or len(others) < len(hosts):
+        return None  # this machine is one of the nodes; the user may mean only this node
+    what = f"{_MEMORY[mount[1]]} {here}" if mount[1] in _MEMORY else f"a folder for temporary files of {here}"
+    shown = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
+    better = next((shared for shared in map(_shared_folder_of, _BETTER) if shared is not None), "a shared file system")
+    return (
+        f"paths.runs_dir={folder} is {what} ({mount[1]} at {mount[0]}, by /proc/self/mountinfo), and Slurm's nodes "
+        f"{shown} are other machines (scontrol show nodes): they do not see it. Use a folder on a shared file system: "
+        f"paths.runs_dir={better}/runs, or once: export HPC_TRAINER_RUNS={better}/runs"
+    )
+
+
+def _shared_folder_of(variable: str) -> str | None:
+    """Return the folder that the variable names if it is on a shared file system; else None."""
+    folder = os.environ.get(variable)
+    mount = mount_of(folder) if folder and Path(folder).is_dir() else None
+    return folder if mount is not None and not is_local(mount[1]) else None
+
+
+def _is_exported(place: str, exports: Path) -> bool:
+    try:
+        lines = exports.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    folders = [line.split()[0].strip('"') for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return any(place == exported or place.startswith(exported.rstrip("/") + "/") for exported in folders)

@@ -26,7 +26,7 @@ from hpc_trainer.launch.batch_job import BatchJob, top_up_command, worker_comman
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.shared_folder import is_there, look_anew
+from hpc_trainer.record.reading import is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_spec
 from hpc_trainer.record.states import CANCEL, DONE
 from hpc_trainer.record.submissions import (

@@ -22,13 +22,12 @@ from pathlib import Path
 
 from hpc_trainer.launch.batch_job import worker_command
 from hpc_trainer.launch.submitit_bridge import start_local
+from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.last_words import NOT_STARTED, words_of_setup
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder, set_umask
 from hpc_trainer.record.processes import is_alive, pid_of
-from hpc_trainer.record.reading import Faults
-from hpc_trainer.record.shared_folder import is_there, look_anew
+from hpc_trainer.record.reading import Faults, is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE

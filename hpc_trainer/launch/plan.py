@@ -6,29 +6,173 @@ Writes nothing.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import shlex
 import stat
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.packages import missing_package
 from hpc_trainer.config.rules.memory import memory_line
-from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.cluster import Executor, SnapshotMode
 from hpc_trainer.config.schema.optim import scaling_line
 from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.extend import Twin
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.frozen_code.archive import CodeChange
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.ledger import STARTS, Kind
+from hpc_trainer.record.reading import told_few
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run, read_status
+from hpc_trainer.record.submissions import Submission
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.jobs import OFF
-from hpc_trainer.slurm.limits import Limits
+from hpc_trainer.slurm.limits import Limits, SubmitCap
 from hpc_trainer.slurm.preflight import find_shape_problems, longest_limit
 from hpc_trainer.slurm.shape import Shape
+
+# Division of runs into arrays of legal size that fit the cluster's limits now, and runs that wait for room.
+
+# A dependency is one argument of a command (128 KiB on Linux); the newest jobs end last.
+_MOST_AWAITED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayPlan:
+    """Runs of one shape that will be submitted together.
+
+    `parallelism` elements may run at once (`%N`). With `after` the array begins when all those jobs have ended. With
+    `behind` it begins when the array that many places earlier in the plan has ended. Both enforce
+    `cluster.array_parallelism` across several arrays.
+    """
+
+    hardware: str
+    shape: Shape
+    specs: tuple[RunSpec, ...]
+    parallelism: int = 1
+    after: tuple[str, ...] = ()
+    behind: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveArray:
+    """Array that was submitted before and has not ended, or the successor job of one run."""
+
+    job_id: str
+    hardware: str
+    parallelism: int
+    num_active: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Arrays to submit `now`, in this order, runs left `waiting`, and the `binding` limits that caused it."""
+
+    now: tuple[ArrayPlan, ...]
+    waiting: tuple[RunSpec, ...] = ()
+    binding: tuple[str, ...] = ()
+    keeps_room: bool = True
+    """False if no room was kept for a top-up job, because no run would fit then."""
+
+
+def fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArray] = ()) -> Fitted:
+    """Cut arrays into chunks of at most `limits.max_elements`, as many as the submit limits have room for.
+
+    If runs have to wait, room for one job is kept for the top-up job that submits them later.
+
+    Args:
+        arrays: one for each shape; `parallelism` is the number of elements that all its chunks may run at once.
+        active: this sweep's jobs that are in the queue already and count against `parallelism`.
+    """
+    whole = _fit(arrays, limits, active, reserve=None)
+    if not whole.waiting:
+        return whole
+    reserved = _fit(arrays, limits, active, reserve=arrays[0].shape)
+    if whole.now and not reserved.now:
+        return dataclasses.replace(whole, keeps_room=False)
+    return reserved
+
+
+def _fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArray], reserve: Shape | None) -> Fitted:
+    room = _Room(limits)
+    if reserve is not None:
+        room.take(reserve, 1)
+    now, waiting, binding = list[ArrayPlan](), list[RunSpec](), list[str]()
+    for array in arrays:
+        count = min(len(array.specs), room.of(array.shape))
+        if count < len(array.specs):
+            waiting += array.specs[count:]
+            binding += room.full(array.shape, count)
+        room.take(array.shape, count)
+        chunks = list(_chunks(array, count, limits.max_elements))
+        if len(chunks) > 1:
+            name = "MaxArraySize" if limits.max_elements == limits.max_array_size else "max_array_tasks"
+            binding.append(
+                f"{name} is {limits.max_elements}: {count} runs on {array.hardware} are {len(chunks)} arrays"
+            )
+        now += chunks
+    shared = {name: _share(name, now, active) for name in dict.fromkeys(array.hardware for array in now)}
+    return Fitted(
+        now=tuple(next(shared[array.hardware]) for array in now),
+        waiting=tuple(waiting),
+        binding=tuple(dict.fromkeys(binding)),
+    )
+
+
+def _chunks(array: ArrayPlan, count: int, size: int | None) -> Iterator[ArrayPlan]:
+    for start in range(0, count, size or max(1, count)):
+        specs = array.specs[start : min(count, start + (size or count))]
+        yield dataclasses.replace(array, specs=specs)
+
+
+def _share(hardware: str, arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveArray]) -> Iterator[ArrayPlan]:
+    """Divide `parallelism` among the arrays of one hardware and its arrays that are at work already."""
+    chunks = [array for array in arrays if array.hardware == hardware]
+    active = [array for array in at_work if array.hardware == hardware]
+    total = chunks[0].parallelism
+    left = total - sum(min(other.parallelism, other.num_active) for other in active)
+    after: tuple[str, ...] = ()
+    wanted = sum(len(chunk.specs) for chunk in chunks)
+    if active and left < min(wanted, total / 2):  # others use most of it: wait until all have ended, then use all
+        left, after = total, tuple(other.job_id for other in active[-_MOST_AWAITED:])
+    share, extra = divmod(max(left, 0), len(chunks))
+    for index, chunk in enumerate(chunks):
+        parallelism = min(len(chunk.specs), max(1, share + (index < extra)))
+        behind = left if share == 0 and index >= left else None
+        yield dataclasses.replace(chunk, parallelism=parallelism, after=after, behind=behind)
+
+
+class _Room:
+    """Jobs that the submit limits still allow, less those that this command submits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._taken: dict[str, int] = {}
+
+    def _caps(self, shape: Shape) -> list[SubmitCap]:
+        return self._limits.submit_caps(shape.partition, shape.account, shape.qos)
+
+    def of(self, shape: Shape) -> int:
+        """Return the number of jobs of this shape that may still be submitted."""
+        left = (cap.room - self._taken.get(cap.name, 0) for cap in self._caps(shape))
+        return max(0, min(left, default=2**31))
+
+    def take(self, shape: Shape, count: int) -> None:
+        for cap in self._caps(shape):
+            self._taken[cap.name] = self._taken.get(cap.name, 0) + count
+
+    def full(self, shape: Shape, count: int) -> Iterator[str]:
+        """Yield a description of each cap that allows no more than `count` jobs."""
+        for cap in self._caps(shape):
+            if cap.room - self._taken.get(cap.name, 0) <= count:
+                yield f"{cap.name} is {cap.limit}, {cap.used} in use"
+
 
 # Seconds from the allocation to the first step: Python and torch come from a shared file system, not the page cache.
 _START_S = 30.0
@@ -344,3 +488,100 @@ def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:
     if exit_codes:
         listed = ", ".join(f"{instead} instead of {ours}" for ours, instead in exit_codes)
         yield f"This site requeues or holds jobs by exit codes of ours (RequeueExit): jobs end with {listed}."
+
+
+# Known facts of a sweep for a plan: the status of its runs, grouped by array and shape.
+
+# Number of finished runs whose folders are read for the duration of a stop.
+_STOPS_LOOKED_AT = 50
+
+
+def known_of(sweep: SweepPaths, grid: Grid | None = None) -> Known:
+    """Return the known facts of a sweep; empty if it was never submitted."""
+    return what_is_known(read_status(sweep), grid) if sweep.exists else Known()
+
+
+def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
+    """Return the known facts of a sweep from its status.
+
+    Args:
+        grid: its runs that the sweep does not list become UNKNOWN if a job that no file describes may have them.
+    """
+    own = [spec.run_id for spec in grid.specs] if grid is not None else []
+    claimed = {run_id: why for run_id in own if run_id not in status.specs and (why := status.lost.cause(run_id))}
+    in_queue = [run for run in status.open_runs.values() if run.state.is_active and run.own_job is not None]
+    submitted = {
+        run_id
+        for submission in status.ledger.submissions
+        if submission.executor == Executor.slurm.value and submission.job_id is not None
+        for run_id in submission.run_ids
+    }
+    return Known(
+        states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
+        waiting=frozenset(run.run_id for run in status.waiting),
+        elements=tuple(str(run.own_job) for run in in_queue),
+        top_up_job=status.top_up_job,
+        active=tuple(_active(in_queue)),
+        specs=status.specs,
+        codes=_codes(status),
+        stop_s=_slowest_stops(status),
+        start_s=_median_starts(status),
+        shapes=frozenset(
+            spec.shape for run_id, spec in status.specs.items() if run_id in submitted and not spec.is_lost
+        ),
+        notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
+    )
+
+
+def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:
+    """Yield the arrays and successor jobs of these runs, in the order of their submission."""
+    of_job: dict[str, list[Submission]] = {}
+    for run in in_queue:
+        if run.submission is not None and run.submission.job_id is not None:
+            of_job.setdefault(run.submission.job_id, []).append(run.submission)
+    for job_id, (first, *others) in sorted(of_job.items(), key=lambda each: each[1][0].time):
+        parallelism = first.parallelism or max(1, len(first.run_ids))
+        yield ActiveArray(job_id=job_id, hardware=first.hardware, parallelism=parallelism, num_active=1 + len(others))
+
+
+def _codes(status: SweepStatus) -> dict[str, str]:
+    """Return the digest of each run's code, from its newest submission or its entry in the sweep's own queue."""
+    codes: dict[str, str] = {}
+    for submission in status.ledger.submissions:
+        code = submission.code
+        if code is None and submission.run_ids:  # a submission has one snapshot, so its first run stands for all
+            spec = status.specs.get(submission.run_ids[0])
+            if spec is not None and spec.config.get("snapshot", {}).get("mode") == SnapshotMode.off.value:
+                code = ""
+        if code is not None:
+            codes.update(dict.fromkeys(submission.run_ids, code))
+        else:
+            for run_id in submission.run_ids if codes else ():
+                codes.pop(run_id, None)
+    return codes | {
+        run_id: submission.code for run_id, submission in status.ledger.waiting.items() if submission.code is not None
+    }
+
+
+def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:
+    """Return the slowest stop in seconds by shape, of open runs and of the last 50 completed runs."""
+    slowest: dict[Shape, float] = {}
+    done = [run_id for run_id, state in status.states.items() if state is RunState.COMPLETED][-_STOPS_LOOKED_AT:]
+    for run in (*status.open_runs.values(), *map(status.run, done)):
+        if run.stop_s is not None:
+            slowest[run.spec.shape] = max(run.stop_s, slowest.get(run.spec.shape, 0.0))
+    return slowest
+
+
+def _median_starts(status: SweepStatus) -> dict[Shape, float]:
+    """Return the median seconds from the allocation to the first step, by shape without time limit."""
+    begun = [run for run in status.open_runs.values() if run.attempts][-_STOPS_LOOKED_AT:]
+    done = [run_id for run_id, state in status.states.items() if state is RunState.COMPLETED][-_STOPS_LOOKED_AT:]
+    starts_of: dict[Shape, list[float]] = {}
+    for run in itertools.chain(begun, map(status.run, done)):
+        ledger = ledger_of_run(status, run)
+        for attempt in () if ledger is None else ledger.attempts:
+            if any(attempt.seconds.get(kind) for kind in (Kind.step, Kind.program)):
+                start_s = math.fsum(attempt.seconds.get(kind, 0.0) for kind in STARTS)
+                starts_of.setdefault(timeless(run.spec.shape), []).append(start_s)
+    return {shape: statistics.median(starts) for shape, starts in starts_of.items()}

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SilentError
+from hpc_trainer.record.files import age_on_server_s
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import find_process, pid_of
-from hpc_trainer.record.shared_folder import age_on_server_s, is_there
+from hpc_trainer.record.reading import is_there
 from hpc_trainer.record.submissions import SUCCESSOR, Submission, read_ledger, write_confirmation, write_dropped
-from hpc_trainer.slurm.accounting import find_ended
 from hpc_trainer.slurm.commands import cluster_name
-from hpc_trainer.slurm.queue import CLOCKS_S, array_of, find_by_uuid, read_queue
+from hpc_trainer.slurm.queue import CLOCKS_S, array_of, find_by_uuid, find_ended, read_queue
 
 # A job that sbatch has handed over may take this long to appear in squeue: slurmctld's MessageTimeout is 10 s by
 # default.

@@ -11,18 +11,16 @@ from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
-from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.batch_job import BatchJob, worker_command
 from hpc_trainer.launch.frozen_code.archive import archive_of, code_revision, store_code
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.later_jobs import TopUpJob
-from hpc_trainer.launch.plan import SweepPlan, specs_to_write
-from hpc_trainer.record.files import check_place, check_trusted, write_json
+from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
+from hpc_trainer.record.files import make_folder, write_json
 from hpc_trainer.record.journal import Journal
-from hpc_trainer.record.modes import make_folder
 from hpc_trainer.record.processes import FileLock, process_name
+from hpc_trainer.record.reading import check_place, check_trusted, is_there
 from hpc_trainer.record.redaction import Redaction
-from hpc_trainer.record.shared_folder import is_there
 from hpc_trainer.record.spec import RunSpec, append_specs, read_specs
 from hpc_trainer.record.states import CANCEL
 from hpc_trainer.record.submissions import (
@@ -34,7 +32,7 @@ from hpc_trainer.record.submissions import (
     write_waiting,
 )
 from hpc_trainer.runtime.start import start_words
-from hpc_trainer.slurm.sbatch import estimate_start, is_of_nodes
+from hpc_trainer.slurm.commands import estimate_start, is_of_nodes
 from hpc_trainer.slurm.shape import Shape
 
 

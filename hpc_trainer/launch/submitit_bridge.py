@@ -30,8 +30,8 @@ from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 from hpc_trainer.runtime.start import start_words
-from hpc_trainer.slurm.accounting import find_ended
-from hpc_trainer.slurm.sbatch import megabytes, submit_script
+from hpc_trainer.slurm.commands import megabytes, submit_script
+from hpc_trainer.slurm.queue import find_ended
 from hpc_trainer.slurm.shape import Shape
 
 _SRUN_OPTIONS = ("--open-mode=append", "--kill-on-bad-exit=1")

@@ -1,4 +1,6 @@
-"""Parts of a model for pipeline parallelism: the pieces of its forward pass, which run one after the other.
+"""Parts of a model: weights by name patterns, blocks that features process one by one, and parts for a pipeline.
+
+Parts for pipeline parallelism are the pieces of the forward pass, which run one after the other.
 
 A model declares them in a method `pipeline_parts() -> list[Part]`; an `nn.Sequential` needs none: its items are the
 parts. `forward(inputs)` must be the same as all parts in order: the first takes `inputs`, and each next one takes the
@@ -24,12 +26,72 @@ goes from part to part; its first dimension is the batch. A part must not change
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
+from hpc_trainer.config.name_patterns import unfit
 from hpc_trainer.errors import ConfigError
+
+# Selection of weights by name patterns with * and ?, as in keys of the configuration.
+
+
+def match_weights(model: nn.Module, patterns: Iterable[str], key: str) -> dict[str, list[nn.Parameter]]:
+    """Return for each pattern the weights of a whole model that it matches; a tied weight matches by any of its names.
+
+    Args:
+        model: the whole model.
+        patterns: name patterns.
+        key: the configuration key of the patterns, for messages.
+
+    Raises:
+        ConfigError: a pattern matches no weight.
+    """
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    matched = {}
+    for pattern in patterns:
+        for problem in unfit(key, [pattern], weights, f"weight of {type(model).__name__}"):
+            raise ConfigError(problem)
+        matched[pattern] = [*dict.fromkeys(weight for name, weight in weights.items() if fnmatchcase(name, pattern))]
+    return matched
+
+
+# Blocks of a model: the modules that FSDP, recomputation, compilation and others process one by one.
+
+
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the blocks of a module, such as the layers of a transformer or ResNet.
+
+    A block is an outermost item of an nn.ModuleList or nn.Sequential that has modules in it. A sequence of plain
+    layers (an MLP) has no blocks.
+    """
+    for child in module.children():
+        is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
+        is_block = is_list and not isinstance(child, (nn.ModuleList, nn.Sequential))
+        if is_block and any(True for _ in child.children()) and any(True for _ in child.parameters()):
+            yield child
+        else:
+            yield from blocks(child)
+
+
+def check_has_blocks(model: nn.Module, what: str, use: str) -> None:
+    """Check that a whole model has blocks; a stage of it may have none.
+
+    Args:
+        model: the whole model.
+        what: the beginning of the message: what would be done to blocks.
+        use: what to use instead, for the message.
+
+    Raises:
+        ConfigError: the model has no blocks.
+    """
+    if not any(True for _ in blocks(model)):
+        raise ConfigError(
+            f"{what}, and {type(model).__name__} has none: layers that are modules with layers of their own, in "
+            f"an nn.ModuleList or nn.Sequential. Use {use}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What observation tells `why` and the report: hangs, stragglers, problems of GPUs, moves, and the advice of `advise`."""
+"""Findings of observation for `why` and the report: hangs, stragglers, GPU problems, moves, and advice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hpc_trainer.observe.telemetry import DeviceWarning, Trouble, read_warnings
 from hpc_trainer.observe.telemetry_shown import render_telemetry, telemetry_charts
 from hpc_trainer.operate.report.data import ReportPart
 from hpc_trainer.operate.why import Clues
+from hpc_trainer.record.journal import MOVE_CAUSES, Move, read_move
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
-from hpc_trainer.record.worker_files import MOVE_CAUSES, Move, read_move
 
 _ADVISED = (RunState.COMPLETED, RunState.RUNNING)
 _MOST_SLOW = 20

@@ -24,8 +24,8 @@ from torch._C import _distributed_c10d as c10d
 
 from hpc_trainer.errors import PeerLostError
 from hpc_trainer.observe.flight import MAX_KEPT, Collective, Flight, FlightSpan, write_flight
-from hpc_trainer.record.shared_folder import is_there
-from hpc_trainer.record.worker_files import own_frame
+from hpc_trainer.record.journal import own_frame
+from hpc_trainer.record.reading import is_there
 from hpc_trainer.runtime.rank_group import is_lost_peer
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.watchdog import STACKS_S

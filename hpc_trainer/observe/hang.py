@@ -13,11 +13,11 @@ from hpc_trainer.observe.flight import Collective, Flight, FlightSpan, read_flig
 from hpc_trainer.operate.report.charts import nice_ticks, number
 from hpc_trainer.operate.report.page import table
 from hpc_trainer.operate.run_page import PagePart, folded, html_list
+from hpc_trainer.record.journal import read_heartbeat
 from hpc_trainer.record.ledger import WORDS, Kind
 from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
-from hpc_trainer.record.worker_files import read_heartbeat
 
 # Further ranks are counted, not listed.
 _LISTED = 6

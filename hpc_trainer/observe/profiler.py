@@ -35,9 +35,8 @@ from hpc_trainer.observe.profile_request import (
     read_request,
     write_answer,
 )
-from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.files import rename, write_atomic
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.shared_folder import rename
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ability import Ability, Building

@@ -39,15 +39,13 @@ from hpc_trainer.observe.telemetry import (
     thin_out,
     write_warnings,
 )
-from hpc_trainer.record.files import OwnLines
-from hpc_trainer.record.journal import num_moves
+from hpc_trainer.record.files import OwnLines, make_folder
+from hpc_trainer.record.journal import DEVICE_FAILED, MAX_MOVES, OVERHEATED, Move, num_moves, write_move
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.modes import make_folder
-from hpc_trainer.record.worker_files import DEVICE_FAILED, MAX_MOVES, OVERHEATED, Move, write_move
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import DEVICE, StopFlag, wait_for_record
+from hpc_trainer.slurm.commands import estimate_start
 from hpc_trainer.slurm.jobs import read_script, show_job
-from hpc_trainer.slurm.sbatch import estimate_start
 
 FATAL_XID = frozenset((48, 62, 64, 74, 79, 94, 95, 119, 120, 140))
 """NVIDIA's Xid codes that are the device's fault (docs.nvidia.com/deploy/xid-errors): memory (48, 64, 94, 95, 140), its

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.parts import blocks
 from hpc_trainer.observe.straggler_log import MOST_TOLD, Judge, Straggler, StragglerLog, Verdict
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime.devices import DeviceKind, kind_of

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.record.files import write_json, write_marker
-from hpc_trainer.record.modes import make_folder
+from hpc_trainer.record.files import make_folder, write_json, write_marker
 from hpc_trainer.record.processes import is_alive
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.record.states import CANCEL, RunState

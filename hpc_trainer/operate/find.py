@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError, did_you_mean
-from hpc_trainer.record.files import check_place, check_trusted
+from hpc_trainer.record.files import set_umask
 from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths, default_runs_dir
-from hpc_trainer.record.lost import known_by_files
-from hpc_trainer.record.modes import set_umask
-from hpc_trainer.record.reading import Faults, exists
-from hpc_trainer.record.status import SweepStatus, read_status
+from hpc_trainer.record.reading import Faults, check_place, check_trusted, exists
+from hpc_trainer.record.status import SweepStatus, known_by_files, read_status
 
 
-def configured_runs_dir() -> Path:
-    """Return the folder of sweeps: $HPC_TRAINER_RUNS, else the project file, else the user's own file, else ./runs."""
+def configured_runs_dir(option: Path | None = None) -> Path:
+    """Return the folder of sweeps: --runs-dir, else $HPC_TRAINER_RUNS, the project file, the user's file, or ./runs."""
+    if option is not None:
+        return option
     from hpc_trainer.config.compose.own_files import own_defaults
 
     own = None if os.environ.get("HPC_TRAINER_RUNS") else own_defaults().get("paths.runs_dir")

@@ -22,15 +22,13 @@ from hpc_trainer.config.load import hyperparameters
 from hpc_trainer.config.packages import missing_package
 from hpc_trainer.config.schema.output import SYNCED, TrackerConfig, TrackerName
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, SubmitError
-from hpc_trainer.operate.axes import leaves
 from hpc_trainer.operate.find import prepare_to_write, select
-from hpc_trainer.record.files import check_trusted, write_json
+from hpc_trainer.record.files import make_folder, rename, write_json
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import read_metrics
-from hpc_trainer.record.modes import make_folder
 from hpc_trainer.record.processes import file_lock
-from hpc_trainer.record.reading import read_json
-from hpc_trainer.record.shared_folder import is_there, rename
+from hpc_trainer.record.reading import check_trusted, is_there, read_json
+from hpc_trainer.record.spec import leaves
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
 

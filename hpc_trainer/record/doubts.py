@@ -126,7 +126,7 @@ def alive_without_job(quiet_s: float) -> Doubt:
 
 
 def new_word(command: str, word: str) -> Doubt:
-    """Return the doubt about a job whose state is none that slurm/states.py knows."""
+    """Return the doubt about a job whose state is none that slurm/terms.py knows."""
     return Doubt(DoubtKind.new_word, f"{command} calls its job {word}, a word that is not known here")
 
 

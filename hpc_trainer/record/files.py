@@ -1,26 +1,42 @@
-"""Atomic writes of small files, appends of whole lines, and refusal of files that others could have changed.
+"""Writing on a folder that several machines see: whole files, appended lines, modes, and names that exist once.
 
-Reading is in `record/reading.py`.
+Login nodes and compute nodes are different clients of the same file server. An NFS client may do the following, and the
+functions here handle it (`record/reading.py` handles old answers):
+
+- A client repeats a request whose reply was lost. The second reply then reports failure of a create, link, rename or
+  unlink that the first request carried out (rename(2), BUGS): `rename`, `claim` and `make_folder_once` compare
+  identities.
+- Times of files come from the server's clock: `age_on_server_s`.
+- Locks may be local to a client, refused, or hang (flock(2), NFS details; Lustre's mount options `localflock` and
+  `noflock`): nothing here uses them. A file that can be created only once takes their place.
+- Two clients that append to one file overwrite each other (open(2), O_APPEND): each file has one writer at a time.
+  Lines that decide about a run are read back after they were written (`append_lines`).
+
+docs/shared_folder.md says which file systems were tested and which of their properties are relied on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import math
 import os
+import re
+import socket
 import stat
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.record.modes import has_default_acl, set_file_mode
-from hpc_trainer.record.reading import TORN, Faults, exists, read_ends, seal
-from hpc_trainer.record.shared_folder import Place, open_own, own_name, remove, rename
+from hpc_trainer.errors import RunStateError
+from hpc_trainer.record.reading import DEFAULT_ACL, TORN, Place, look_anew, names_in, read_ends, seal
 
 _PIECE = 1 << 22
 
@@ -307,65 +323,272 @@ def _short(path: Path, written: int, wanted: int) -> OSError:
     return OSError(errno.ENOSPC, f"{written} of {wanted} bytes written; is the disk full?", str(path))
 
 
-def check_trusted(path: Path) -> None:
-    """Raise if another user owns a file or folder or may write to it, as ssh does for keys.
+T = TypeVar("T")
+
+
+def rename(source: Place, target: Place, *, is_own: bool = False) -> None:
+    """Rename a file or folder; treat a rename that succeeded but whose reply was lost as done.
+
+    Args:
+        source: the present name.
+        target: the new name; a file of this name is replaced.
+        is_own: True if no other process knows the name `source`. If `source` is gone and `target` exists, the rename
+            succeeded: one request less than a comparison of identities.
 
     Raises:
-        UntrustedFileError: owner or mode is wrong, or the path is a symbolic link.
-        RunStateError: there is no such file.
+        OSError: the file was not renamed.
+    """
+    identity = None if is_own else _identity(source)
+    try:
+        os.rename(source, target)  # noqa: PTH104  (it replaces, as POSIX says)
+    except FileNotFoundError:
+        look_anew(os.path.dirname(os.path.abspath(target)))  # noqa: PTH100, PTH120
+        present = _identity(target)
+        if present is None or (present != identity and not (is_own and _identity(source) is None)):
+            raise
+
+
+def claim(path: Place, content: bytes = b"", *, mode: int = 0o666) -> bool:
+    """Create a file that can be created only once; return True if this call created it, False if it existed.
+
+    The file appears with its content. Of several processes on several machines exactly one gets True. The file is
+    created under a private name and linked. If the reply of the link is lost, both names are the same file (open(2),
+    O_EXCL, on lock files). A file system without hard links gets O_EXCL, which is atomic from NFS 3 on.
+
+    Raises:
+        OSError: the file system refused; no file was created.
+    """
+    own = own_name(path)
+    descriptor = open_own(own, mode)
+    try:
+        try:
+            set_file_mode(descriptor)
+            os.write(descriptor, content)
+            os.fsync(descriptor)
+            identity = _identity_of(os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            look_anew(os.path.dirname(os.path.abspath(path)), parents=0)  # noqa: PTH100, PTH120
+            return _identity(path) == identity
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _claim_without_links(path, content, mode)
+        return True
+    finally:
+        with contextlib.suppress(OSError):  # the result is known already
+            remove(own)
+
+
+def open_own(path: Place, mode: int = 0o666) -> int:
+    """Open an empty file under a private name (`own_name`) for writing, and return its descriptor.
+
+    A file left by a killed process with this thread's number is emptied. O_EXCL would report a create whose reply was
+    lost as a failure.
+
+    Raises:
+        OSError: the file system refused, or another user planted a link of this name, which may lead to any file.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    info = os.fstat(descriptor)
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1 or info.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise OSError(errno.EEXIST, "somebody else made a file of this name", os.fspath(path))
+    if info.st_size:
+        os.ftruncate(descriptor, 0)
+    return descriptor
+
+
+# Errors of file systems without hard links: vfat, some FUSE and SMB servers; BeeGFS between two folders.
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+
+
+def _claim_without_links(path: Place, content: bytes, mode: int) -> bool:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        return False
+    try:
+        set_file_mode(descriptor)
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def make_folder_once(folder: Place, mode: int = 0o777) -> bool:
+    """Create a folder whose name no other process uses; return False if it exists and is not empty.
+
+    An existing empty folder was created by this call, whose first reply was lost.
+
+    Raises:
+        OSError: the file system refused.
     """
     try:
-        info = path.lstat()
-    except FileNotFoundError as error:
-        raise RunStateError(f"{path}: no such file.") from error
-    if stat.S_ISLNK(info.st_mode):
-        raise UntrustedFileError(f"{path} is a symbolic link; it must be the file itself.")
-    if info.st_uid not in (os.getuid(), 0):
-        raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
-    if info.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        # A default ACL affects all files of the folder, not only this one; newly written files get the right mode.
-        by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
-        what = f"-R go-w {path if stat.S_ISDIR(info.st_mode) else path.parent}" if by_acl else f"go-w {path}"
-        raise UntrustedFileError(
-            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it"
-            f"{', by a default ACL of the folder' if by_acl else ''}, so it may not be what was "
-            f"submitted. Look at it, then: chmod {what}"
-        )
+        os.mkdir(folder, mode)  # noqa: PTH102
+    except FileExistsError:
+        return not names_in(folder)
+    return True
 
 
-def is_ours(path: Place, faults: Faults | None = None) -> bool:
-    """Return True if the file exists and passes `check_trusted`; False if it does not exist or is not visible now.
+def remove(path: Place) -> None:
+    """Remove a file if it exists; raise OSError if the file system refused."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108
+
+
+def own_name(path: Place) -> str:
+    """Return a hidden name beside `path` that no other living thread uses, on this machine or another one.
+
+    The name fits into 255 bytes, the limit of file names (pathconf(3), NAME_MAX).
+    """
+    folder, name = os.path.split(os.fspath(path))
+    tail = f".{node_name()}-{threading.get_native_id()}.tmp"  # thread ids and process ids are unique together
+    kept = os.fsencode(name)[: 254 - len(tail)].decode(errors="ignore")
+    return os.path.join(folder, f".{kept}{tail}")  # noqa: PTH118
+
+
+@functools.cache
+def node_name() -> str:
+    """Return the short name of this host, fit for a file's name."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])[:60]
+
+
+def age_on_server_s(path: Path) -> float:
+    """Return the seconds since a file or folder was written, by the clock that stamps the files beside it.
+
+    The writer may be on another host, and the server's clock may differ by minutes from both hosts' clocks.
 
     Raises:
-        UntrustedFileError: others may have changed the file.
-        OSError: the file system failed, and there is no `faults` to report it to.
+        FileNotFoundError: the file is gone.
+        OSError: the file's folder cannot be written.
     """
-    is_present = exists(path, faults)
-    if is_present:
-        check_trusted(Path(path))
-    return bool(is_present)
+    probe = own_name(path.with_name(f"{path.name}.now"))
+    try:
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, b"\n")
+            os.fsync(descriptor)
+            now = os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+        look_anew(path.parent, parents=0)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # an open asks the server
+        try:
+            return now - os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+    finally:
+        remove(probe)
 
 
-def check_place(folder: Path) -> None:
-    """Raise if other users may write to a sweep's folder, or could replace the folder by another one.
+def _identity(path: Place) -> tuple[int, int] | None:
+    try:
+        return _identity_of(os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
-    `folder` must pass `check_trusted`. A folder above it to which everybody may write needs the sticky bit, as /tmp has
-    it, so that only owners may rename entries. The check covers the folder of sweeps, and the folders above it that the
-    user owns and can therefore fix; the site is responsible for the others. ssh also refuses folders up to the home
-    folder to which a group may write. Here the group may write, because teams share a folder of sweeps. If a member
-    puts a folder in the place of another member's, its owner is wrong, and the check fails.
+
+def _identity_of(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino
+
+
+# linux/posix_acl_xattr.h: a version, then entries of tag, permissions, id.
+_HEAD, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
+_OWNER, _OTHER = 0x01, 0x20
+_umask: int | None = None
+
+
+def set_umask(group_readable: bool) -> None:
+    """Set the umask of the process: new folders 0700 and files 0600, or 0750 and 0640 if the group may read."""
+    global _umask  # the system returns it only when another one is set, which would affect other threads
+    _umask = 0o027 if group_readable else 0o077
+    os.umask(_umask)
+    if SourceFileLoader.set_data is not _keep_bytecode:
+        SourceFileLoader.set_data = _keep_bytecode  # type: ignore[method-assign, assignment]
+
+
+_set_data = SourceFileLoader.set_data
+
+
+def _keep_bytecode(loader: SourceFileLoader, path: str, data: bytes, *, _mode: int = 0o666) -> None:
+    """Write a module's bytecode as Python does, readable for every user who can read the module.
+
+    Several users may share the code's checkout or environment. With this process's umask, `__pycache__` would be 0700.
+
+    Args:
+        loader: the loader of the module.
+        path: the file for the bytecode.
+        data: the bytecode.
+        _mode: mode of the file with the code, plus the permission to write.
+    """
+    folder = Path(path).parent
+    is_new = not folder.is_dir()
+    _set_data(loader, path, data, _mode=_mode)
+    with contextlib.suppress(OSError):  # a read-only file system has no bytecode, or the folder is another user's
+        if is_new and folder.name == "__pycache__":
+            mode = folder.stat().st_mode
+            folder.chmod(stat.S_IMODE(mode) | (folder.parent.stat().st_mode & 0o055))
+        os.chmod(path, 0o600 | (_mode & 0o044))  # noqa: PTH101
+
+
+def set_file_mode(descriptor: int) -> None:
+    """Give a new file the mode that follows from the umask."""
+    if _umask is not None and stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o666 & ~_umask:
+        os.fchmod(descriptor, 0o666 & ~_umask)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents; narrow the default ACL of an existing folder that is the user's own.
 
     Raises:
-        UntrustedFileError: the owner or the mode is wrong, or the folder is a symbolic link.
-        RunStateError: there is no such folder.
+        OSError: the file system refused.
     """
-    check_trusted(folder)
-    for number, above in enumerate(folder.absolute().resolve().parents):
-        info = above.stat()
-        if number and info.st_uid != os.getuid():
-            return
-        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-            raise UntrustedFileError(
-                f"{above} has mode {stat.S_IMODE(info.st_mode):o}: everybody may rename what lies in it, {folder.name} "
-                f"too. chmod o-w {above} (or chmod +t), or choose another paths.runs_dir."
-            )
+    if _umask is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    try:
+        try:
+            folder.mkdir(mode=0o777 & ~_umask)
+        except FileNotFoundError:
+            make_folder(folder.parent)
+            folder.mkdir(mode=0o777 & ~_umask)  # only once: a mount may be gone and its name stay
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        narrow_default_acl(folder)
+    else:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & _umask:
+            folder.chmod(mode & ~_umask)
+        _narrow(folder)
+
+
+def narrow_default_acl(folder: Path) -> None:
+    """Narrow a folder's default ACL by the umask; leave another user's folder alone."""
+    info = folder.lstat()
+    if info.st_uid == os.getuid() and stat.S_ISDIR(info.st_mode):
+        _narrow(folder)
+
+
+def _narrow(folder: Path) -> None:
+    if _umask is None or not hasattr(os, "getxattr"):
+        return
+    try:
+        acl = os.getxattr(folder, DEFAULT_ACL)
+    except OSError:  # there is no default ACL, or the file system has none
+        return
+    body = acl[_HEAD.size :]
+    narrowed = b"".join(_ENTRY.pack(tag, allowed & ~_taken(tag), who) for tag, allowed, who in _ENTRY.iter_unpack(body))
+    if narrowed != body:
+        os.setxattr(folder, DEFAULT_ACL, acl[: _HEAD.size] + narrowed)
+
+
+def _taken(tag: int) -> int:
+    """Return the permissions that the umask takes from an ACL entry: all but owner and other count as the group's."""
+    assert _umask is not None
+    return 0 if tag == _OWNER else _umask & 7 if tag == _OTHER else _umask >> 3 & 7

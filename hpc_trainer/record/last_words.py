@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.reading import Faults, read_ends
-from hpc_trainer.record.run_folder import RunFolder
-from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.record.reading import Faults, is_there, read_ends
+from hpc_trainer.record.run_state import RunFolder
 
 NOT_STARTED = "not started"
 """Cause that the local queue records for such a run, and the key of its verdict."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_trainer.record.files import node_name
 from hpc_trainer.record.reading import Faults, exists
-from hpc_trainer.record.shared_folder import node_name
 
 
 def default_runs_dir() -> Path:
@@ -152,7 +152,7 @@ class RunPaths:
         return self.telemetry / f"attempt-{attempt:03d}.rank-{rank}.jsonl"
 
     def move(self, attempt: int) -> Path:
-        """Return the file that says why a restart must avoid one of the nodes (`record/worker_files.py`, `Move`)."""
+        """Return the file that says why a restart must avoid one of the nodes (`record/journal.py`, `Move`)."""
         return self.telemetry / f"attempt-{attempt:03d}.move.json"
 
     def environment(self, attempt: int, node_rank: int = 0) -> Path:
@@ -248,7 +248,7 @@ class SweepPaths:
     old_ends = _Named("ends.jsonl")
     """File of such job ends in sweeps of earlier versions; any host appended."""
     finished = _Named("finished.json")
-    """Completed runs, so that `status` opens fewer folders (record/known_ends.py); `status` replaces it."""
+    """Completed runs, so that `status` opens fewer folders (record/run_state.py); `status` replaces it."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     sync_lock = _Named("sync.lock")

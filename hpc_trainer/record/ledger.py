@@ -18,13 +18,22 @@ from functools import cached_property
 from typing import Any
 
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.record.files import append_lines, check_trusted, write_json
-from hpc_trainer.record.journal import Attempt, newest_chain, successor_jobs
+from hpc_trainer.record.files import append_lines, write_json
+from hpc_trainer.record.journal import Attempt, newest_chain, read_failure, successor_jobs
 from hpc_trainer.record.layout import HEARTBEAT, RunPaths
-from hpc_trainer.record.reading import Faults, as_count, as_table, as_text, as_time, parsed_file, parsed_lines, typed
+from hpc_trainer.record.reading import (
+    Faults,
+    as_count,
+    as_table,
+    as_text,
+    as_time,
+    check_trusted,
+    parsed_file,
+    parsed_lines,
+    typed,
+)
 from hpc_trainer.record.states import TIMEOUT, RunState
-from hpc_trainer.record.worker_files import read_failure
-from hpc_trainer.slurm.accounting import Allocation
+from hpc_trainer.slurm.queue import Allocation
 
 
 class Kind(str, enum.Enum):

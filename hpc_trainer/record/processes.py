@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import SubmitError
-from hpc_trainer.record.files import write_json
+from hpc_trainer.record.files import age_on_server_s, claim, make_folder, remove, write_json
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder
-from hpc_trainer.record.reading import Faults, read_json
-from hpc_trainer.record.shared_folder import age_on_server_s, claim, look_anew, remove
+from hpc_trainer.record.reading import Faults, look_anew, read_json
 
 # psutil is imported in the functions: commands about runs on Slurm avoid its 20 ms.
 

@@ -1,23 +1,289 @@
-"""State of one run: from what the run wrote itself, then from what Slurm says, never a guess."""
+"""State of a run: from what the run wrote itself, then from what Slurm says or once said, never a guess.
+
+`read_folder` reads the run's own files, and `ask_slurm` asks once for all runs of a sweep; `decide` follows from both.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
+import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from hpc_trainer.errors import HpcTrainerError, RunStateError, SlurmError, UntrustedFileError
 from hpc_trainer.record import doubts
 from hpc_trainer.record.doubts import Doubt
-from hpc_trainer.record.journal import Attempt
+from hpc_trainer.record.doubts import untold_job as untold_job_doubt
+from hpc_trainer.record.files import append_lines, make_folder, write_atomic
+from hpc_trainer.record.journal import Attempt, Journal, read_heartbeat, read_result
+from hpc_trainer.record.layout import HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, SweepPaths, journals_in
 from hpc_trainer.record.processes import is_alive
-from hpc_trainer.record.run_folder import RunFolder, journal_settles
+from hpc_trainer.record.reading import (
+    Faults,
+    Kinds,
+    as_text,
+    as_time,
+    cache_age_s,
+    check_place,
+    check_trusted,
+    exists,
+    is_ours,
+    is_there,
+    list_folder,
+    look_anew,
+    parsed_lines,
+    read_json,
+    seal,
+    typed,
+)
 from hpc_trainer.record.states import CANCEL, DONE, ENDS, UNEXPLAINED, RunState
-from hpc_trainer.record.submissions import SUCCESSOR
-from hpc_trainer.slurm import states
-from hpc_trainer.slurm.accounting import AccountingEntry
-from hpc_trainer.slurm.queue import JobRow, QueueEntry, array_of, is_of
-from hpc_trainer.slurm.reasons import says_held
+from hpc_trainer.record.submissions import SUCCESSOR, Ledger, Submission, Waiting, newest_in, read_ledger
+from hpc_trainer.slurm import terms
+from hpc_trainer.slurm.commands import cluster_name
+from hpc_trainer.slurm.queue import (
+    CLOCKS_S,
+    AccountingEntry,
+    JobRow,
+    QueueEntry,
+    array_of,
+    find_by_uuid,
+    is_of,
+    read_accounting,
+    read_queue,
+)
+from hpc_trainer.slurm.terms import says_held
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 instances would take 25 ms more
+class RunFolder:
+    """Content of one run's own files. Treat it as read-only."""
+
+    paths: RunPaths
+    submission: Submission | None
+    """The newest submission: an array of the sweep, or a successor job that an attempt submitted."""
+    element: int
+    """The run's index in `submission`."""
+    job_id: str | None
+    attempts: list[Attempt]
+    heartbeat: Mapping[str, Any]
+    result: Mapping[str, Any]
+    markers: frozenset[str]
+    waits: str | None
+    """Why the run waits in the sweep's own queue; None if it does not."""
+    faults: tuple[str, ...] = ()
+    """Faults of the run's files that cannot be read."""
+    doubt: str | None = None
+    """Reason to suspect a later attempt or a later end than those that were read: lost or unreadable records."""
+    unread: str | None = None
+    """Reason why the heartbeat could not be read just now; the run may be alive."""
+    is_empty: bool = False
+    """True if the run has no folder, or the folder is empty."""
+    untold_job: str | None = None
+    """The job of the newest attempt, if it is newer than `submission` and no submission records it."""
+
+    @property
+    def newest(self) -> Attempt | None:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def current(self) -> Attempt | None:
+        """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
+        newest = self.newest
+        if newest is None or self.submission is None:
+            return newest
+        if self.is_on_slurm:
+            is_its = newest.job_id == self.job_id and newest.start_time > self.submission.time - CLOCKS_S
+        elif self.element < len(self.submission.num_attempts):  # not by time: clocks of login nodes differ
+            is_its = len(self.attempts) > self.submission.num_attempts[self.element]
+        else:
+            is_its = newest.start_time >= self.submission.time
+        return newest if is_its else None
+
+    @property
+    def uuid(self) -> str:
+        """Identifier that the run's job carries; "" if the run was never submitted."""
+        return self.submission.uuid if self.submission is not None else ""
+
+    @property
+    def job_key(self) -> tuple[str, str]:
+        """Key that identifies the run's job; Slurm reuses ids, so the id alone does not."""
+        return self.uuid, self.job_id or ""
+
+    @property
+    def is_on_slurm(self) -> bool:
+        """True if the latest submission went to Slurm."""
+        return self.submission is not None and self.submission.executor == "slurm"
+
+    @property
+    def needs_scheduler(self) -> bool:
+        """True if only Slurm knows whether this run is alive."""
+        return self.is_on_slurm and DONE not in self.markers and self.waits is None
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the run's files record its end, whatever a scheduler says."""
+        return DONE in self.markers or journal_settles(self.current)
+
+
+def read_folder(
+    paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
+    names: Collection[str] | None = None, *, is_listed: bool = False,
+) -> RunFolder:  # fmt: skip
+    """Read the folder of a run; damaged files are reported in `faults`.
+
+    The folder is listed first, so that its names are those of the server and only existing files are opened.
+
+    Args:
+        paths: paths of the run.
+        latest: the run's newest submission among the sweep's submissions, and the run's index in it.
+        waiting: why and since when the run waits in the sweep's own queue; None if it does not.
+        jobs: ids of all arrays in the sweep's submissions.
+        names: the names in the folder, if it was listed just now.
+        is_listed: True if a listing of the sweep's folder showed this folder a moment ago. If the folder is missing
+            now, the state of the run is unknown.
+    """
+    faults, journal_faults, unseen = Faults(), Faults(), Faults()
+    listed = list_folder(paths.place, unseen) if names is None else names
+    if is_listed and listed == [] and not _is_still_there(paths, unseen):
+        unseen.append("its folder was there a moment ago and is not now: ask again in a minute")
+    present = _EVERYTHING if listed is None else listed
+    heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults) if HEARTBEAT in present else {}
+    unread = faults[0] if faults.refusal is not None else None
+    book = _read_book(paths) if SUBMISSIONS in present else Ledger()
+    story = Journal(paths).read_story(journal_faults, listed)
+    if listed is not None and DONE not in present and story.attempts and story.attempts[-1].has_ended:
+        # DONE is written before the journal's end, and the folder was listed before the journal was read.
+        present = list_folder(paths.place, unseen) or present
+    markers = frozenset(name for name in (DONE, CANCEL) if name in present)
+    if listed is None:  # the folder may be entered but not listed
+        markers = frozenset(name for name in markers if exists(paths.at(name), unseen))
+    lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
+    if listed and not journal_faults:
+        lost += _not_seen_yet(paths, listed, story.attempts)
+    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
+    faults += [*book.damage, *journal_faults, *lost, *unseen]
+    if latest is None and book.submissions:
+        waiting = None  # the array that these successors follow took the run out of the queue, and its line is lost
+    submission, index = newest_in(book, latest) or (None, 0)
+    own_jobs = {submission.job_id for submission in book.submissions if submission.job_id is not None}
+    all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # copied only if there is something to add
+    is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
+    if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
+        waiting = None  # the array that the attempt ran in also took the run out of the queue
+    untold_job = None
+    if is_unknown and submission is None:
+        submission = submission_told_by(story.attempts[-1])
+    elif is_unknown:
+        untold_job = story.attempts[-1].job_id
+        doubts = doubts or [untold_job_doubt(untold_job)]
+    return RunFolder(
+        paths=paths,
+        submission=submission,
+        element=index,
+        job_id=submission.element_id(index) if submission else None,
+        attempts=story.attempts,
+        heartbeat=heartbeat,
+        result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
+        markers=markers,
+        waits=None if waiting is None else waiting.reason,
+        faults=tuple(f"{paths.run_id}: {fault}" for fault in faults),
+        doubt=doubts[0] if doubts else None,
+        unread=unread,
+        is_empty=listed == [],
+        untold_job=untold_job,
+    )
+
+
+def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
+    """Return True if the run's folder exists; if the file system fails, add a fault and return True."""
+    try:
+        return is_there(paths.place)
+    except OSError as error:
+        faults.refuse(paths.place, error)
+        return True
+
+
+_EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)
+
+
+def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
+    """Return why the journals may hold more: the folder lists a journal that this client has cached as missing."""
+    number, name = max(journals_in(listed), default=(-1, ""))
+    newest = attempts[-1].attempt if attempts else -2
+    is_hidden = bool(name) and newest < number and exists(paths.at(name), Faults()) is False
+    return [f"{name} is there, and cannot be opened here yet: ask again in a minute"] if is_hidden else []
+
+
+def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
+    """Return the RunFolder of a run that has no folder yet; arguments as for `read_folder`."""
+    submission, index = latest or (None, 0)
+    return RunFolder(
+        paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
+        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
+    )  # fmt: skip
+
+
+def _read_book(paths: RunPaths) -> Ledger:
+    """Read the run's own submissions.jsonl; a file that others may have changed affects this run only."""
+    try:
+        return read_ledger(paths, may_fail=True)
+    except UntrustedFileError as error:
+        return Ledger(damage=(str(error),))
+
+
+def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any], unseen: Faults) -> list[str]:
+    """Describe an attempt that left a sign of life or an error but no journal line; return [] if there is none."""
+    number = attempts[-1].attempt + 1 if attempts else 0
+    if heartbeat.get("attempt", -1) >= number:
+        return [_lost_journal(paths, heartbeat["attempt"])]
+    return [_lost_journal(paths, 0)] if not attempts and exists(paths.failure(0), unseen) else []
+
+
+def _lost_journal(paths: RunPaths, attempt: int) -> str:
+    return f"{paths.journal(attempt).name} has lost attempt {attempt}"
+
+
+def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:
+    """Return a late estimate of the last sign of life, in seconds since the epoch, because clocks differ."""
+    times = [attempt.start_time for attempt in attempts[-1:]]
+    with contextlib.suppress(OSError):
+        times.append(paths.failure(0).stat().st_mtime)
+    return max([float(heartbeat.get("time", 0.0)), *times]) + CLOCKS_S
+
+
+def journal_settles(attempt: Attempt | None) -> bool:
+    if attempt is None or not attempt.has_ended or attempt.cause == UNEXPLAINED:
+        return False
+    return attempt.state is not RunState.REQUEUED
+
+
+def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> bool:
+    """Return True if the newest attempt began after the newest submission, in a job that no submission names.
+
+    Args:
+        attempts: all attempts of the run, in order.
+        latest: the run's newest submission; None if there is none.
+        jobs: ids of the arrays and jobs that submissions name.
+    """
+    newest = attempts[-1] if attempts else None
+    if newest is None or newest.executor != "slurm" or array_of(newest.job_id) in jobs:
+        return False
+    return latest is None or (latest.job_id is not None and latest.time <= newest.start_time)
+
+
+def submission_told_by(attempt: Attempt) -> Submission:
+    """Return a stand-in for the lost submission of the job in which an attempt says it runs."""
+    return Submission(
+        uuid="", executor="slurm", hardware="?", run_ids=(), time=attempt.start_time, kind=SUCCESSOR,
+        job_id=attempt.job_id,
+    )  # fmt: skip
+
 
 End = tuple[RunState, str | None, str | None]
 """State, cause and node of a run."""
@@ -43,7 +309,7 @@ class SchedulerView:
     unnamed: str | None = None
     """Reason why the cluster did not give its name, if it was asked."""
     cache_age_s: float = 0.0
-    """Seconds for which this machine may show old content of the sweep's folder (`shared_folder.cache_age_s`)."""
+    """Seconds for which this machine may show old content of the sweep's folder (`reading.cache_age_s`)."""
     _arrays: dict[str, list[AccountingEntry]] = field(init=False, default_factory=dict)
     _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
 
@@ -188,9 +454,11 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
 
 # Seconds for which a new job may be missing in squeue and sacct.
 _LAG_S = 30.0
+
 # slurmctld keeps records that slurmdbd does not accept at once, and sends them later. After this time, in seconds, a
 # row without an end is what sacctmgr calls a runaway job.
 _ACCOUNTING_LAG_S = 600.0
+
 # Seconds after which a silent run no longer counts as alive; heartbeats come every few seconds.
 _ALIVE_S = 60.0
 CLOCKS_APART_S = 90.0
@@ -229,9 +497,9 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
             return end
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # The run saved and exited without learning whether a user had cancelled it. Slurm's final state decides.
-        is_cancelled = account is not None and account.state == states.CANCELLED
+        is_cancelled = account is not None and account.state == terms.CANCELLED
         return (RunState.CANCELLED, "cancelled", None) if is_cancelled else (current.state, cause, None)
-    if account is not None and account.state == states.COMPLETED and folder.is_empty:
+    if account is not None and account.state == terms.COMPLETED and folder.is_empty:
         # A worker creates the folder before all else, and a job without a worker does not exit with 0.
         return RunState.GONE, "its folder was deleted after it had ended", account.node
     if account is not None and (ended := _ended_by_accounting(account, current)):
@@ -242,15 +510,15 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
     return _decide_absent(folder, view)
 
 
-_ENDED = frozenset({states.COMPLETED, *ENDS})
+_ENDED = frozenset({terms.COMPLETED, *ENDS})
 
 
 def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
     """Return the state of a run whose job is not in the queue and whose end is not known."""
     quiet_s = view.asked_time - last_sign(folder)
     account = view.row_of(folder) or _row_before_it_began(folder, view)
-    if account is not None and account.state in states.NOT_ENDED and (
-        quiet_s < _ACCOUNTING_LAG_S or account.state == states.PENDING
+    if account is not None and account.state in terms.NOT_ENDED and (
+        quiet_s < _ACCOUNTING_LAG_S or account.state == terms.PENDING
     ):  # fmt: skip
         return RunState.UNKNOWN, doubts.accounting_behind(account.state), account.node
     if folder.current is None and view.rows_of_array(folder) and view.row_of(folder) is None:
@@ -275,7 +543,7 @@ def _row_before_it_began(folder: RunFolder, view: SchedulerView) -> AccountingEn
     if folder.current is not None:
         return None
     covering = (row for row in view.rows_of_array(folder) if row.may_cover(folder.element))
-    return next((row for row in covering if row.state in states.NOT_ENDED), None)
+    return next((row for row in covering if row.state in terms.NOT_ENDED), None)
 
 
 def last_sign(folder: RunFolder) -> float:
@@ -285,10 +553,10 @@ def last_sign(folder: RunFolder) -> float:
 
 
 def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> RunState | None:
-    if account.state == states.COMPLETED:
+    if account.state == terms.COMPLETED:
         # The run exited in the grace period after a save that the journal records, or its own code called exit(0).
         return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
-    if account.state == states.FAILED and _was_interrupted(account.exit_code, current):
+    if account.state == terms.FAILED and _was_interrupted(account.exit_code, current):
         return RunState.PREEMPTED
     return ENDS.get(account.state)
 
@@ -306,8 +574,10 @@ def _was_interrupted(exit_code: str, current: Attempt | None) -> bool:
 
 # Signals to the batch shell itself, from `scancel --batch`, `--full`, an epilog or a killer: not caused by the run.
 _SHELL_KILLED = {"0:9", "0:12", "0:15"}
+
 # SIGTERM and SIGUSR2 as Slurm shows them: the batch shell's signal, a shell's code, or srun's own form (seen: 15:0).
 _STOP_EXIT_CODES = {"0:15", "143:0", "15:0", "0:12", "140:0", "12:0"}
+
 # Exit codes of a worker that has saved, including codes that replace ours (launch/plan.py), and of srun after it ended
 # the other ranks.
 _LEFT_EXIT_CODES = {f"{code}:0" for code in (74, 75, *range(79, 126), 137, 9)}
@@ -320,15 +590,253 @@ def ended_before_it_began(folder: RunFolder, state: RunState) -> bool:
 
 
 def _state_in_queue(entry: QueueEntry, current: Attempt | None, *, is_successor: bool) -> RunState:
-    if entry.state == states.PENDING:
+    if entry.state == terms.PENDING:
         if says_held(entry.reason):
             return RunState.HELD
         return RunState.PENDING if current is None and not is_successor else RunState.REQUEUED
-    if entry.state in states.HELD:
+    if entry.state in terms.HELD:
         return RunState.HELD
-    if entry.state in states.TAKEN_BACK:
+    if entry.state in terms.TAKEN_BACK:
         return RunState.REQUEUED
-    if entry.state in states.HAS_NODES:
-        settled = current is not None and journal_settles(current) and entry.state == states.COMPLETING
+    if entry.state in terms.HAS_NODES:
+        settled = current is not None and journal_settles(current) and entry.state == terms.COMPLETING
         return (current.state or RunState.RUNNING) if settled and current else RunState.RUNNING
     return ENDS.get(entry.state, RunState.UNKNOWN)
+
+
+# Ends that a sweep remembers: finished.json and ends.jsonl.
+#
+# finished.json names the runs that are done, so that a look at 10,000 of them need not open 10,000 folders. ends.jsonl
+# keeps what Slurm's accounting once said of a run's end: accounting forgets jobs, and a cancelled run stays cancelled.
+
+# With fewer runs, opening the folders is as cheap as keeping the file.
+_LEAST_RUNS = 50
+
+# The file is written when more than this share of it is new: 10,000 runs write it some 45 times.
+_NEW_SHARE = 0.1
+
+
+def read_finished(sweep: SweepPaths) -> Mapping[str, str]:
+    """Return run id -> uuid of the submission that finished it; {} if there is no file that can be trusted."""
+    try:
+        record = read_json(sweep.finished, Faults()) if is_ours(sweep.finished, Faults()) else None
+    except HpcTrainerError:
+        return {}
+    runs = (record or {}).get("runs")
+    if not isinstance(runs, dict):
+        return {}
+    return {run_id: uuid for run_id, uuid in runs.items() if isinstance(uuid, str) and uuid}
+
+
+def record_finished(sweep: SweepPaths, known: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Replace the file if enough runs have been found finished that it does not name.
+
+    Never raises: after a failure, such as a full disk or a user who may only read, the next command takes longer.
+
+    Args:
+        sweep: the sweep.
+        known: the result of `read_finished`.
+        found: run id -> uuid of the newest submission, for every run that was found to be done.
+    """
+    runs = {run_id: uuid for run_id, uuid in found.items() if uuid}
+    num_new = sum(known.get(run_id) != uuid for run_id, uuid in runs.items())
+    if len(runs) < _LEAST_RUNS or num_new <= _NEW_SHARE * len(known):
+        return
+    with contextlib.suppress(OSError, HpcTrainerError):
+        if sweep.folder.stat().st_uid != os.getuid():
+            return
+        check_place(sweep.folder)  # as every command does before it writes into a folder that others may write to
+        write_atomic(sweep.finished, f"{seal(json.dumps({'runs': runs}))}\n", sync=False)
+        sweep.finished.chmod(sweep.specs.stat().st_mode & 0o666)
+
+
+_END: Kinds = {"uuid": as_text, "job_id": as_text, "state": RunState, "cause": as_text, "time": as_time}
+
+
+def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tuple[End, float]]:
+    """Return `RunFolder.job_key` -> (the job's last known end, when it was recorded); {} if there is none.
+
+    Unreadable lines and files become faults.
+    """
+    ends: dict[tuple[str, str], tuple[End, float]] = {}
+    for path in [sweep.old_ends, *(sweep.ends / name for name in list_folder(sweep.ends, faults) or ())]:
+        try:
+            if path.suffix == ".jsonl" and is_ours(path, faults):
+                for key, end in parsed_lines(path, _parse, faults):
+                    if key not in ends or ends[key][1] <= end[1]:
+                        ends[key] = end
+        except HpcTrainerError as error:  # noqa: PERF203  (one file for each host)
+            faults.append(f"{path.name} is not read: {error}")
+    return ends
+
+
+def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float]]:
+    """Return the job key, the end and its time from one line.
+
+    Raises:
+        KeyError, ValueError: the record is none that this module writes.
+    """
+    values = typed(record, _END, {"node": as_text})
+    return (values["uuid"], values["job_id"]), ((values["state"], values["cause"], values.get("node")), values["time"])
+
+
+def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:
+    """Record the ends that the accounting has just reported.
+
+    Never raises: a full disk, missing rights, or something else in the file's place must not matter.
+    """
+    news: list[Mapping[str, Any]] = [
+        {
+            "uuid": folder.uuid,
+            "job_id": folder.job_id,
+            "state": state,
+            "cause": cause,
+            "node": node,
+            "time": time.time(),
+        }
+        for folder, (state, cause, node) in decided
+        if _is_told_by_slurm(folder, (state, cause, node), view)
+        and view.remembered.get(folder.job_key, (None,))[0] != (state, cause, node)
+    ]
+    with contextlib.suppress(OSError, HpcTrainerError):
+        if news and sweep.folder.stat().st_uid == os.getuid():
+            check_place(sweep.folder)
+            mode = sweep.specs.stat().st_mode
+            path = sweep.ends_of_this_host
+            is_new = not is_there(path)
+            if is_new:
+                make_folder(sweep.ends)
+                sweep.ends.chmod(mode & 0o666 | (mode & 0o444) >> 2)  # users who may read may list
+            for place in (sweep.ends, *([] if is_new else [path])):
+                check_trusted(place)  # otherwise our line would make another user's file look like ours
+            append_lines(path, news, sealed=True)
+            if is_new:
+                path.chmod(mode & 0o666)
+
+
+def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
+    state, cause, _ = end
+    is_over = not state.is_active and state not in (RunState.NEW, RunState.COMPLETED)
+    if not is_over or cause is None or folder.job_id is None or view.queue is None or view.accounting is None:
+        return False
+    if folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
+        return False
+    # A job that neither the queue nor the accounting knows is FAILED too, but is not recorded.
+    return view.job_of(folder) is None and (state is not RunState.FAILED or view.row_of(folder) is not None)
+
+
+def ask_slurm(
+    sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
+    faults: Faults, *, must_ask: bool, is_look: bool,
+) -> SchedulerView:  # fmt: skip
+    """Return Slurm's answers about these folders; folders of runs that have left the queue are read again and replaced.
+
+    Slurm is asked by one squeue, and by one sacct for runs that have left the queue. If neither knows a job, one
+    scontrol asks for the cluster's name.
+
+    Args:
+        read: function that reads the folder of a run again.
+        notes: gets a note for each question that Slurm did not answer.
+        faults: gets a fault for each unreadable record of an end that Slurm reported before.
+        must_ask: True if Slurm must be asked for other reasons than these folders.
+        is_look: True if no command acts on the answer. Slurm is then not asked if every end is known, because a Slurm
+            that does not answer takes 30 s.
+
+    Raises:
+        RunStateError: the sweep's folder disappeared in the meantime.
+    """
+    asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
+    begin, age_s = time.time(), cache_age_s(sweep.folder)
+    damage = Faults()
+    remembered = read_ends(sweep, damage) if asked else {}
+    faults += damage
+    are_over = is_look and all(_is_over(folders[run_id], remembered, begin) for run_id in asked)
+    if not must_ask and (are_over or not asked):
+        return SchedulerView({}, {}, remembered, cache_age_s=age_s)
+    try:
+        queue = read_queue()
+    except SlurmError as error:
+        notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
+        # Markers are written nevertheless, except for runs that are certainly on another cluster.
+        named = _with_cluster(
+            SchedulerView(None, {}, asked_time=begin, cache_age_s=age_s), [folders[run_id] for run_id in asked]
+        )
+        return dataclasses.replace(named, unnamed=None)
+    view = SchedulerView(queue, {}, asked_time=begin, cache_age_s=age_s)
+    _take_found_jobs(folders, asked, queue)
+    left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
+    if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
+        raise went_away(sweep)
+    for run_id in left:
+        folders[run_id] = read(run_id)  # now shows the files that the run wrote at its end
+    left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
+    try:
+        gone = [(folder.job_id, folder.submission) for folder in map(folders.__getitem__, left)]
+        jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
+        rows = read_accounting(jobs, min(jobs.values(), default=begin))
+        view = SchedulerView(queue, rows, asked_time=begin, cache_age_s=age_s)
+    except SlurmError as error:
+        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
+        view = SchedulerView(queue, None, asked_time=begin, cache_age_s=age_s)
+    if left:
+        view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
+    return _with_cluster(view, [folders[run_id] for run_id in left])
+
+
+def went_away(sweep: SweepPaths) -> RunStateError:
+    """Return the error for a sweep whose folder disappears while it is read."""
+    return RunStateError(
+        f"{sweep.folder} was there a moment ago and is not now: what its runs do is not known. Nothing was done. Is "
+        "its file system mounted? Try again."
+    )
+
+
+def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> SchedulerView:
+    """Return the view with this cluster's name, if a job is not known here and may be on another cluster."""
+    if not any(folder.submission and folder.submission.cluster and not view.knows(folder) for folder in folders):
+        return view
+    try:
+        return dataclasses.replace(view, cluster=cluster_name())
+    except SlurmError as error:
+        return dataclasses.replace(view, unnamed=str(error))
+
+
+# Seconds after which nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, by default 300 s.
+OVER_S = CLOCKS_S
+
+
+def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, float]], now: float) -> bool:
+    """Return True if a run is known to have ended without asking Slurm, and nothing restarts it automatically."""
+    if folder.doubt is not None or folder.untold_job is not None:
+        return False
+    if CANCEL in folder.markers and (folder.current is None or folder.is_settled):
+        return True
+    if folder.is_settled and folder.current is not None:
+        end_time = folder.current.end_time
+    else:
+        end_time = remembered[folder.job_key][1] if folder.job_key in remembered else None
+        end_time = None if end_time is None or end_time <= last_sign(folder) else end_time
+    return end_time is not None and now - end_time > OVER_S
+
+
+def decide_now(
+    run_id: str, folders: dict[str, RunFolder], view: SchedulerView, read: Callable[[str], RunFolder]
+) -> End:
+    """Return the state of a run; if a run on this machine seems to be over, its folder is read again first."""
+    folder = folders[run_id]
+    if not folder.is_on_slurm and not folder.is_settled and not decide(folder, view)[0].is_active:
+        folders[run_id] = read(run_id)
+    return decide(folders[run_id], view)
+
+
+def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
+    """Set the job of each folder that has an intent without an answer, if the queue shows the job."""
+    lost = [run_id for run_id in run_ids if folders[run_id].job_id is None]
+    jobs = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
+    for run_id in lost:
+        folder = folders[run_id]
+        job_id = jobs[folder.uuid]
+        if folder.submission is not None and job_id is not None:
+            confirmed = dataclasses.replace(folder.submission, job_id=job_id)
+            element = confirmed.element_id(folder.element)
+            folders[run_id] = dataclasses.replace(folder, submission=confirmed, job_id=element)

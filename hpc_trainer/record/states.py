@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from hpc_trainer.slurm import states as slurm_states
+from hpc_trainer.slurm import terms as slurm_states
 
 
 class RunState(str, enum.Enum):

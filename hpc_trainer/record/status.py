@@ -1,160 +1,504 @@
-"""States of all runs of a sweep: from their own files, then from Slurm, and never guessed.
+"""Status of all runs of a sweep: `read_status` reads their files, asks Slurm about doubtful ones, and never guesses.
 
-Slurm is asked once for all runs about which their files leave a doubt, and once for the ledger of each attempt.
+Slurm is asked once for all runs about which their files leave a doubt, and once for the ledger of each attempt. Runs
+and jobs whose lines are lost are found by their folders, the queue, batch scripts and processes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 import os
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import RunStateError, SlurmError, did_you_mean
+from hpc_trainer.config.schema.cluster import ClusterConfig, Executor
+from hpc_trainer.domains import contributions
+from hpc_trainer.errors import ExitCode, RunStateError, SlurmError, did_you_mean
 from hpc_trainer.record import doubts
-from hpc_trainer.record.doubts import Doubt
-from hpc_trainer.record.journal import Attempt
-from hpc_trainer.record.known_ends import read_ends, read_finished, record_ends, record_finished
-from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
-from hpc_trainer.record.ledger import RunLedger, keep_allocations, ledger_of, match, read_allocations, read_spent
-from hpc_trainer.record.lost import LostJobs, find_lost_jobs, known_specs, lost_notes, told_few
-from hpc_trainer.record.reading import Faults, FaultsOf, exists, list_folder
-from hpc_trainer.record.run_folder import RunFolder, read_folder, unstarted_folder
-from hpc_trainer.record.run_state import End, SchedulerView, decide, last_sign
-from hpc_trainer.record.run_status import RunStatus, gpu_hours, status_of
-from hpc_trainer.record.shared_folder import cache_age_s, look_anew
-from hpc_trainer.record.spec import WRITE_AGAIN, RunSpec
-from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.doubts import Doubt, DoubtKind, kind_of_doubt
+from hpc_trainer.record.journal import MOVE_CAUSES, Attempt, read_failure, read_move
+from hpc_trainer.record.last_words import words_before_the_worker, words_of_death
+from hpc_trainer.record.layout import OLD_JOURNAL, OTHER_FOLDER, SweepPaths, is_run_id
+from hpc_trainer.record.ledger import (
+    RunLedger,
+    keep_allocations,
+    ledger_of,
+    match,
+    most_timeouts,
+    newest_timeouts,
+    read_allocations,
+    read_spent,
+    timed_out_words,
+)
+from hpc_trainer.record.metrics import SPEED, newest_metrics_in, read_metrics
+from hpc_trainer.record.reading import (
+    Faults,
+    FaultsOf,
+    exists,
+    is_number,
+    list_folder,
+    look_anew,
+    read_bytes,
+    read_json,
+    told_few,
+)
+from hpc_trainer.record.run_state import (
+    End,
+    RunFolder,
+    SchedulerView,
+    ask_slurm,
+    decide,
+    decide_now,
+    ended_before_it_began,
+    read_finished,
+    read_folder,
+    record_ends,
+    record_finished,
+    unstarted_folder,
+    went_away,
+)
+from hpc_trainer.record.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
+from hpc_trainer.record.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.record.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.accounting import Allocation, ask_allocations, read_accounting
-from hpc_trainer.slurm.commands import cluster_name, has_slurm
-from hpc_trainer.slurm.queue import CLOCKS_S, QueueEntry, array_of, find_by_uuid, read_queue
-from hpc_trainer.slurm.states import PENDING
+from hpc_trainer.slurm.commands import has_slurm
+from hpc_trainer.slurm.jobs import show_scripts
+from hpc_trainer.slurm.queue import Allocation, QueueEntry, array_of, ask_allocations, find_by_uuid
+from hpc_trainer.slurm.terms import NOT_BEGUN, PENDING, explain_reason
+
+# Status of one run, as every command shows it: from its folder and from the scheduler's answer about its job.
 
 
-def ask_slurm(
-    sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
-    faults: Faults, *, must_ask: bool, is_look: bool,
-) -> SchedulerView:  # fmt: skip
-    """Return Slurm's answers about these folders; folders of runs that have left the queue are read again and replaced.
+@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 instances would take 45 ms more
+class RunStatus:
+    """Status of one run, as `status` shows it. `step` is the newest known step, `age_s` the age of that knowledge."""
 
-    Slurm is asked by one squeue, and by one sacct for runs that have left the queue. If neither knows a job, one
-    scontrol asks for the cluster's name.
+    spec: RunSpec
+    state: RunState
+    step: int
+    attempts: list[Attempt]
+    job_id: str | None
+    cause: str | None
+    node: str | None
+    metrics: Mapping[str, Any]
+    steps_per_s: float | None
+    eta_s: float | None
+    age_s: float | None
+    num_steps: int
+    """Steps of the whole run; 0 if the number is not known."""
+    speed: Mapping[str, float] = field(default_factory=dict)
+    """The newest values of `runs.metrics_log.SPEED`, for a run that works or is complete."""
+    remarks: Sequence[str] = ()
+    """Remarks of the running attempt for the user, such as a rank that delays the others."""
+    failure: Mapping[str, Any] = field(default_factory=dict)
+    stop_s: float | None = None
+    """Seconds that the run needs to stop: a step and a save, each by its slowest 1 %, as the run measured them."""
+    submission: Submission | None = None
+    """The newest submission: an array of the sweep, or a successor job."""
+    waits_in_sweep: bool = False
+    """True if the run is PENDING in the sweep's own queue, so that no scheduler has it yet."""
+    own_job: str | None = None
+    """Id of the run's Slurm job, if the job is certainly its own. Only then may it be signalled or waited for."""
+    waiting_job: str | None = None
+    """Id of the run's Slurm job, if the queue shows that the job has not begun."""
+    elsewhere: str | None = None
+    """Why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
+    device_warning: str | None = None
+    """Problem of a running run that a domain found, such as a GPU that is too hot or fails.
 
-    Args:
-        read: function that reads the folder of a run again.
-        notes: gets a note for each question that Slurm did not answer.
-        faults: gets a fault for each unreadable record of an end that Slurm reported before.
-        must_ask: True if Slurm must be asked for other reasons than these folders.
-        is_look: True if no command acts on the answer. Slurm is then not asked if every end is known, because a Slurm
-            that does not answer takes 30 s.
-
-    Raises:
-        RunStateError: the sweep's folder disappeared in the meantime.
+    For a run that waits to restart without a node, the reason (`record/journal.py`, `Move`).
     """
-    asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
-    begin, age_s = time.time(), cache_age_s(sweep.folder)
-    damage = Faults()
-    remembered = read_ends(sweep, damage) if asked else {}
-    faults += damage
-    are_over = is_look and all(_is_over(folders[run_id], remembered, begin) for run_id in asked)
-    if not must_ask and (are_over or not asked):
-        return SchedulerView({}, {}, remembered, cache_age_s=age_s)
-    try:
-        queue = read_queue()
-    except SlurmError as error:
-        notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
-        # Markers are written nevertheless, except for runs that are certainly on another cluster.
-        named = _with_cluster(
-            SchedulerView(None, {}, asked_time=begin, cache_age_s=age_s), [folders[run_id] for run_id in asked]
-        )
-        return dataclasses.replace(named, unnamed=None)
-    view = SchedulerView(queue, {}, asked_time=begin, cache_age_s=age_s)
-    _take_found_jobs(folders, asked, queue)
-    left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
-    if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
-        raise went_away(sweep)
-    for run_id in left:
-        folders[run_id] = read(run_id)  # now shows the files that the run wrote at its end
-    left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
-    try:
-        gone = [(folder.job_id, folder.submission) for folder in map(folders.__getitem__, left)]
-        jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
-        rows = read_accounting(jobs, min(jobs.values(), default=begin))
-        view = SchedulerView(queue, rows, asked_time=begin, cache_age_s=age_s)
-    except SlurmError as error:
-        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
-        view = SchedulerView(queue, None, asked_time=begin, cache_age_s=age_s)
-    if left:
-        view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
-    return _with_cluster(view, [folders[run_id] for run_id in left])
+    limit_warning: str | None = None
+    """Warning that the time limit leaves too little for training, for an active run."""
+    pending_reason: str | None = None
+    """Slurm's term for the reason why the run's job waits; None if no job of the run waits."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.spec.run_id
+
+    @property
+    def has_slurm_job(self) -> bool:
+        """True if the newest job is a Slurm job; ids of the local queue begin with a host's name."""
+        return self.job_id is not None and self.job_id[:1].isdecimal()
+
+    @property
+    def progress(self) -> str:
+        """Steps as a table shows them: `120/200`, or `120` or `-` if a program has not logged the number of steps."""
+        return f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step or "-")
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """The first error that the run recorded: `type`, `message`, `exit_code`, `traceback`, ...; {} if none."""
+        return self.failure or (self.attempts[-1].error if self.attempts else {})
+
+    @property
+    def reason(self) -> str | None:
+        """Reason why the run is not complete, in one line; None if it is not known.
+
+        The reason is the first recorded error, or else the cause and what the job is waiting for.
+        """
+        if self._failure_text is not None:
+            return self._failure_text.splitlines()[0]
+        word = self.pending_reason
+        waits = None if word is None else f"{word}: {explain_reason(word).says}"
+        return "; ".join(part for part in (self.cause, waits) if part is not None) or None
+
+    @property
+    def warning(self) -> str | None:
+        """Problem of a run that works, waits or is complete: a GPU, the time limit, or metrics that are not finite."""
+        if self.device_warning is not None or self.limit_warning is not None:
+            return self.device_warning or self.limit_warning
+        if self.cause != NOT_FINITE:
+            return None
+        numbers = ((key, value) for key, value in self.metrics.items() if isinstance(value, float))
+        bad = [f"{key}={value}" for key, value in numbers if not math.isfinite(value)]
+        return f"complete, but not finite: {', '.join(bad)}"
+
+    @property
+    def whole_reason(self) -> str | None:
+        """Like `reason`, but with every line for an invalid configuration (exit 78): the last line says what to do."""
+        return self._failure_text if self.error.get("exit_code") == ExitCode.CONFIG else self.reason
+
+    @property
+    def _failure_text(self) -> str | None:
+        kind, message = self.error.get("type"), str(self.error.get("message", "")).strip()
+        if not self.state.has_failed or not message:
+            return None
+        return f"{kind}: {message}" if kind else f"{self.cause}: {message}"
 
 
-def went_away(sweep: SweepPaths) -> RunStateError:
-    """Return the error for a sweep whose folder disappears while it is read."""
-    return RunStateError(
-        f"{sweep.folder} was there a moment ago and is not now: what its runs do is not known. Nothing was done. Is "
-        "its file system mounted? Try again."
+def status_of(
+    spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None, faults: Faults
+) -> RunStatus:
+    """Return the status of a run, with the state, cause and node of `decided`.
+
+    `refused` is Slurm's message if it refused the run's job.
+    """
+    state, cause, node = decided
+    newest = folder.newest
+    failure: Mapping[str, Any] = {}
+    if ended_before_it_began(folder, state):
+        failure = words_before_the_worker(folder, _setup_of(spec), FaultsOf(spec.run_id, faults))
+    elif state is RunState.FAILED and newest is not None:
+        # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
+        failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
+    if not failure and state.has_failed and folder.is_on_slurm and newest is not None and not newest.has_ended:
+        failure = words_of_death(folder, FaultsOf(spec.run_id, faults))
+    if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw only an exit code
+        state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
+    if refused is not None and not state.is_active and state is not RunState.COMPLETED:
+        state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
+    beat = folder.heartbeat
+    seen = beat.get("time")
+    if newest is not None and (seen is None or beat.get("attempt") != newest.attempt):
+        seen = newest.end_time or newest.start_time  # a heartbeat of the previous attempt says nothing about this one
+    entry = view.job_of(folder)
+    waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
+    running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
+    return RunStatus(
+        spec=spec,
+        state=state,
+        # A user's own loop may finish before num_steps.
+        step=folder.result.get("step", spec.num_steps) if state is RunState.COMPLETED else _step(folder),
+        attempts=folder.attempts,
+        job_id=None if folder.waits is not None else folder.job_id or (newest.job_id if newest else None),
+        cause=cause,
+        node=node or (newest.node if newest else None),
+        metrics=folder.result.get("metrics") or beat.get("metrics") or {},
+        steps_per_s=beat.get("steps_per_s") if running else None,
+        eta_s=beat.get("eta_s") if running else None,
+        speed=_speed({**beat, **beat.get("metrics", {})}) if running or state is RunState.COMPLETED else {},
+        remarks=tuple(beat.get("remarks", {}).values()) if running else (),
+        age_s=None if seen is None else max(0.0, time.time() - seen),
+        num_steps=spec.num_steps or int(beat.get("num_steps", 0)),
+        stop_s=beat["step_s"] + beat["save_s"] if {"step_s", "save_s"} <= beat.keys() else None,
+        submission=folder.submission,
+        waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
+        failure=failure,
+        device_warning=_device_warning(folder, newest, state, faults),
+        limit_warning=_limit_warning(spec, folder, faults) if state.is_active else None,
+        own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
+        waiting_job=waiting.job_id if waiting is not None else None,
+        pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
+        elsewhere=view.elsewhere(folder) if state.is_active else None,
     )
 
 
-def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> SchedulerView:
-    """Return the view with this cluster's name, if a job is not known here and may be on another cluster."""
-    if not any(folder.submission and folder.submission.cluster and not view.knows(folder) for folder in folders):
-        return view
+def _device_warning(folder: RunFolder, newest: Attempt | None, state: RunState, faults: Faults) -> str | None:
+    if newest is not None and newest.cause in MOVE_CAUSES and state is RunState.REQUEUED:
+        move = read_move(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
+        return None if move is None else move.text
+    if newest is None or newest.has_ended or state is not RunState.RUNNING:  # the next attempt has not begun
+        return None
+    own_faults = FaultsOf(folder.paths.run_id, faults)
+    lines: Iterator[str | None] = (find(folder.paths, newest.attempt, own_faults) for find in contributions("warnings"))
+    return next((line for line in lines if line is not None), None)
+
+
+def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | None:
+    if len(folder.attempts) < _FEWEST_TIMEOUTS:
+        return None
+    least = 0.0 if spec.is_lost else spec.config["cluster"].get("min_goodput", _MIN_GOODPUT)
+    own_faults = FaultsOf(spec.run_id, faults)
+    timed_out = newest_timeouts(
+        folder.paths, folder.attempts, most_timeouts(0), least=_FEWEST_TIMEOUTS, faults=own_faults
+    )
+    if timed_out is None or timed_out.share >= least:
+        return None
+    return f"{timed_out_words(timed_out, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
+
+
+def _setup_of(spec: RunSpec) -> Sequence[str]:
+    return () if spec.is_lost else spec.config["cluster"]["setup"]
+
+
+# So many timeouts are a reason for a warning, before the run is stopped because of them.
+_FEWEST_TIMEOUTS = 2
+_MIN_GOODPUT = ClusterConfig().min_goodput  # specs of older versions lack the key
+
+# States with a job that has not begun; a cancelled run may have such a job too, but waits for nothing.
+_WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
+
+
+def _speed(found: Mapping[str, Any]) -> Mapping[str, float]:
+    return {key: found[key] for key in SPEED if is_number(found.get(key))}
+
+
+def _step(folder: RunFolder) -> int:
+    beat: int = folder.heartbeat.get("step", 0)
+    newest = folder.newest
+    if newest is not None and newest.saved_step is not None:
+        return newest.saved_step
+    if newest is None or newest.attempt != folder.heartbeat.get("attempt"):
+        # The heartbeat is of an earlier attempt, so only saved steps count.
+        pairs = ((attempt.saved_step, attempt.resumed_step) for attempt in reversed(folder.attempts))
+        return next((step for steps in pairs for step in steps if step is not None), beat)
+    return beat
+
+
+def gpu_hours(run: RunStatus) -> float:
+    """Return the GPU-hours that all attempts of a run held, up to the last sign of life."""
+    gpus = run.spec.shape.num_nodes * run.spec.shape.gpus_per_node
+    # The journal has no end of a killed attempt: it ended before the next one began, or at the last sign of life.
+    ends = [*(attempt.start_time for attempt in run.attempts[1:]), time.time() - (run.age_s or 0.0)]
+    seconds = ((a.end_time or end) - a.start_time for a, end in zip(run.attempts, ends, strict=False))
+    return gpus * sum(max(0.0, duration) for duration in seconds) / 3600
+
+
+_UUID = re.compile(r"[0-9a-f]{32}")
+_HEAD = re.compile(r"-([0-9a-f]{8})\Z")  # of a uuid, at the end of a job's name
+_OF_ONE_RUN = re.compile(rb"--run[ =]'?([A-Za-z0-9._-]+)")
+_ENDS_AS_A_RUN = re.compile(r"-[0-9a-f]{10}\Z")
+
+
+def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], faults: Faults) -> dict[str, RunSpec]:
+    """Return every run of the sweep in the order that all commands show.
+
+    Runs of specs.jsonl come first, then runs known only from submissions.jsonl, sweep.json or their folders. If the
+    newest grid has all of the runs, its order is used instead.
+
+    Args:
+        sweep: the sweep.
+        ledger: the content of submissions.jsonl.
+        present: the names in the sweep's folder. List the folder before the call: a run's spec is written before its
+            folder is created.
+        faults: gets the faults of damaged and lost lines.
+    """
+    damage = Faults()
+    specs = read_specs(sweep, damage)
+    hardware = {run_id: submission.hardware for submission in ledger.submissions for run_id in submission.run_ids}
+    hardware_names = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
+    lost = {run_id: name for run_id, name in hardware_names.items() if run_id not in specs}
+    listed = (read_json(sweep.sweep, Faults()) or {}).get("run_ids")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
+    lost |= dict.fromkeys(_run_folders(sweep, present, specs.keys() | lost.keys(), damage), "?")
+    if lost and not damage:
+        damage.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
+    # A damaged line may no longer name its run. If every run has its spec, the damaged line was written again.
+    faults += damage if lost else [fault for fault in damage if not fault.endswith(NAMELESS)]
+    faults.refusal = faults.refusal or damage.refusal
+    return _as_in_the_grid(specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}, names)
+
+
+def known_by_files(sweep: SweepPaths) -> tuple[Ledger, dict[str, RunSpec]]:
+    """Return submissions.jsonl and every run of the sweep, without asking a scheduler or reporting a fault.
+
+    Raises:
+        UntrustedFileError: others may have changed a file.
+    """
+    ledger = read_ledger(sweep, may_fail=True)
+    listed = list_folder(sweep.folder, Faults()) or ()  # before the specs, as `known_specs` requires
+    return ledger, known_specs(sweep, ledger, listed, Faults())
+
+
+def _as_in_the_grid(specs: dict[str, RunSpec], names: Sequence[str]) -> dict[str, RunSpec]:
+    """Sort specs by the newest grid if it has all runs, because a grid that grew has later runs between the others.
+
+    Otherwise they stay in order of submission: a `submit` of some of the runs must not move any.
+    """
+    is_whole = len(names) >= len(specs) and specs.keys() <= set(names)
+    return {name: specs[name] for name in names if name in specs} if is_whole else specs
+
+
+def _run_folders(sweep: SweepPaths, present: Iterable[str], known: Collection[str], faults: Faults) -> list[str]:
+    names = [name for name in present if name not in known]
+    runs = (sweep.run(name) for name in names if _ENDS_AS_A_RUN.search(name))
+    signs = ((run.run_id, (run.journal(0), run.at(OLD_JOURNAL), run.heartbeat, run.logs)) for run in runs)
+    return [run_id for run_id, paths in signs if any(exists(path, faults) is not False for path in paths)]
+
+
+class Holder(NamedTuple):
+    """Holder of a run that no submission names: its name in a sentence, and the job id if it is a Slurm job."""
+
+    name: str
+    job_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostJobs:
+    """Jobs and processes that wait or work for a sweep but that none of its files names."""
+
+    arrays: tuple[str, ...] = ()
+    """Ids of jobs whose runs are not known."""
+    runs: Mapping[str, Holder] = field(default_factory=dict)
+    """Run id -> the job or local queue process that has the run."""
+    unseen: Doubt | None = None
+    """Reason why it is not known whether there are such jobs."""
+
+    def cause(self, run_id: str) -> Doubt | None:
+        """Return why a run may wait or work although no file says so; None if there is no sign of it."""
+        if run_id in self.runs:
+            return doubts.taken(self.runs[run_id].name)
+        return doubts.maybe_taken(self.arrays) if self.arrays else self.unseen
+
+    def job_of(self, run_id: str) -> str | None:
+        """Return the id of the job in Slurm that has a run, if it is known."""
+        holder = self.runs.get(run_id)
+        return None if holder is None else holder.job_id
+
+
+def find_lost_jobs(
+    sweep: SweepPaths, ledger: Ledger, known: Sequence[Submission], queue: Mapping[str, QueueEntry] | None,
+    faults: Faults, *, needs_submit: bool,
+) -> LostJobs:  # fmt: skip
+    """Find lost jobs in squeue's answer and, if a run would be submitted, among this machine's processes.
+
+    Args:
+        sweep: the sweep.
+        ledger: the content of submissions.jsonl.
+        known: the newest submission of each run.
+        queue: squeue's answer; None if there was none.
+        faults: gets a fault for each folder that cannot be listed.
+        needs_submit: True if a run would be submitted.
+    """
+    if ledger.unread is not None:
+        return LostJobs(unseen=doubts.unreadable(ledger.unread))
+    in_queue = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults, needs_submit=needs_submit)
+    if needs_submit and exists(sweep.local_logs, faults) is not False:
+        return replace(in_queue, runs={**_runs_of_queues(sweep, ledger), **in_queue.runs})
+    return in_queue
+
+
+def _jobs_in_queue(
+    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults, *,
+    needs_submit: bool,
+) -> LostJobs:  # fmt: skip
+    """Return the jobs in the queue that carry the uuid of one of this sweep's batch scripts but of no submission.
+
+    A job may have the sweep's name but no script here, because another sweep may have the same name. If a run may be
+    submitted, Slurm is asked for that job's script.
+    """
+    submissions = {submission.uuid[:8]: submission for submission in (*ledger.submissions, *ledger.top_ups, *known)}
+    arrays: dict[str, None] = {}
+    runs: dict[str, Holder] = {}
+    named: dict[str, str] = {}
+    scripts: dict[str, Path] | None = None
+    for entry in queue:
+        job_id = array_of(entry.job_id)
+        head = entry.comment[:8] if _UUID.fullmatch(entry.comment) else _head_of(entry.name, sweep)
+        if head is None or job_id in arrays or _is_told(entry, submissions.get(head)):
+            continue
+        if scripts is None:  # one listing only: the queue may show 10,000 jobs of other sweeps
+            scripts = {name[:8]: sweep.scripts / name for name in list_folder(sweep.scripts, faults) or ()}
+            if faults.refusal is not None:
+                return LostJobs(unseen=doubts.unreadable(faults[-1]))
+        script = scripts.get(head)
+        if script is None:
+            if head == _head_of(entry.name, sweep):
+                named[job_id] = head
+        elif "_" in entry.job_id:
+            arrays[job_id] = None
+        elif match := _OF_ONE_RUN.search(read_bytes(script, Faults()) or b""):
+            runs[match[1].decode()] = Holder(f"job {job_id}", job_id)
+    if not (needs_submit and named):
+        return LostJobs(arrays=tuple(arrays), runs=runs)
     try:
-        return dataclasses.replace(view, cluster=cluster_name())
+        paths = show_scripts(named)
     except SlurmError as error:
-        return dataclasses.replace(view, unnamed=str(error))
+        return LostJobs(arrays=tuple(arrays), runs=runs, unseen=doubts.silent_about([*named], error))
+    here = os.path.realpath(sweep.scripts)
+    silent = [job_id for job_id in named if job_id not in paths]
+    own = [job_id for job_id, path in paths.items() if os.path.realpath(os.path.dirname(path)) == here]  # noqa: PTH120
+    unseen = doubts.silent_about(silent, "Slurm does not tell what its script was") if silent else None
+    return LostJobs(arrays=(*arrays, *own), runs=runs, unseen=unseen)
 
 
-# Seconds after which nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, by default 300 s.
-OVER_S = CLOCKS_S
-
-
-def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, float]], now: float) -> bool:
-    """Return True if a run is known to have ended without asking Slurm, and nothing restarts it automatically."""
-    if folder.doubt is not None or folder.untold_job is not None:
+def _is_told(entry: QueueEntry, submission: Submission | None) -> bool:
+    """Return True if the submission may be the entry's: it has its job, or is unconfirmed, and it has its element."""
+    if submission is None or submission.job_id not in (None, array_of(entry.job_id), entry.job_id):
         return False
-    if CANCEL in folder.markers and (folder.current is None or folder.is_settled):
-        return True
-    if folder.is_settled and folder.current is not None:
-        end_time = folder.current.end_time
-    else:
-        end_time = remembered[folder.job_key][1] if folder.job_key in remembered else None
-        end_time = None if end_time is None or end_time <= last_sign(folder) else end_time
-    return end_time is not None and now - end_time > OVER_S
+    _, _, element = entry.job_id.partition("_")
+    return not element.isdecimal() or int(element) < len(submission.run_ids)
 
 
-def decide_now(
-    run_id: str, folders: dict[str, RunFolder], view: SchedulerView, read: Callable[[str], RunFolder]
-) -> End:
-    """Return the state of a run; if a run on this machine seems to be over, its folder is read again first."""
-    folder = folders[run_id]
-    if not folder.is_on_slurm and not folder.is_settled and not decide(folder, view)[0].is_active:
-        folders[run_id] = read(run_id)
-    return decide(folders[run_id], view)
+def _head_of(name: str, sweep: SweepPaths) -> str | None:
+    match = _HEAD.search(name) if name.startswith(f"{sweep.name}-") else None
+    return match[1] if match else None
 
 
-def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
-    """Set the job of each folder that has an intent without an answer, if the queue shows the job."""
-    lost = [run_id for run_id in run_ids if folders[run_id].job_id is None]
-    jobs = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
-    for run_id in lost:
-        folder = folders[run_id]
-        job_id = jobs[folder.uuid]
-        if folder.submission is not None and job_id is not None:
-            confirmed = dataclasses.replace(folder.submission, job_id=job_id)
-            element = confirmed.element_id(folder.element)
-            folders[run_id] = dataclasses.replace(folder, submission=confirmed, job_id=element)
+def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, Holder]:
+    """Return the runs of this machine's local queues that work for this sweep and that no submission names."""
+    import psutil  # takes 20 ms, which most commands avoid
+
+    uuids = {submission.uuid for submission in ledger.submissions}
+    runs: dict[str, Holder] = {}
+    for process in psutil.process_iter(["cmdline"]):
+        arguments = process.info["cmdline"] or ()
+        pairs = list(itertools.pairwise(arguments))
+        intents = {argument for before, argument in pairs if before == "--intent"}
+        if intents and not intents <= uuids and ("--sweep-dir", str(sweep.folder)) in pairs:
+            runs |= dict.fromkeys(arguments, Holder(f"the queue of process {process.pid}", None))
+    return runs
 
 
+def lost_notes(causes: Iterable[str], jobs: Iterable[str]) -> Iterator[str]:
+    """Yield notes on jobs that have runs of the sweep although submissions.jsonl has lost the line that says so.
+
+    Args:
+        causes: causes of the UNKNOWN runs.
+        jobs: ids of the jobs that runs themselves name as theirs.
+    """
+    for cause, count in Counter(cause for cause in causes if kind_of_doubt(cause) in _LOST_LINE).items():
+        yield f"{count} run(s) are left alone: {cause}."
+    for job_id, count in Counter(map(array_of, jobs)).items():
+        yield (
+            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
+            "lost the line that says so."
+        )
+
+
+_LOST_LINE = (DoubtKind.taken, DoubtKind.maybe_taken, DoubtKind.untold_job)
 _SWEEPS_SHOWN = 10
-
 __all__ = ["RunStatus", "SweepStatus", "gpu_hours", "read_status"]
 
 
@@ -500,3 +844,73 @@ def _unknown(status: SweepStatus, run: RunStatus) -> list[Attempt]:
 def _ids(attempts: Sequence[Attempt]) -> set[str]:
     ids = {attempt.job_id for attempt in attempts}
     return ids if len(ids) <= _FEW else {array_of(job_id) for job_id in ids}
+
+
+_MOST_RUNS = 200
+
+# Metrics of one moment of training; a table of results shows the outcome.
+_PASSING = ("lr", "grad_norm", "loss", *SPEED)
+
+
+def newest_metrics(
+    status: SweepStatus, run: RunStatus, records: Iterable[Mapping[str, Any]] | None = None
+) -> tuple[dict[str, Any], int | None]:
+    """Return the metrics of the outcome, and their step; None if the step is not known.
+
+    For a run that has stopped, these are the newest in its metrics.jsonl up to its step: its heartbeat may be older.
+
+    Args:
+        records: the records of the run's metrics.jsonl, if the caller has read them.
+    """
+    if run.state is RunState.COMPLETED or not run.attempts:
+        return outcome_metrics(run), run.step if run.state is RunState.COMPLETED else None
+    if records is None:
+        records = read_metrics(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
+    newest, _ = _up_to(run.step, records)
+    metrics = outcome_metrics(run, {key: value for key, (value, _) in newest.items()})
+    return (metrics, max(newest[key][1] for key in metrics)) if metrics else (outcome_metrics(run), None)
+
+
+def _up_to(last: int, records: Iterable[Mapping[str, Any]]) -> tuple[dict[str, tuple[Any, int]], frozenset[str]]:
+    """Return each metric's newest (value, step) up to step `last`, and the names of metrics logged after `last`."""
+    newest: dict[str, tuple[Any, int]] = {}
+    later = set[str]()
+    for record in records:
+        step = record["step"]
+        values = {key: value for key, value in record.items() if key not in ("step", "time")}
+        if step > last:
+            later |= values.keys()
+        else:
+            newest |= {key: (value, step) for key, value in values.items()}
+    return newest, frozenset(later)
+
+
+def outcome_metrics(run: RunStatus, metrics: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return those of the run's metrics, or of `metrics`, that tell an outcome; for a program all except speed."""
+    passing = _passing(run)
+    return {key: value for key, value in (run.metrics if metrics is None else metrics).items() if key not in passing}
+
+
+def _passing(run: RunStatus) -> Sequence[str]:
+    return _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be its only metric
+
+
+def metrics_now(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, tuple[dict[str, Any], int | None]]:
+    """Return for each run id its newest metrics, and the step of its outcome if that differs from the run's step.
+
+    A stopped run is at the step that it saved, while its metrics come from its last heartbeat, at another step. So the
+    end of its metrics.jsonl is read, but not with more than 200 runs: a look at 10,000 runs must not read such files.
+    """
+    stopped = (run for run in runs if run.attempts and run.state not in (RunState.RUNNING, RunState.COMPLETED))
+    by_run = {} if len(runs) > _MOST_RUNS else {run.run_id: _where_it_stopped(status, run) for run in stopped}
+    return {run.run_id: by_run.get(run.run_id) or (dict(run.metrics), None) for run in runs}
+
+
+def _where_it_stopped(status: SweepStatus, run: RunStatus) -> tuple[dict[str, Any], int | None]:
+    records = newest_metrics_in(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
+    newest, later = _up_to(run.step, records)
+    of_heartbeat = {key: value for key, value in run.metrics.items() if key in newest or key not in later}
+    metrics = of_heartbeat | {key: value for key, (value, _) in newest.items()}
+    telling = outcome_metrics(run, metrics) or metrics.keys() & {"loss"}
+    step = max((newest[key][1] for key in telling if key in newest), default=None)
+    return metrics, None if step == run.step else step

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.record.files import append_lines, is_ours, to_json, write_atomic
+from hpc_trainer.record.files import append_lines, make_folder, to_json, write_atomic
 from hpc_trainer.record.layout import SUBMISSIONS, RunPaths, SweepPaths, is_run_id
-from hpc_trainer.record.modes import make_folder
 from hpc_trainer.record.reading import (
     Faults,
     as_count,
     as_text,
     as_time,
     is_number,
+    is_ours,
     list_folder,
     read_json,
     records,

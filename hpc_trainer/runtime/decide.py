@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.states import BATCH_SHELL, ENDS, TIMEOUT, UNEXPLAINED, RunState
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S
-from hpc_trainer.slurm import reasons, states
+from hpc_trainer.slurm import terms
 
 
 class Action(str, enum.Enum):
@@ -61,7 +61,7 @@ class StopFacts:
         reason: scontrol's reason for the job's state; "None" if it gives none, "" if scontrol did not answer.
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
-        move_cause: why the run itself leaves a node (`record/worker_files.py`, `Move`); "" if it does not.
+        move_cause: why the run itself leaves a node (`record/journal.py`, `Move`); "" if it does not.
     """
 
     on_slurm: bool
@@ -107,26 +107,26 @@ def decide_stop(facts: StopFacts) -> Decision:
     There is never a requeue after a cancel, never a second requeue, and never a silent end: every path names a state
     and a cause.
     """
-    if facts.has_cancel_marker or facts.job_state == states.CANCELLED:
+    if facts.has_cancel_marker or facts.job_state == terms.CANCELLED:
         return cancelled()
     if not facts.on_slurm:
         # Only the user restarts a local run: the next `submit` or `train` goes on from here.
         return _interrupted(RunState.PREEMPTED, "stopped")
     if facts.has_token:
         return _interrupted(RunState.REQUEUED, _cause(facts))
-    if facts.was_requeued and facts.job_state in states.AT_WORK:
+    if facts.was_requeued and facts.job_state in terms.AT_WORK:
         # The next incarnation is at work: Slurm gave our node up while we still ran. We must not requeue its job.
         return _interrupted(RunState.REQUEUED, "node_fail")
-    if facts.job_state is None or facts.job_state in states.AT_WORK:
+    if facts.job_state is None or facts.job_state in terms.AT_WORK:
         return _requeue(_cause(facts))
     # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
     # user cancelled. What Slurm has already done shows what happened.
-    if facts.was_requeued or facts.job_state in states.NOT_BEGUN:
-        causes = {states.PREEMPTED: "preempted", states.NODE_FAIL: "node_fail"}
+    if facts.was_requeued or facts.job_state in terms.NOT_BEGUN:
+        causes = {terms.PREEMPTED: "preempted", terms.NODE_FAIL: "node_fail"}
         cause = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
         return _interrupted(RunState.REQUEUED, cause)
     # A noted preemption has ended the job. If its grace period is not over, a user has cancelled the job instead.
-    is_cancelled = facts.accounting_state == states.CANCELLED and facts.job_state not in _SAID_PLAINLY
+    is_cancelled = facts.accounting_state == terms.CANCELLED and facts.job_state not in _SAID_PLAINLY
     is_preemption = facts.was_preempted and not facts.is_in_grace and not is_cancelled
     if is_preemption and facts.preempts_by_requeue and not facts.ran_full_time:
         return _interrupted(RunState.REQUEUED, "preempted")
@@ -138,11 +138,11 @@ def decide_stop(facts: StopFacts) -> Decision:
             # Slurm will not bring it back: the partition preempts by cancelling, or the time limit is over.
             state = _SAID_PLAINLY[end_state]
             return _successor(state, state.value.lower(), can_submit=facts.can_submit)
-    if states.OUT_OF_MEMORY in end_states:
+    if terms.OUT_OF_MEMORY in end_states:
         return _interrupted(RunState.OUT_OF_MEMORY, "host_memory")
-    if {states.FAILED, states.COMPLETED} & set(end_states):
+    if {terms.FAILED, terms.COMPLETED} & set(end_states):
         return _interrupted(RunState.PREEMPTED, BATCH_SHELL)
-    if facts.job_state == states.COMPLETING and facts.reason == reasons.NONE and not facts.keeps_accounting:
+    if facts.job_state == terms.COMPLETING and facts.reason == terms.NONE and not facts.keeps_accounting:
         # No accounting will ever say it, and for every other end Slurm has a reason or a time of preemption.
         return cancelled()
     return _interrupted(RunState.PREEMPTED, UNEXPLAINED)
@@ -151,11 +151,11 @@ def decide_stop(facts: StopFacts) -> Decision:
 def _words(facts: StopFacts, *, is_preemption: bool) -> list[str | None]:
     """Return Slurm's states for the end of the job, the most reliable first."""
     return [
-        states.TIMEOUT if facts.ran_full_time else None,
-        states.PREEMPTED if is_preemption else None,
+        terms.TIMEOUT if facts.ran_full_time else None,
+        terms.PREEMPTED if is_preemption else None,
         facts.job_state,
         facts.accounting_state,
-        reasons.end_of(facts.reason),
+        terms.end_of(facts.reason),
     ]
 
 
@@ -167,15 +167,15 @@ def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failu
         num_failures: number of such errors since a user last submitted the run, including this one.
         max_failures: `cluster.max_failures`.
     """
-    if facts.has_cancel_marker or (facts.on_slurm and states.CANCELLED in (facts.job_state, facts.accounting_state)):
+    if facts.has_cancel_marker or (facts.on_slurm and terms.CANCELLED in (facts.job_state, facts.accounting_state)):
         return cancelled()  # the error results from the cancel: --retry-failed must not restart the run
     if not facts.on_slurm or num_failures > max_failures:
         return None
-    if facts.has_token or facts.was_requeued or facts.job_state in states.NOT_BEGUN:
+    if facts.has_token or facts.was_requeued or facts.job_state in terms.NOT_BEGUN:
         # Slurm has taken the job back by itself, as after a node failure, or another rank was faster.
         return replace(_interrupted(RunState.REQUEUED, cause), exit_code=ExitCode.STORAGE)
-    if facts.job_state is None or facts.job_state not in states.AT_WORK:
-        was_killed = facts.job_state is not None and reasons.says_shell_was_killed(facts.reason)
+    if facts.job_state is None or facts.job_state not in terms.AT_WORK:
+        was_killed = facts.job_state is not None and terms.says_shell_was_killed(facts.reason)
         made = _interrupted(RunState.PREEMPTED, BATCH_SHELL)
         return replace(made, exit_code=ExitCode.STORAGE) if was_killed else None
     return replace(_requeue(cause), fallback=RunState.FAILED, exit_code=ExitCode.STORAGE)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hpc_trainer.errors import did_you_mean
+from hpc_trainer.slurm.commands import megabytes
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
-from hpc_trainer.slurm.sbatch import megabytes
 from hpc_trainer.slurm.shape import Shape
 
 

@@ -1,13 +1,14 @@
-"""Slurm's queue (squeue), read once for all jobs of a command, and the match of jobs to submissions."""
+"""What Slurm says of jobs: its queue (squeue) and its accounting (sacct), each read once for all jobs of a command."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hpc_trainer.errors import UnclearError
+from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError, UnclearError
 from hpc_trainer.slurm.commands import run_slurm
 
 # A header and a mark at the end of each row: without them an empty or truncated answer would look complete.
@@ -127,3 +128,185 @@ def find_by_uuid(entries: Iterable[JobRow], uuid: str) -> str | None:
     An intent without an answer finds its job in this way.
     """
     return next((array_of(entry.job_id) for entry in entries if is_of(entry, uuid)), None)
+
+
+# Slurm's accounting (sacct): how jobs ended, and for how long they had their nodes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One period in which a job had its nodes; times in seconds since the epoch, `elapsed_s` as sacct reports it."""
+
+    job_id: str
+    start_time: float
+    end_time: float
+    elapsed_s: float
+    state: str
+    """State in Slurm's terms."""
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """Key that distinguishes allocations: a requeued job has one for each start."""
+        return self.job_id, self.start_time
+
+
+_FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment,End"
+_TIMES = "JobID,Start,End,ElapsedRaw,State"
+_TIMEOUT_S = 30.0
+
+# Linux limits one argument of a command to 128 KiB; an id has some 15 characters.
+_IDS_A_CALL = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountingEntry(JobRow):
+    """End of one job or array element, as slurmdbd records it. Elements that have not begun share one (`7_[0-4%2]`)."""
+
+    exit_code: str
+    end_time: float | None = None
+    """End of the job in seconds since the epoch by Slurm's clock; None if it has not ended, or Slurm does not say."""
+
+    def may_cover(self, index: int) -> bool:
+        """Return True if this entry may include array element `index`, as `7` and `7_[0-4%2]` do."""
+        if "_" not in self.job_id:
+            return True
+        listed = re.search(r"\[([^]%]*)", self.job_id)
+        if listed is None:
+            return False
+        pairs = (re.fullmatch(r"(\d+)(?:-(\d+))?(?::\d+)?", part) for part in listed[1].split(","))
+        # Slurm cuts long lists: `1,3,5...`.
+        return any(pair is None or int(pair[1]) <= index <= int(pair[2] or pair[1]) for pair in pairs)
+
+
+def read_accounting(
+    job_ids: Iterable[str], since: float, *, timeout_s: float = _TIMEOUT_S
+) -> dict[str, AccountingEntry]:
+    """Return the accounting entries of these jobs by job id; an array id stands for all its elements.
+
+    Slurm reuses ids: `is_of` tells whose job an entry describes. One sacct call reads up to 5,000 ids. The result is
+    {} if the site keeps no accounting; the caller must then use other sources.
+
+    Args:
+        since: seconds since the epoch; jobs that ended before it are left out.
+
+    Raises:
+        SlurmError: the site has accounting, or may have it, and gave no answer, or an incomplete one.
+    """
+    answers = (_ask(_FIELDS, ["-j", ids], since, timeout_s) for ids in _listed(job_ids))
+    return {job_id: row for answer in answers if answer is not None for job_id, row in parse_accounting(answer).items()}
+
+
+def ask_allocations(job_ids: Iterable[str], since: float) -> list[Allocation]:
+    """Return every ended allocation of these jobs, one for each start by Slurm; else like `read_accounting`."""
+    # -D: sacct also lists the starts before the newest one.
+    answers = (_ask(_TIMES, ["-D", "-j", ids], since) for ids in _listed(job_ids))
+    return [row for answer in answers if answer is not None for row in parse_allocations(answer)]
+
+
+def _listed(job_ids: Iterable[str]) -> Iterator[str]:
+    """Yield lists of unique ids (`1,2,3`), each short enough for one argument of a command."""
+    ids = sorted(set(job_ids))
+    return (",".join(ids[start : start + _IDS_A_CALL]) for start in range(0, len(ids), _IDS_A_CALL))
+
+
+def _ask(fields: str, words: Sequence[str], since: float, timeout_s: float = _TIMEOUT_S) -> str | None:
+    """Return sacct's output with these fields for jobs since `since`; None if the site keeps no accounting.
+
+    Raises:
+        SlurmError: the site has accounting, or may have it, and it did not answer.
+    """
+    # A number of seconds ago, not a wall-clock time: a wall-clock time occurs twice in the night when summer time ends.
+    # -S stands beside -j too, because sacct's default without it differs between releases.
+    start = f"now-{max(0, int(time.time() - since)) + CLOCKS_S:.0f}seconds"
+    try:
+        return run_slurm(["sacct", "-p", "-X", "-S", start, "-o", fields, *words], timeout_s=timeout_s)
+    except SlurmError as error:
+        if isinstance(error, MissingCommandError) or _is_disabled(error):
+            return None
+        raise
+
+
+def _is_disabled(error: SlurmError) -> bool:
+    """Return True if sacct says that this site keeps no accounting ("Slurm accounting storage is disabled")."""
+    return isinstance(error, RefusedError) and "disabled" in error.said
+
+
+def parse_accounting(text: str) -> dict[str, AccountingEntry]:
+    """Parse the output of `sacct -p -X`; drop the state's tail (`CANCELLED by 1000`) and truncation mark (`+`).
+
+    Raises:
+        SlurmError: the text is not sacct's output, or is incomplete.
+    """
+    entries = {}
+    for whole in _rows(text, _FIELDS):
+        row, _, end = whole.rpartition("|")  # a comment may hold bars
+        parts = row.split("|", 5)
+        if len(parts) != 6 or not is_job(parts[:4]):
+            raise unreadable("sacct", row)
+        job_id, state, exit_code, node, name, comment = parts
+        entries[job_id] = AccountingEntry(
+            job_id=job_id,
+            state=_word(state),
+            exit_code=exit_code,
+            node="" if node == "None assigned" else node,
+            end_time=float(end) if end.isdecimal() and int(end) > 0 else None,
+            name=name,
+            comment=comment,
+        )
+    return entries
+
+
+def parse_allocations(text: str) -> list[Allocation]:
+    """Parse the output of `sacct -p -X -D` with times in seconds since the epoch.
+
+    Allocations that have not begun or not ended are left out.
+
+    Raises:
+        SlurmError: the text is not sacct's output, or is incomplete.
+    """
+    allocations = []
+    for row in _rows(text, _TIMES):
+        parts = row.split("|")
+        if len(parts) != 5:
+            raise unreadable("sacct", row)
+        job_id, start, end, elapsed, state = parts
+        if start.isdecimal() and end.isdecimal() and elapsed.isdecimal() and int(start) > 0:
+            allocations.append(
+                Allocation(
+                    job_id=job_id, start_time=float(start), end_time=float(end), elapsed_s=float(elapsed),
+                    state=_word(state),
+                )
+            )  # fmt: skip
+    return allocations
+
+
+def _rows(text: str, fields: str) -> list[str]:
+    # `sacct -p` ends each row with a bar.
+    return table_rows("sacct", text, first="JobID", num_columns=fields.count(",") + 1, end="|")
+
+
+def _word(state: str) -> str:
+    """Return a state without its tail (`CANCELLED by 1000`) and truncation mark (`CANCELLED+`)."""
+    return state.split(maxsplit=1)[0].rstrip("+") if state.split() else "UNKNOWN"
+
+
+def find_ended(sweep: str, uuid: str, since: float) -> str | None:
+    """Return the array id of a submission whose job has left the queue; None if the accounting has no such job.
+
+    Args:
+        since: time when the intent was written, in seconds since the epoch.
+
+    Raises:
+        SlurmError: the site has accounting, or may have it, and it did not answer.
+    """
+    answer = _ask(_FIELDS, ["--name", job_name(sweep, uuid)], since)
+    return None if answer is None else find_by_uuid(parse_accounting(answer).values(), uuid)
+
+
+def keeps_accounting(*, timeout_s: float = _TIMEOUT_S) -> bool:
+    """Return False only if sacct itself says that this site keeps no accounting."""
+    try:
+        run_slurm(["sacct", "-n", "-X", "-S", "now", "-o", "JobID"], timeout_s=timeout_s)
+    except SlurmError as error:
+        return not _is_disabled(error)
+    return True

@@ -68,6 +68,14 @@ class GoBackError(Exception):
         self.go_back = go_back
 
 
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Quantization of some linear layers: their names, and the config of `torchao.quantization.quantize_`."""
+
+    layers: frozenset[str]
+    config: Any
+
+
 class Ability:
     """Hooks of one feature in one rank. All hooks are called on all ranks, in the order of the methods below."""
 
@@ -236,7 +244,7 @@ class Ability:
             error: the error that ends the run; None if it ends well.
         """
 
-    # When weights are taken out of a run (`deploy/trained.py`): no hook above was called, nobody trains.
+    # When a model is used outside its run: no hook above was called, and nothing trains.
 
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the weights to load into `model`: `weights`, or others with those that the checkpoint leaves out.
@@ -252,6 +260,18 @@ class Ability:
     def deployed(self, model: nn.Module) -> nn.Module:
         """Return the model for use outside training: `model` with its weights, or an equivalent one that costs less."""
         return model
+
+    def compressed(self, model: nn.Module) -> nn.Module:
+        """Return a copy of `model` that is compressed at once as the feature's section says, without training.
+
+        Raises:
+            ConfigError: the feature cannot compress this model.
+        """
+        return model
+
+    def rounded(self, model: nn.Module, kind: str) -> Quantization | None:
+        """Return how training rounded the linear layers of `model` to the quantization `kind`; None if it did not."""
+        return None
 
 
 def abilities(config: TrainConfig) -> list[Ability]:

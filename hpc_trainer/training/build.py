@@ -26,15 +26,13 @@ from hpc_trainer.training.data.order import BatchOrder, BatchSizes
 from hpc_trainer.training.data.own import as_map_dataset
 from hpc_trainer.training.data.protocol import SPLITS, MapDataset, Split
 from hpc_trainer.training.data.target_shares import groups_to_count
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import Recipe, build_optimizer, chosen_settings, decaying
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler, set_precision
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.state import StepGuard, TrainState
+from hpc_trainer.training.step import Stepper, build_scaler, set_precision
 
 
 class HasShape(Protocol):

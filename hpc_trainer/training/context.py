@@ -19,12 +19,11 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import LoopError, NoProgressError
-from hpc_trainer.record.files import check_trusted
-from hpc_trainer.record.journal import Journal, restarts_without_progress, successor_jobs
+from hpc_trainer.record.journal import Journal, restarts_without_progress, successor_jobs, write_result
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import read_metrics
-from hpc_trainer.record.worker_files import write_result
+from hpc_trainer.record.reading import check_trusted
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, StopPoll

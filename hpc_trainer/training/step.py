@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches forward and backward, then unscale, clip, update."""
+"""One optimizer step in its number formats: micro-batches forward and backward, then unscale, clip, update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_trainer.config.schema.parallel import PrecisionConfig
+from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.tensors import is_sharded
@@ -20,12 +20,38 @@ from hpc_trainer.training.data.batches import map_tensors
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import Groups, target_shares
 from hpc_trainer.training.optim import build as skip
-from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate
-from hpc_trainer.training.optim.clip import are_alike, clip_alike
+from hpc_trainer.training.optim.build import are_alike, clip_alike, drop_gradients, set_learning_rate
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.parallel.share import StopVote, for_evaluation
-from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.state import TrainState
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_precision(precision: PrecisionConfig) -> None:
+    """Set TF32 on or off for the whole process; without this, convolutions on GPUs use TF32 for fp32."""
+    is_tf32 = precision.compute_dtype is Dtype.tf32
+    torch.backends.cuda.matmul.allow_tf32 = is_tf32
+    torch.backends.cudnn.allow_tf32 = is_tf32
+
+
+def autocast(precision: PrecisionConfig, device_type: str) -> contextlib.AbstractContextManager[None]:
+    """Return the context of a forward pass on `device_type` (cpu or cuda); it does nothing for fp32 and tf32."""
+    wanted = precision.format.autocast
+    return contextlib.nullcontext() if wanted is None else torch.autocast(device_type, dtype=_AUTOCAST[wanted])
+
+
+def build_scaler(precision: PrecisionConfig, device_type: str) -> torch.amp.GradScaler:
+    """Build the loss scaler; it is enabled for fp16 only, because fp16 gradients below 6e-8 are zero.
+
+    bf16 has the exponents of fp32 and needs no scaler. Works on the CPU and on CUDA.
+    """
+    return torch.amp.GradScaler(
+        device_type,
+        init_scale=precision.init_scale,
+        growth_interval=precision.growth_interval,
+        enabled=precision.compute_dtype is Dtype.fp16,
+    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.record.journal import read_result
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.worker_files import read_result
 from hpc_trainer.verify.own_runs import await_end, raise_failure
 
 PROBE = "hpc_trainer.verify.lr_range"

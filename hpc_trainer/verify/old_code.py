@@ -26,7 +26,7 @@ from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.output import TrackerConfig
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.launch.change import change_specs
+from hpc_trainer.launch.extend import change_specs
 from hpc_trainer.launch.freeze import grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.frozen_code.frozen_worker import manifest_digest, read_archive
@@ -34,10 +34,10 @@ from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
 from hpc_trainer.launch.frozen_code.unpacking import RefusedCodeError
 from hpc_trainer.launch.plan import build_plan
 from hpc_trainer.launch.submit import submit_plan
-from hpc_trainer.record.files import check_trusted, write_marker
+from hpc_trainer.record.files import make_folder, set_umask, write_marker
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder, set_umask
 from hpc_trainer.record.processes import submit_lock
+from hpc_trainer.record.reading import check_trusted
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.code import run_git
 from hpc_trainer.slurm.limits import read_limits

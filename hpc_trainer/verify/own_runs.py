@@ -14,9 +14,9 @@ import psutil
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.record.journal import read_failure
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.status import RunStatus, read_status
-from hpc_trainer.record.worker_files import read_failure
 
 # Enough for a step, a save and the ranks' exit. Processes that take longer are killed.
 GRACE_S = 30.0

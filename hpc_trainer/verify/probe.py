@@ -27,7 +27,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.shards import Shard
+from hpc_trainer.training.checkpoint.trees import Shard
 from hpc_trainer.training.context import Restored, RunContext
 from hpc_trainer.training.rng import rng_state
 from hpc_trainer.verify.interruptions import ALL_RANKS, LOOSE, LOOSE_BUFFER, VARIABLE, Interruption, from_text

@@ -13,11 +13,10 @@ from typing import Any
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.record.environment import Difference, differences, first_environment, nodes, read_environment
-from hpc_trainer.record.files import check_trusted
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import SPEED, read_metrics
-from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.reading import Faults, check_trusted
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, read_status
 from hpc_trainer.verify.own_runs import await_run, end_local, raise_failure

@@ -32,14 +32,22 @@ from hpc_trainer.errors import (
     SlurmError,
     StuckError,
 )
-from hpc_trainer.record.files import to_json, write_atomic, write_json
-from hpc_trainer.record.journal import Journal, failures_of_storage, failures_untold, log_header
+from hpc_trainer.record.files import claim, to_json, write_atomic, write_json
+from hpc_trainer.record.journal import (
+    MOVE_CAUSES,
+    Journal,
+    Move,
+    failures_of_storage,
+    failures_untold,
+    log_header,
+    own_frame,
+    read_failure,
+    read_move,
+)
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.ledger import append_spent
-from hpc_trainer.record.reading import is_storage_error, read_json
-from hpc_trainer.record.shared_folder import claim, is_there
+from hpc_trainer.record.reading import is_storage_error, is_there, read_json
 from hpc_trainer.record.states import CANCEL, LOW_GOODPUT, OUT_OF_MEMORY, UNEXPLAINED, RunState
-from hpc_trainer.record.worker_files import MOVE_CAUSES, Move, own_frame, read_failure, read_move
 from hpc_trainer.runtime.decide import (
     Action,
     Answer,
@@ -55,11 +63,11 @@ from hpc_trainer.runtime.pace import DEADLINE, job_end_time, last_moment
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import DEVICE, StopFlag, stop_signals_held_back
-from hpc_trainer.slurm.accounting import keeps_accounting, read_accounting
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import DEFAULT_KILL_WAIT_S, WORKER_TIMEOUT_S, requeue, show_job, show_preemption, update_job
+from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.slurm.shape import shape_of
-from hpc_trainer.slurm.states import AT_WORK
+from hpc_trainer.slurm.terms import AT_WORK
 
 if TYPE_CHECKING:
     from hpc_trainer.runtime.rank_group import RankGroup

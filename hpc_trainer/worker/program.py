@@ -16,16 +16,14 @@ from typing import Any
 from hpc_trainer.config.program import is_of_run
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, NoProgressError, PeerLostError
-from hpc_trainer.record.files import write_json
-from hpc_trainer.record.journal import Attempt, Journal, newest_chain, successor_jobs
+from hpc_trainer.record.files import make_folder, write_json
+from hpc_trainer.record.journal import Attempt, Journal, newest_chain, own_frame, successor_jobs, write_result
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metrics_in
-from hpc_trainer.record.modes import make_folder
+from hpc_trainer.record.reading import Watch, names_in
 from hpc_trainer.record.redaction import Redaction
-from hpc_trainer.record.shared_folder import Watch, names_in
 from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.record.worker_files import own_frame, write_result
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans

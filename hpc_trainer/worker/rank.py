@@ -12,17 +12,14 @@ from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.record.files import check_place, check_trusted
-from hpc_trainer.record.journal import Journal, failures_of_storage, log_header
+from hpc_trainer.record.files import make_folder, set_umask
+from hpc_trainer.record.journal import Journal, failures_of_storage, log_header, read_failure
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.modes import make_folder, set_umask
-from hpc_trainer.record.reading import is_storage_error
-from hpc_trainer.record.shared_folder import look_anew, names_in
+from hpc_trainer.record.reading import check_place, check_trusted, is_storage_error, look_anew, names_in
 from hpc_trainer.record.spec import read_spec
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.record.submissions import newest_of_run, read_submissions
-from hpc_trainer.record.worker_files import read_failure
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag

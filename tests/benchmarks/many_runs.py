@@ -15,9 +15,9 @@ from pathlib import Path
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.frozen_code.archive import store_code
 from hpc_trainer.launch.frozen_code.snapshot import read_code
+from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder, set_umask
 from hpc_trainer.record.spec import append_specs
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.submissions import write_confirmation, write_intent

@@ -3,8 +3,9 @@
     python -m tests.benchmarks.reading [--pairs N]
 
 `submit` of two runs to the local queue, then `status` of them when they are done, each in a process of its own under
-sys.setprofile. Calls count; what runs while a module is imported (class bodies, tables) does not. Counts of `status` are exact; those of `submit` vary by some moves, because
-it waits for the queue. `--pairs` also prints the N most frequent moves, and every file with the calls that it got.
+sys.setprofile. Calls count; what runs while a module is imported (class bodies, tables) does not. Counts of `status`
+are exact; those of `submit` vary by some moves, because it waits for the queue. `--pairs` also prints the N most
+frequent moves, and every file with the calls that it got.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def watch(frame, event, argument):
         calls[name] += 1
         if name != last:
             pairs[last, name] += 1
-            functions[name, frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name] += 1
+            functions[name, getattr(frame.f_code, "co_qualname", frame.f_code.co_name)] += 1
             last = name
 sys.argv = ["hpc-trainer", *sys.argv[1:]]
 sys.setprofile(watch)

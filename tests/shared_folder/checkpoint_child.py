@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from hpc_trainer.errors import CheckpointError, UntrustedFileError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.trees import Box, Shard
 from tests.unit.training.rank_end import leave
 
 _ROWS, _COLUMNS = 8, 20_000

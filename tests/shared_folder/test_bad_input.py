@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.record.files import append_lines, write_atomic
-from hpc_trainer.record.modes import make_folder, set_umask
+from hpc_trainer.record.files import append_lines, make_folder, set_umask, write_atomic
 from hpc_trainer.record.reading import is_storage_error
 from tests.integration.conftest import LocalDriver
 from tests.shared_folder.clients import CALM, Share

@@ -20,13 +20,21 @@ import pytest
 
 from hpc_trainer.record import files
 from hpc_trainer.record.checkpoint_folders import committed, discard, quarantine
-from hpc_trainer.record.files import OwnLines, append_lines, write_atomic, write_json, write_marker
+from hpc_trainer.record.files import (
+    OwnLines,
+    age_on_server_s,
+    append_lines,
+    claim,
+    rename,
+    write_atomic,
+    write_json,
+    write_marker,
+)
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import submit_lock
-from hpc_trainer.record.reading import Faults, read_json, read_lines
-from hpc_trainer.record.run_folder import read_folder
-from hpc_trainer.record.shared_folder import age_on_server_s, cache_age_s, claim, is_there, names_in, rename
+from hpc_trainer.record.reading import Faults, cache_age_s, is_there, names_in, read_json, read_lines
+from hpc_trainer.record.run_state import read_folder
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from tests.shared_folder.clients import ROOT, Share
 

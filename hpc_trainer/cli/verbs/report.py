@@ -12,7 +12,7 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep, prepare_to_write
-from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report, read_exports
+from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
 from hpc_trainer.operate.report.page import render_page
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.ledger import ledger_json
@@ -33,8 +33,8 @@ def run_report(
     if warmup_steps is not None and warmup_steps < 0:
         raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
-    report = build_report(status, warmup_steps=WARMUP_STEPS if warmup_steps is None else warmup_steps)
-    report = dataclasses.replace(report, exports=read_exports(exports))
+    warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
+    report = build_report(status, warmup_steps=warmup_steps, options={"exports": exports})
     page = (output or status.sweep.folder / "report.html").absolute()
     if not page.parent.is_dir():
         raise ConfigError(f"--output={output}: there is no folder {page.parent}. Make it, or name another file.")
@@ -69,7 +69,7 @@ def report_json(report: Report, page: Path) -> dict[str, Any]:
     scaling = [dataclasses.asdict(study) for study in report.scaling]
     return {
         "sweep": report.sweep, "page": str(page), "counts": dict(report.counts), "runs": runs, "scaling": scaling,
-        "notes": report.notes, "exports": [dataclasses.asdict(export) for export in report.exports],
+        "notes": report.notes, **report.content,
         "advice": list(report.advice),
     }  # fmt: skip
 

@@ -20,8 +20,7 @@ from hpc_trainer.config.schema.output import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.record.files import write_atomic
-from hpc_trainer.record.modes import make_folder, set_umask
+from hpc_trainer.record.files import make_folder, set_umask, write_atomic
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.rank_env import PROBE_VARIABLE
 from hpc_trainer.verify.find_lr import PROBE, VARIABLE, Curve, LrRange, draw, find_lr

@@ -6,7 +6,6 @@ user waits.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
 import typing
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.schema.key import Declared
-from hpc_trainer.config.store import DECLARED, VARIANTS
+from hpc_trainer.config.store import ALL_KEYS, DECLARED, VARIANTS
 
 # Every shell takes such a text as one word: a completion script may evaluate it.
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -71,14 +70,13 @@ def _keys_beside(word: str, said: Sequence[str]) -> Iterator[str]:
 
 def _variants(key: str, said: Sequence[str]) -> list[Declared]:
     """Return the key in each variant of its section, or only in the chosen variant; [] if that has no such key."""
-    section, _, name = key.rpartition(".")
+    section = key.rpartition(".")[0]
     kinds: Mapping[str, Any] = VARIANTS.get(section, {})
     if not kinds:
         return [DECLARED[key]]
     chosen = next((line.partition("=")[2] for line in said if line.partition("=")[0] == section), "")
-    fitting = [kind for each, kind in kinds.items() if chosen.startswith(each)] or kinds.values()  # resnet, resnet18
-    fields = [(kind, field) for kind in fitting for field in dataclasses.fields(kind) if field.name == name]
-    return [DECLARED[key]._replace(kind=kind, field=field) for kind, field in fields]
+    fitting = [kind for name, kind in kinds.items() if chosen.startswith(name)] or [*kinds.values()]  # resnet18
+    return [declared for declared in ALL_KEYS if declared.name == key and declared.kind in fitting]
 
 
 def _with_values(key: str, value: str, said: Sequence[str], folders: Sequence[Path]) -> list[str]:

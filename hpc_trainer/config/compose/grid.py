@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,11 @@ from hpc_trainer.config.compose.overrides import default_overrides, in_full, ove
 from hpc_trainer.config.rules.declared_rules import figure
 from hpc_trainer.config.schema.train import SweepBlock, SweepConfig
 from hpc_trainer.config.store import declared_at
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
+
+_GRID_KEYS = frozenset(("axes", "zip", "exclude", "blocks"))
+"""Keys of the section `sweep` that describe a grid of runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +137,25 @@ def _axes_of(
     composer: GridComposer, sweep: SweepConfig, named: set[str]
 ) -> Iterator[tuple[list[_Axis], tuple[Condition, ...]]]:
     """Yield axes and conditions of each block of the section `sweep`, without the keys that the command line gives."""
-    if sweep.forms:
-        raise ConfigError(
-            "sweep.forms lists forms in which one trained run is exported, and is no grid. Give it to hpc-trainer "
-            "export, after the run. For a grid of runs leave it out, or name another file of sweep/."
-        )
+    _refuse_other_keys(sweep)
     shared = _axes_in(composer, sweep, "sweep")
     for index, block in enumerate(sweep.blocks or [SweepBlock()]):
         own = _axes_in(composer, block, f"sweep.blocks[{index}]")
         replaced = {_key(key) for axis in own for key in axis.keys}
         axes = [*_without(shared, named | replaced), *_without(own, named)]
         yield axes, tuple(read_condition(text) for text in [*sweep.exclude, *block.exclude])
+
+
+def _refuse_other_keys(sweep: SweepConfig) -> None:
+    """Raise ConfigError if a key of the section `sweep` is set that is not a grid's: a verb of a domain reads it."""
+    for field in dataclasses.fields(sweep):
+        if field.name in _GRID_KEYS or not getattr(sweep, field.name):
+            continue
+        uses = (keys[field.name] for keys in contributions("sweep_keys") if field.name in keys)
+        use = next(uses, "is read by no part of this installation")
+        raise ConfigError(
+            f"sweep.{field.name} {use}. For a grid of runs, leave it out or choose another file of sweep/."
+        )
 
 
 def _axes_in(composer: GridComposer, block: SweepConfig | SweepBlock, where: str) -> list[_Axis]:

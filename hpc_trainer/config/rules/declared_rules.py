@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import typing
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_trainer.config.load import ROOT_KEYS, Memo, hints
 from hpc_trainer.config.schema.key import Declared, declared_keys
@@ -17,74 +16,90 @@ from hpc_trainer.config.store import FREE_KEYS
 from hpc_trainer.config.table.choice import holds, shown, state, typed
 
 # Keys for which another rule says more: what 0 means, or what else the limit depends on.
-_TOLD_ELSEWHERE = frozenset({
+_CHECKED_ELSEWHERE = frozenset({
     "cluster.signal_lead_s", "schedule.warmup_steps", "train.logical_ranks", "train.early_stop.patience",
     "train.ema_decay",
 })  # fmt: skip
-SECTIONS = tuple(name for name, is_section in ROOT_KEYS.items() if is_section and name not in FREE_KEYS)
+_SECTIONS = tuple(name for name, is_section in ROOT_KEYS.items() if is_section and name not in FREE_KEYS)
 
 
-def limit_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
-    """Yield each number outside of its limits. A section that several points share is checked once."""
-    for name in SECTIONS:
-        yield from memo.of(section_problems, name, getattr(config, name))
+class _Declarations(NamedTuple):
+    """Declarations of one kind of section, as the rules below read them."""
+
+    items: tuple[tuple[str, type], ...]
+    """Name of each list or mapping, and the type of its items."""
+    limited: tuple[Declared, ...]
+    """Keys with limits, nested ones too."""
+    conditional: tuple[Declared, ...]
+    """Keys that have an effect only with other values, nested ones too."""
+
+
+@functools.cache
+def _declarations(kind: Any, section: str) -> _Declarations:
+    keys = declared_keys(kind, f"{section}.")
+    return _Declarations(
+        items=_item_types(kind),
+        limited=tuple(key for key in keys if key.key.limits is not None and key.name not in _CHECKED_ELSEWHERE),
+        conditional=tuple(key for key in keys if key.key.needs),
+    )
+
+
+@functools.cache
+def _item_types(kind: Any) -> tuple[tuple[str, type], ...]:
+    types = {name: (typing.get_origin(hint), typing.get_args(hint)) for name, hint in hints(kind).items()}
+    return tuple(
+        (name, args[-1])
+        for name, (origin, args) in types.items()
+        if origin in (list, dict) and args[-1] in (str, float)
+    )
+
+
+def value_problems(config: TrainConfig, memo: Memo) -> tuple[list[str], list[str]]:
+    """Return the problems with wrong types of items in lists and mappings, and with numbers beyond their limits.
+
+    A section that several points share is checked once.
+    """
+    wrong_items = [
+        line for name, kind in _item_types(TrainConfig) for line in _items(name, getattr(config, name), kind)
+    ]
+    beyond_limits: list[str] = []
+    for name in _SECTIONS:
+        of_items, of_numbers = memo.of(_section_problems, name, getattr(config, name))
+        wrong_items += of_items
+        beyond_limits += of_numbers
+    return wrong_items, beyond_limits
 
 
 def section_problems(name: str, section: Any) -> list[str]:
-    """Return each number of one section outside of its limits; the section may be one of `replay.data` too."""
-    kind: Any = type(section)
-    return [line for declared in keys_of(kind, name) for line in _of_key(declared, _value(section, declared.name))]
+    """Return the problems with values of one section; it may also be one of `replay.data`."""
+    wrong_items, beyond_limits = _section_problems(name, section)
+    return wrong_items or beyond_limits
 
 
-def _of_key(each: Declared, value: Any) -> Iterator[str]:
-    if each.key.limits is None or each.name in _TOLD_ELSEWHERE:
-        return
+def _section_problems(name: str, section: Any) -> tuple[list[str], list[str]]:
+    declarations = _declarations(type(section), name)
+    wrong_items = [
+        line for key, kind in declarations.items for line in _items(f"{name}.{key}", getattr(section, key), kind)
+    ]
+    if wrong_items:  # their limits cannot be checked
+        return wrong_items, []
+    return [], [
+        line
+        for declared in declarations.limited
+        for line in _limit_problems(declared, attrgetter(declared.name.partition(".")[2])(section))
+    ]
+
+
+def _limit_problems(declared: Declared, value: Any) -> Iterator[str]:
+    name, limits, default = declared.name, declared.key.limits or "", declared.default
     if isinstance(value, list):
         for index, item in enumerate(value):
-            yield from within(f"{each.name}[{index}]", item, each.key.limits, each.default[min(index, 1)])
+            yield from within(f"{name}[{index}]", item, limits, default[min(index, 1)])
     elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from within(f"{each.name}[{name}]", item, each.key.limits, 1)
+        for key, item in value.items():
+            yield from within(f"{name}[{key}]", item, limits, 1)
     elif isinstance(value, (int, float)):  # neither null nor a text such as auto
-        yield from within(each.name, value, each.key.limits, each.default)
-
-
-@functools.cache
-def keys_of(kind: Any, section: str) -> tuple[Declared, ...]:
-    """Return the keys of a section of this kind, nested ones too."""
-    return tuple(declared for declared in declared_keys(kind, f"{section}.") if declared.section is None)
-
-
-def _value(section: Any, name: str) -> Any:
-    return attrgetter(name.partition(".")[2])(section)
-
-
-def item_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
-    """Yield each item of a wrong type. A section that several points share is checked once."""
-    for name, kind in _checked(TrainConfig):
-        yield from _items(name, getattr(config, name), kind)
-    for name in _sections():
-        yield from memo.of(_of_section, name, getattr(config, name))
-
-
-@functools.cache
-def _sections() -> tuple[str, ...]:
-    return tuple(name for name, is_section in ROOT_KEYS.items() if is_section)
-
-
-def _of_section(section: str, part: Any) -> list[str]:
-    kind_of: Any = type(part)
-    kinds = _checked(kind_of) if dataclasses.is_dataclass(part) else ()
-    return [line for name, kind in kinds for line in _items(f"{section}.{name}", getattr(part, name), kind)]
-
-
-@functools.cache
-def _checked(section: Any) -> tuple[tuple[str, type], ...]:
-    """Return (key, type of its items) for the lists and mappings of a section."""
-    kinds = {name: (typing.get_origin(hint), typing.get_args(hint)) for name, hint in hints(section).items()}
-    return tuple(
-        (name, args[-1]) for name, (kind, args) in kinds.items() if kind in (list, dict) and args[-1] in (str, float)
-    )
+        yield from within(name, value, limits, default)
 
 
 def _items(key: str, value: Any, kind: type) -> Iterator[str]:
@@ -99,22 +114,15 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
     """Yield each key that is not at its default and changes nothing. A user's own loop may read any key."""
     if config.train.main is not None:
         return
-    for section in SECTIONS:
-        kind: Any = type(getattr(config, section))
-        for each in limited_keys(kind, section):
-            value, needs = attrgetter(each.name)(config), each.key.needs or ()
-            if value != each.default and not any(holds(config, need) for need in needs):
+    for section in _SECTIONS:
+        for declared in _declarations(type(getattr(config, section)), section).conditional:
+            key, value, default = declared.name, attrgetter(declared.name)(config), declared.default
+            needs = declared.key.needs or ()
+            if value != default and not any(holds(config, need) for need in needs):
                 yield (
-                    f"{each.name}={shown(value)} is for {_listed(needs)}, and has no effect with "
-                    f"{state(config, ' or '.join(needs))}. Use {each.name}={shown(each.default)}, its default, or "
-                    f"{_first(needs)}."
+                    f"{key}={shown(value)} is for {_listed(needs)}, and has no effect with "
+                    f"{state(config, ' or '.join(needs))}. Use {key}={shown(default)}, its default, or {_first(needs)}."
                 )
-
-
-@functools.cache
-def limited_keys(kind: Any, section: str) -> tuple[Declared, ...]:
-    """Return the keys of a section, nested ones too, that declare what they go with."""
-    return tuple(declared for declared in keys_of(kind, section) if declared.key.needs)
 
 
 def _listed(needs: tuple[str, ...]) -> str:

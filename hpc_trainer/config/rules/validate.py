@@ -17,7 +17,7 @@ from hpc_trainer.config.mesh import with_batch
 from hpc_trainer.config.program import command_problems, with_command
 from hpc_trainer.config.rules.cluster_rules import cluster_problems, hardware_problems, monitor_problems
 from hpc_trainer.config.rules.data_rules import data_problems, metric_problems, task_problems, with_absolute_paths
-from hpc_trainer.config.rules.declared_rules import effect_problems, item_problems, limit_problems, within
+from hpc_trainer.config.rules.declared_rules import effect_problems, value_problems, within
 from hpc_trainer.config.rules.step_rules import (
     batch_problems,
     mesh_problems,
@@ -79,11 +79,11 @@ def _without_seed(memo: Memo, *parts: Any) -> tuple[str, ...]:
 
 
 def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
-    wrong = list(item_problems(config, memo))
-    if wrong:  # the rules below rely on types
-        yield from wrong
+    wrong_items, beyond_limits = value_problems(config, memo)
+    if wrong_items:  # the rules below rely on types
+        yield from wrong_items
         return
-    yield from limit_problems(config, memo)
+    yield from beyond_limits
     yield from _general(config)
     yield from memo.of(hardware_problems, config.hardware)
     yield from cluster_problems(config)

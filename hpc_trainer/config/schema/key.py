@@ -83,18 +83,18 @@ def key(
         in_graph: True if another value may be another compiled graph (`train.compile`).
         limits: the legal values of a number, as `≥ 1` or `(0, 1]`; others are refused (config/rules/declared_rules.py).
     """
-    said = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
+    metadata = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
     if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=said)
-    return dataclasses.field(default=default, metadata=said)
+        return dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def section(
     kind: type, identity: Identity | None = None, resume: Effect | None = None, *, in_graph: bool | None = None
 ) -> Any:
     """Declare a field that holds a dataclass, with the metadata of all its keys, those of other versions too."""
-    said = Key(needs=ALWAYS, identity=identity, resume=resume, in_graph=in_graph)
-    return dataclasses.field(default_factory=kind, metadata={_KEY: said})
+    own = Key(needs=ALWAYS, identity=identity, resume=resume, in_graph=in_graph)
+    return dataclasses.field(default_factory=kind, metadata={_KEY: own})
 
 
 def declared(kind: Any, name: str) -> Key | None:
@@ -102,8 +102,8 @@ def declared(kind: Any, name: str) -> Key | None:
     for base in kind.__mro__:
         entry = getattr(base, "__dataclass_fields__", {}).get(name)
         if entry is not None and _KEY in entry.metadata:
-            said: Key = entry.metadata[_KEY]
-            return said
+            own: Key = entry.metadata[_KEY]
+            return own
     return None
 
 
@@ -118,17 +118,10 @@ class Declared(NamedTuple):
     key: Key
     """Metadata; what the field leaves open is filled in from its section."""
 
-    @property
-    def section(self) -> Any:
-        """Dataclass that the field holds; None for a key."""
-        factory: Any = self.field.default_factory
-        return factory if dataclasses.is_dataclass(factory) else None
-
-    @property
-    def default(self) -> Any:
-        """Default value; lists, mappings and sections are new objects on each access."""
-        factory = self.field.default_factory
-        return self.field.default if factory is dataclasses.MISSING else factory()
+    section: Any
+    """Dataclass that the field holds; None for a key."""
+    default: Any
+    """Default value, which nobody may change."""
 
 
 def declared_keys(
@@ -145,18 +138,20 @@ def declared_keys(
     Raises:
         TypeError: a field is declared without `key(...)` or `section(...)`.
     """
-    keys = []
+    keys: list[Declared] = []
     for field in dataclasses.fields(kind):
         own = declared(kind, field.name)
         if own is None:
             raise TypeError(
                 f"{kind.__name__}.{field.name} must say what hangs on it. Declare it with key(...) (schema/key.py)."
             )
-        one = Declared(f"{prefix}{field.name}", kind, field, _filled_in(own, above))
-        keys.append(one)
-        if one.section is not None:
-            for inner in variants.get(field.name, {}).values() or (one.section,):
-                keys += declared_keys(inner, f"{one.name}.", one.key)
+        name, metadata, make = f"{prefix}{field.name}", _filled_in(own, above), field.default_factory
+        default = field.default if make is dataclasses.MISSING else make()
+        section = make if dataclasses.is_dataclass(make) else None
+        keys.append(Declared(name, kind, field, metadata, section, default))
+        if section is not None:
+            for inner in variants.get(field.name, {}).values() or (section,):
+                keys += declared_keys(inner, f"{name}.", metadata)
     return keys
 
 

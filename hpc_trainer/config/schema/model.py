@@ -21,7 +21,7 @@ class Trait(enum.Enum):
     """Inputs are [batch, channels, height, width] and nothing else."""
     reads_tokens = "reads_tokens"
     blocks = "blocks"
-    """`models/blocks.py` finds blocks: FSDP, recomputation and compilation take them one by one."""
+    """`models/parts.py` finds blocks: FSDP, recomputation and compilation take them one by one."""
     block_matrices = "block_matrices"
     """Blocks have linear layers."""
     convolutions = "convolutions"

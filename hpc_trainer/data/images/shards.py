@@ -37,7 +37,8 @@ from hpc_trainer.data.images.index import (
     read_index,
 )
 from hpc_trainer.errors import DataError, HpcTrainerError
-from hpc_trainer.record.files import check_trusted, fsync_folder
+from hpc_trainer.record.files import fsync_folder
+from hpc_trainer.record.reading import check_trusted
 from hpc_trainer.runtime.disk_room import free_room
 from hpc_trainer.training.data.preprocessing import class_numbers
 

@@ -22,9 +22,8 @@ from typing import Any
 from hpc_trainer.data.images.folder import is_held_out
 from hpc_trainer.data.prepare.pool import Maker, Piece, over_processes
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.record.files import fsync_folder, to_json, write_atomic, write_json
+from hpc_trainer.record.files import claim, fsync_folder, own_name, rename, to_json, write_atomic, write_json
 from hpc_trainer.record.reading import read_json
-from hpc_trainer.record.shared_folder import claim, own_name, rename
 
 ABOUT, PIECES, BROKEN = "prepare.json", ".pieces", "broken.txt"
 FORMAT = 1

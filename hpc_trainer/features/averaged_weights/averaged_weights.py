@@ -16,7 +16,7 @@ from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.checkpoint.model_parts import find_whole, set_whole
+from hpc_trainer.training.checkpoint.objects import find_whole, set_whole
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 from hpc_trainer.training.state import TrainState
 

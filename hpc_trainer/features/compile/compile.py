@@ -33,12 +33,11 @@ from hpc_trainer.config.schema.train import CompileScope, TrainConfig
 from hpc_trainer.config.store import KEYS
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.features.compile.graphs import compilations_within, compile_step, graph_counts, uncompiled
-from hpc_trainer.models.blocks import check_has_blocks
-from hpc_trainer.record.files import check_trusted, whole_file
+from hpc_trainer.models.parts import check_has_blocks
+from hpc_trainer.record.files import narrow_default_acl, whole_file
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.modes import narrow_default_acl
-from hpc_trainer.record.shared_folder import is_there
+from hpc_trainer.record.reading import check_trusted, is_there
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 

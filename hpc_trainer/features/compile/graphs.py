@@ -14,8 +14,8 @@ from torch import nn
 
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models.blocks import blocks
-from hpc_trainer.models.random_stream import in_own_stream
+from hpc_trainer.models.parts import blocks
+from hpc_trainer.models.transformer import in_own_stream
 from hpc_trainer.runtime.devices import kinds_in_use
 
 # Names of the modes for torch.compile.

@@ -9,7 +9,7 @@ from torch import nn
 
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.parts import blocks
 from hpc_trainer.training.ability import Ability, Building
 
 _MULTIPLE = 16

@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hpc_trainer.config.name_patterns import fits_any
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models.weight_names import match_weights
+from hpc_trainer.models.parts import match_weights
 from hpc_trainer.training.ability import Ability, Building
 
 

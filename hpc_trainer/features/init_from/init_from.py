@@ -23,7 +23,7 @@ from hpc_trainer.errors import CheckpointError, ConfigError, StorageError
 from hpc_trainer.features.init_from.source import digest_of, files_in, is_checkpoint, is_wanted, renamed
 from hpc_trainer.record.checkpoint_folders import committed, step_of
 from hpc_trainer.record.files import sha256_of
-from hpc_trainer.record.worker_files import FirstWeights, write_first_weights
+from hpc_trainer.record.journal import FirstWeights, write_first_weights
 from hpc_trainer.runtime.rank_group import RankGroup, on_each_rank, on_rank_zero
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.store import CheckpointStore

@@ -27,10 +27,11 @@ from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is
 from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record import checkpoint_folders as folders
-from hpc_trainer.record.files import check_trusted, sha256_of, write_atomic
+from hpc_trainer.record.checkpoint_folders import Retention
+from hpc_trainer.record.files import sha256_of, write_atomic
 from hpc_trainer.record.layout import RunPaths, default_runs_dir
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.training.checkpoint.retention import Retention
+from hpc_trainer.record.reading import check_trusted
 
 _SMALL = 64 << 20  # bytes; below, nothing is remembered
 _MOST = 200  # files

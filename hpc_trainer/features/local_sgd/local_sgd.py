@@ -21,10 +21,9 @@ from hpc_trainer.runtime.tensors import LateFlag, in_pieces
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.objects import differ_by_rank
 from hpc_trainer.training.data.loader import Batch
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.parallel.fully_sharded import broadcast
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
-from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.state import StepGuard, TrainState
 from hpc_trainer.training.step import Stepper
 
 # Bytes of weights that are averaged in one message.

@@ -16,8 +16,7 @@ from hpc_trainer.config.name_patterns import fits_any, unfit
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models.blocks import blocks
-from hpc_trainer.models.weight_names import match_weights
+from hpc_trainer.models.parts import blocks, match_weights
 from hpc_trainer.training.ability import Ability, Building
 
 _CONV1D = "Conv1D"

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models.blocks import blocks, check_has_blocks
-from hpc_trainer.models.weight_names import match_weights
+from hpc_trainer.models.parts import blocks, check_has_blocks, match_weights
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import LR_FACTOR, Group, Recipe
 

@@ -28,7 +28,7 @@ from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.mesh import has_buckets, holds_gradients, mesh_shape
 from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.parts import blocks
 from hpc_trainer.runtime.fake_tensors import build_fake, fake_tensors, reads_values
 from hpc_trainer.runtime.own_process import answer_each
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
@@ -42,7 +42,7 @@ from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered, gathered_dtype
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.step import autocast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

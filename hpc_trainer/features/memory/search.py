@@ -44,8 +44,8 @@ from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import LEAST_EVALUATED, BatchOrder, BatchSizes
 from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import random_state_kept
+from hpc_trainer.training.step import autocast
 
 if TYPE_CHECKING:
     from hpc_trainer.features.memory.estimate import MemoryEstimate

@@ -16,8 +16,7 @@ from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices, num_flops, share_work
-from hpc_trainer.models.blocks import blocks
-from hpc_trainer.models.weight_names import match_weights
+from hpc_trainer.models.parts import blocks, match_weights
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.training.ability import Ability, Building

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from hpc_trainer.runtime.tensors import is_sharded
-from hpc_trainer.training.checkpoint.shards import Box, local_box
+from hpc_trainer.training.checkpoint.trees import Box, local_box
 
 Work = Callable[[torch.Tensor], torch.Tensor]
 

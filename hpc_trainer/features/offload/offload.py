@@ -17,7 +17,7 @@ from torch import nn
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import in_pieces, local_tensor, with_local
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.checkpoint.optimizers import keep_in_host
+from hpc_trainer.training.checkpoint.objects import keep_in_host
 from hpc_trainer.training.optim.build import Recipe, step_some
 
 # Bytes of weights on this rank whose moments are on the device at a time; one weight at least.

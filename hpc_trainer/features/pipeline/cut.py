@@ -26,7 +26,7 @@ from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.parts import Part, parts_of
 from hpc_trainer.runtime.fake_tensors import fake_tensors
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.step import autocast
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,10 @@ from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.tasks.pairs import PairTask
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import by_share
-from hpc_trainer.training.optim.clip import place_gradients, scale_down
+from hpc_trainer.training.optim.build import place_gradients, scale_down
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
-from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.step import Stepper, autocast
 
 _LOSS, _VOTE, _OVERFLOW, _NORMS = range(4)
 """Indices in the vector that ranks add up: three numbers, then a norm for each weight of the whole model."""

@@ -18,7 +18,7 @@ from hpc_trainer.config.schema.features.compress import PruneConfig, PruneMethod
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.prune import final_sparsity
 from hpc_trainer.models.channels import Group, groups_of, shrink, tensors_of
-from hpc_trainer.models.weight_names import match_weights
+from hpc_trainer.models.parts import match_weights
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.training.optim.build import decaying

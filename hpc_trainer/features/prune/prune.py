@@ -9,7 +9,15 @@ from torch import nn
 
 from hpc_trainer.config.schema.features.compress import PruneMethod
 from hpc_trainer.features.prune import end_step, final_sparsity, is_due, share_done
-from hpc_trainer.features.prune.choose import Masks, NamedGroup, choose, groups_to_prune, weights_to_prune, whole
+from hpc_trainer.features.prune.choose import (
+    Masks,
+    NamedGroup,
+    choose,
+    groups_to_prune,
+    pruned,
+    weights_to_prune,
+    whole,
+)
 from hpc_trainer.models.channels import shrink, tensors_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.rank_memory import RankMemory
@@ -85,6 +93,9 @@ class PruneAbility(Ability):
         """Return the model without the pruned channels; zeros of other methods keep their memory."""
         return shrink(model) if self.config.prune.method is PruneMethod.channels else model
 
+    def compressed(self, model: nn.Module) -> nn.Module:
+        return pruned(model, self.config.prune)
+
     def _choose(self, step: int) -> None:
         """Choose what is zero from now on, including all that is zero already. Collective."""
         masks = self._masks
@@ -99,8 +110,8 @@ class PruneAbility(Ability):
         shares = {name: (int(whole(mask).sum()), mask.numel()) for name, mask in masks.pruned.items()}
         if not self._group.is_rank_zero:
             return
-        pruned, total = (sum(each) for each in zip(*shares.values(), strict=True))
-        print(f"step {step}: pruned {pruned:,} of {total:,} numbers in {len(shares)} tensors, sparsity "
+        num_pruned, total = (sum(each) for each in zip(*shares.values(), strict=True))
+        print(f"step {step}: pruned {num_pruned:,} of {total:,} numbers in {len(shares)} tensors, sparsity "
               f"{masks.sparsity:.4g} ({self.config.prune.method.name})")  # fmt: skip
         for name, (zeros, count) in shares.items():
             print(f"  {name}: {zeros:,} of {count:,} ({zeros / count:.1%})")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import fits_any, unfit
-from hpc_trainer.config.packages import check_installed
+from hpc_trainer.config.packages import check_installed, import_torchao
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.ability import Ability, Building, Quantization
 from hpc_trainer.training.state import TrainState
 
 _INT4: Any = torch.int4  # type: ignore[attr-defined]  # torch 2.13's stubs leave it out
@@ -149,25 +147,6 @@ def _is_dynamic(qat: QatConfig) -> bool:
     return qat.to in (QatTo.dynamic_int8, QatTo.dynamic_int4)
 
 
-def import_torchao() -> None:
-    """Import torchao's tensors and operations without what it logs of other machines' libraries.
-
-    Where Python keeps no bytecode of torchao yet, compiling torchao warns of its invalid escapes (0.18): an error under
-    `-W error`.
-    """
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "invalid escape sequence|.* is an invalid escape sequence")
-            import torchao.quantization.qat  # noqa: F401
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
 def _import_torchao(qat: QatConfig) -> None:
     check_installed(f"qat.to={qat.to.name}", "torchao")
     import_torchao()
@@ -193,6 +172,12 @@ class QatAbility(Ability):
         if wanted is not self._is_rounding:
             turn_rounding(self._model, on=wanted)
             self._is_rounding = wanted
+
+    def rounded(self, model: nn.Module, kind: str) -> Quantization | None:
+        qat = self.config.qat
+        if qat.to.name != kind:
+            return None
+        return Quantization(frozenset(layers_to_round(model, qat)[0]), convert_config(qat))
 
 
 ABILITY = QatAbility

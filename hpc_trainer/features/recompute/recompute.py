@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hpc_trainer.config.schema.train import Recompute
-from hpc_trainer.models.blocks import blocks, check_has_blocks
+from hpc_trainer.models.parts import blocks, check_has_blocks
 from hpc_trainer.training.ability import Ability, Building
 
 _ATEN = torch.ops.aten

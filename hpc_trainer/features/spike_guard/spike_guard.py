@@ -17,8 +17,7 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building, GoBackError
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.state import StepGuard, TrainState
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.tensors import in_pieces, is_sharded, local_tensor
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.checkpoint.shards import Box, local_box
+from hpc_trainer.training.checkpoint.trees import Box, local_box
 from hpc_trainer.training.optim.build import Recipe, step_some
 from hpc_trainer.training.state import TrainState
 

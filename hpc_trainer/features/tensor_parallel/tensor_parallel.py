@@ -28,7 +28,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.rank_memory import Shares
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.optim.clip import counts_here, place_gradients, scale_down
+from hpc_trainer.training.optim.build import counts_here, place_gradients, scale_down
 from hpc_trainer.training.parallel.fully_sharded import broadcast, share_buffers
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState

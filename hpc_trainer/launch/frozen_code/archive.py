@@ -20,14 +20,12 @@ from typing import Any
 
 from hpc_trainer import __version__
 from hpc_trainer.errors import ConfigError, SubmitError
-from hpc_trainer.launch.frozen_code.code_files import read_file
 from hpc_trainer.launch.frozen_code.frozen_worker import MANIFEST, manifest_digest, member, read_archive
-from hpc_trainer.launch.frozen_code.snapshot import Snapshot, starter_code
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_file, starter_code
 from hpc_trainer.launch.frozen_code.unpacking import LINK, RefusedCodeError
-from hpc_trainer.record.files import check_trusted, fsync_folder, whole_file
+from hpc_trainer.record.files import age_on_server_s, fsync_folder, make_folder, whole_file
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder
-from hpc_trainer.record.shared_folder import age_on_server_s, is_there
+from hpc_trainer.record.reading import check_trusted, is_there
 from hpc_trainer.runtime.code import git_says
 
 # A file that a killed submit left half written is removed when no live submit can still be writing it.

@@ -10,71 +10,17 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.axes import find_axes
-from hpc_trainer.operate.evidence import last_lines, meaning_of, more_memory
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.results import newest_metrics
-from hpc_trainer.record.exported import CARD, read_card
+from hpc_trainer.operate.why import last_lines, meaning_of, more_memory
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, read_metrics
 from hpc_trainer.record.reading import is_number
-from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours
-
-ORIGINAL = "original"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport:
-    """Exported model, or the original for comparison. `latency_s` maps batch sizes to median latencies in seconds."""
-
-    name: str
-    run_id: str
-    step: int
-    num_bytes: int
-    metrics: Mapping[str, float]
-    latency_s: Mapping[str, float]
-
-
-def read_exports(folders: Sequence[Path]) -> list[ExportReport]:
-    """Return the exports in `folders`, each checkpoint's original before its exports.
-
-    Args:
-        folders: folders that are exports or hold exports.
-
-    Raises:
-        RunStateError: a folder holds no export, or an export is damaged or was not measured.
-        UntrustedFileError: others may have changed an export.
-    """
-    reports: list[ExportReport] = []
-    for folder in folders:
-        own = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
-        if not own:
-            raise RunStateError(f"{folder} holds no export. Name a folder that `hpc-trainer export` has made.")
-        for export in own:
-            card = read_card(export)
-            measured = card["measured"]
-            if measured is None:
-                raise RunStateError(f"{export} was not measured. Export it without --no-measure, where its data are.")
-            if (card["run_id"], card["step"]) not in {(report.run_id, report.step) for report in reports}:
-                reports.append(_side(card, measured[ORIGINAL], f"{ORIGINAL} (PyTorch, fp32)"))
-            pruned = card.get("prune")  # cards of earlier versions have no such key
-            ways = [card["to"], card["quantize"], f"pruned {pruned}" if pruned else None]
-            name = " ".join(filter(None, ways))
-            reports.append(_side(card, measured["exported"], name))
-    return reports
-
-
-def _side(card: Mapping[str, Any], side: Mapping[str, Any], name: str) -> ExportReport:
-    return ExportReport(
-        name=name, run_id=card["run_id"], step=card["step"], num_bytes=side["num_bytes"], metrics=side["metrics"],
-        latency_s={batch: timing["median_s"] for batch, timing in side["latency"].items()},
-    )  # fmt: skip
-
+from hpc_trainer.record.spec import find_axes
+from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours, newest_metrics
 
 WARMUP_STEPS = 20
 """Steps at the start of each attempt without speed: caches, compilers and allocators are cold."""
@@ -146,12 +92,13 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPart:
-    """What a domain adds to a report (hook `report_parts`); the fields are those of `Report`."""
+    """Addition of a domain to a report (hooks `report_parts`, `report_options`); its fields are those of `Report`."""
 
     notes: Sequence[str] = ()
     advice: Sequence[str] = ()
     next: str | None = None
     section: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +110,10 @@ class Report:
     runs: list[RunReport]
     scaling: list[Scaling]
     notes: list[str] = field(default_factory=list)
-    exports: Sequence[ExportReport] = ()
-    """Exports that the user named for the page."""
+    studies: Sequence[str] = ()
+    """Sections of domains for their options, after the scaling studies, as HTML with all text escaped."""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that domains add to `report --json` for their options."""
     advice: Sequence[str] = ()
     """Suggestions for these runs, without duplicates."""
     next: str | None = None
@@ -173,13 +122,20 @@ class Report:
     """Sections of domains, as HTML with all text escaped."""
 
 
-def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Report:
+def build_report(
+    status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS, options: Mapping[str, Any] | None = None
+) -> Report:
     """Read the metrics of every run of `status` and return the report's data.
 
     Args:
         status: the sweep.
         warmup_steps: steps at the start of each attempt that are left out of speeds, ≥ 0.
+        options: values of the options of `report` that domains read (hook `report_options`).
+
+    Raises:
+        ConfigError: an option has a value, and no domain of this installation reads it. Domains raise errors too.
     """
+    studies = _studies(options or {})
     axes = find_axes([run.spec for run in status.runs])
     unasked: list[str] = []
     ledgers = ask_ledgers(status, status.runs, unasked)
@@ -203,7 +159,18 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
         advice=[line for part in parts for line in part.advice],
         next=next((part.next for part in parts if part.next is not None), None),
         sections=[part.section for part in parts],
+        studies=[part.section for part in studies],
+        content={key: value for part in studies for key, value in part.content.items()},
     )  # fmt: skip
+
+
+def _studies(options: Mapping[str, Any]) -> list[ReportPart]:
+    """Return what domains add to a report for their options, also for those that are not given."""
+    readers = {name: read for group in contributions("report_options") for name, read in group.items()}
+    unread = next((name for name, value in options.items() if value and name not in readers), None)
+    if unread is not None:
+        raise ConfigError(f"--{unread}: no part of this installation reads it. Leave it out.")
+    return [read(options.get(name) or ()) for name, read in readers.items()]
 
 
 def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int) -> RunReport:

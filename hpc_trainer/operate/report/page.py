@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpc_trainer.errors import visible
@@ -24,7 +24,7 @@ from hpc_trainer.operate.report.charts import (
     number,
     percent,
 )
-from hpc_trainer.operate.report.data import ExportReport, Report, RunReport, Scaling
+from hpc_trainer.operate.report.data import Report, RunReport, Scaling
 from hpc_trainer.record.ledger import WORDS, Kind, RunLedger, duration, ledger_line
 
 _MOST_RUNS = 40
@@ -118,7 +118,7 @@ _MAX_LINES, _MAX_CHARTS = 60, 12
 _MOST_OF_CAUSE = 1_000
 _FIRST_CHARTS = ("loss", "eval_loss", "eval_accuracy")
 # Metrics that rank the runs, as in `results`.
-_BEST_BY = ("eval_accuracy", "eval_loss", "loss")
+BEST_BY = ("eval_accuracy", "eval_loss", "loss")
 _BAD = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
 
 _STYLE = (
@@ -177,7 +177,7 @@ def render_page(report: Report, now: float | None = None) -> str:
     return whole_page(
         report.sweep,
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{_advice(report.advice, report.next)}{scaling}{_exports(report.exports)}{_charts(report.runs)}"
+        f"{_advice(report.advice, report.next)}{scaling}{''.join(report.studies)}{_charts(report.runs)}"
         f"{ledger_section(report.runs)}{''.join(report.sections)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
     )
 
@@ -276,40 +276,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: i
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
-# --- exports ---
-
-
-def _exports(exports: Sequence[ExportReport]) -> str:
-    """Return the section of exports: charts of a metric over the size and over each batch's latency, and a table."""
-    metric = next((name for name in _BEST_BY if any(name in export.metrics for export in exports)), None)
-    if metric is None:
-        return ""
-    sides: dict[str, Callable[[ExportReport], float]] = {
-        "megabytes": lambda export: export.num_bytes / 1e6,
-        **{f"ms, batch of {batch}": _milliseconds(batch) for batch in exports[0].latency_s},
-    }
-    charts = []
-    for label, value in sides.items():
-        lines = [
-            Line(name=export.name, points=[(value(export), export.metrics[metric])], colour=index % NUM_COLOURS)
-            for index, export in enumerate(exports)
-            if metric in export.metrics
-        ]
-        chart = line_chart(label, lines, x_label=label, y_label=metric, is_log_x=True)
-        charts.append(figure(f"{metric} by {label}", chart, legend(lines)))
-    columns = ["Export", "Step", *sides, *exports[0].metrics]
-    rows = [
-        [f"{export.run_id} {export.name}", str(export.step), *(f"{value(export):.4g}" for value in sides.values())]
-        + [_value(export.metrics, name) for name in exports[0].metrics]
-        for export in exports
-    ]
-    return f'<h2>Exports</h2><div class="charts">{"".join(charts)}</div>{table(columns, rows, first_num=1)}\n'
-
-
-def _milliseconds(batch: str) -> Callable[[ExportReport], float]:
-    return lambda export: 1e3 * export.latency_s[batch]
-
-
 # --- curves ---
 
 
@@ -326,7 +292,7 @@ def _charts(runs: Sequence[RunReport]) -> str:
 
 def _best_first(runs: Sequence[RunReport]) -> list[RunReport]:
     """Sort by the last value of the most telling metric, so that a run has the same colour in all charts."""
-    name = next((metric for metric in _BEST_BY if any(run.curves.get(metric) for run in runs)), None)
+    name = next((metric for metric in BEST_BY if any(run.curves.get(metric) for run in runs)), None)
     if name is None:
         return list(runs)
     return [*_by_last_value(name, runs), *(run for run in runs if not run.curves.get(name))]
@@ -383,7 +349,7 @@ def _runs_table(runs: Sequence[RunReport]) -> str:
 def _row(run: RunReport, axes: Sequence[str], metrics: Sequence[str], speeds: Sequence[str], has_mfu: bool) -> str:
     cells = [("id", run.run_id), ("", run.hardware), *(("num", run.axes.get(axis, "-")) for axis in axes)]
     cells += [(_tone(run.state), run.state), ("num", f"{run.step}/{run.num_steps}")]
-    cells += [("num", _value(run.metrics, name)) for name in metrics]
+    cells += [("num", metric_text(run.metrics, name)) for name in metrics]
     cells += [("num", number(run.speed[key]) if key in run.speed else "-") for key in speeds]
     if has_mfu:
         cells.append(("num", percent(run.speed["mfu"]) if "mfu" in run.speed else "-"))
@@ -413,6 +379,6 @@ def _tone(state: str) -> str:
     return "good" if state == "COMPLETED" else "bad" if state in _BAD else "wait" if state != "RUNNING" else ""
 
 
-def _value(metrics: Mapping[str, Any], name: str) -> str:
+def metric_text(metrics: Mapping[str, Any], name: str) -> str:
     value = metrics.get(name)
     return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)[:40]

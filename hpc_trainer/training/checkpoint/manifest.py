@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
-from hpc_trainer.training.checkpoint.shards import Box, find_fault
 from hpc_trainer.training.checkpoint.tensor_files import FileRecord
-from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, pack, pack_sharded
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, Box, find_fault, pack, pack_sharded
 
 NAME = "manifest.json"
 STATE_FILE = "state.safetensors"

@@ -27,10 +27,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from hpc_trainer.errors import CorruptCheckpointError
-from hpc_trainer.record.files import check_trusted
+from hpc_trainer.record.reading import check_trusted
 from hpc_trainer.runtime.tensors import is_sharded, local_tensor
-from hpc_trainer.training.checkpoint.shards import Box, local_box, runs
-from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, Box, local_box, runs
 
 # The checksum of a piece is computed while it is in the processor's cache; then the piece is written.
 _PIECE_BYTES = 1 << 22

@@ -21,12 +21,12 @@ import torch
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record import checkpoint_folders as folders
-from hpc_trainer.record.files import fsync_folder
-from hpc_trainer.record.shared_folder import is_there, make_folder_once, rename
+from hpc_trainer.record.checkpoint_folders import Retention
+from hpc_trainer.record.files import fsync_folder, make_folder_once, rename
+from hpc_trainer.record.reading import is_there
 from hpc_trainer.runtime.disk_room import QuotaWatch, free_room
 from hpc_trainer.runtime.rank_group import Mail, RankGroup, attempt, on_each_rank, on_rank_zero, raise_any
 from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, RankParts, merge_pieces, parts_of_rank, shard_file
-from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE, FileRecord, write_bytes, write_tensors
 
 # Alignment of each tensor in the buffer, in bytes: a cache line, and wide enough for every element type.

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.parts import blocks
 from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.parallel.mesh import Mesh
 

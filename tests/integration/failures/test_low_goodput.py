@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.journal import Journal, read_failure
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import append_spent, spent_so_far
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import DONE, RunState
-from hpc_trainer.record.worker_files import read_failure
 from tests import warm
 from tests.unit.record.builders import make_spec
 from tests.unit.record.sweeps import SweepOnDisk

@@ -96,7 +96,9 @@ def test_a_python_that_is_not_there_is_named(local: LocalDriver) -> None:
     assert "the node has no file /no/such/python" in page
 
 
-@pytest.mark.parametrize("verb", ["train", "find-lr", "verify resume"])
+@pytest.mark.parametrize(
+    "verb", ["train", *(pytest.param(verb, marks=pytest.mark.long) for verb in ("find-lr", "verify resume"))]
+)
 def test_a_site_that_does_not_exist_is_refused(local: LocalDriver, verb: str) -> None:
     done = local.run(*verb.split(), "experiment=digits", "train.num_steps=20", "cluster=doesnotexist", check=False)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -104,7 +106,9 @@ def test_a_site_that_does_not_exist_is_refused(local: LocalDriver, verb: str) ->
     assert "Valid: local, slurm, testbed." in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["train", "find-lr", "verify resume"])
+@pytest.mark.parametrize(
+    "verb", ["train", *(pytest.param(verb, marks=pytest.mark.long) for verb in ("find-lr", "verify resume"))]
+)
 def test_what_runs_here_is_not_handed_to_slurm(local: LocalDriver, verb: str) -> None:
     done = local.run(*verb.split(), "experiment=digits", "train.num_steps=20", "cluster.executor=slurm", check=False)
     assert done.returncode == 2, done.stdout + done.stderr

@@ -121,7 +121,13 @@ def test_failing_rank_ends_the_run_and_shows_its_error(local: LocalDriver) -> No
 MADE_SMALL = {each.name: (*each.small, "train.compile=false") for each in EXPERIMENTS.values()}
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=() if path.stem == "gpt_bytes" else pytest.mark.long)
+        for path in sorted((CONF / "experiment").glob("*.yaml"))
+    ],
+)
 def test_every_shipped_experiment_runs(local: LocalDriver, name: str) -> None:
     done = local.train(f"experiment={name}", "debug=smoke", *MADE_SMALL.get(name, ()))
     assert (done["state"], done["step"]) == ("COMPLETED", 4)
@@ -137,12 +143,14 @@ def test_models_train_on_larger_images(local: LocalDriver, model: str) -> None:
     assert done["state"] == "COMPLETED"
 
 
+@pytest.mark.long
 def test_tensorboard_events_are_written(local: LocalDriver) -> None:
     pytest.importorskip("tensorboard")
     local.train("experiment=digits", "debug=smoke", "tracker=tensorboard", "sweep_name=tracked")
     assert list(local.run_folder("tracked").glob("tensorboard/events*"))
 
 
+@pytest.mark.long
 def test_cancel_while_the_run_starts(local: LocalDriver) -> None:
     """The ranks are not there yet to be signalled: they find the marker."""
     words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "train.num_steps=100000",
@@ -163,6 +171,7 @@ def _queue_lives(local: LocalDriver, sweep: str) -> bool:
     return any(wanted <= set(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_stop_before_the_ranks_have_met(local: LocalDriver) -> None:
     """Rank 1 never comes: rank 0 must still hear the signal, record it and leave."""
@@ -190,6 +199,7 @@ def test_stop_before_the_ranks_have_met(local: LocalDriver) -> None:
     assert (end["state"], end["cause"], end["saved_step"]) == ("PREEMPTED", "stopped", None)
 
 
+@pytest.mark.long
 def test_run_outlives_its_queue_and_is_not_started_twice(local: LocalDriver) -> None:
     words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "train.num_steps=4000",
              "monitor.heartbeat_every_s=0", "sweep_name=orphan")  # fmt: skip
@@ -205,6 +215,7 @@ def test_run_outlives_its_queue_and_is_not_started_twice(local: LocalDriver) -> 
     assert len(local.events("orphan", "start")) == 1
 
 
+@pytest.mark.long
 def test_code_that_exits_is_no_success(local: LocalDriver) -> None:
     (local.folder / "leaves.py").write_text("import sys\ndef build(split, **options):\n    sys.exit(0)\n")
     words = (*TINY, "data=custom", "data._target_=leaves.build", "sweep_name=leaves", "--trust", "leaves")
@@ -214,6 +225,7 @@ def test_code_that_exits_is_no_success(local: LocalDriver) -> None:
     assert local.json("submit", *words)["submitted"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_the_demo_reaches_its_accuracy_and_says_that_all_is_done(local: LocalDriver) -> None:
     makefile = (CONF.parent / "Makefile").read_text()
@@ -231,6 +243,7 @@ def test_the_demo_reaches_its_accuracy_and_says_that_all_is_done(local: LocalDri
     assert len(local.json("results", "demo", "--sort", "eval_loss")) == 4
 
 
+@pytest.mark.long
 def test_worker_that_cannot_start_is_failed_with_its_words(local: LocalDriver) -> None:
     """A log folder that is a file: nothing can be journalled by the worker itself."""
     (planned,) = local.json("plan", *TINY, "sweep_name=blocked")["runs"]

@@ -87,9 +87,9 @@ def test_ours_and_the_apps_words_never_meet(app: LocalDriver) -> None:
     ("words", "told"),
     [
         (("model=lime",), "Could not find 'model/lime'"),
-        (("model.degre=3",), "Did you mean model.degree?"),
-        (("modl=cubic",), "Did you mean model?"),
-        (("lr=(1",), "Error parsing override 'lr=(1'"),
+        pytest.param(("model.degre=3",), "Did you mean model.degree?", marks=pytest.mark.long),
+        pytest.param(("modl=cubic",), "Did you mean model?", marks=pytest.mark.long),
+        pytest.param(("lr=(1",), "Error parsing override 'lr=(1'", marks=pytest.mark.long),
         (("lr=1", "--wait"), "--wait stands after --app train.py, where all is the app's"),
     ],
 )
@@ -103,6 +103,7 @@ def test_what_does_not_compose_is_said_at_plan_time(app: LocalDriver, words: tup
     assert not (app.folder / "runs").exists()
 
 
+@pytest.mark.long
 def test_an_app_that_is_set_up_for_another_sweeper_is_a_plain_grid_here(app: LocalDriver) -> None:
     config = app.folder / "hydra_app_conf" / "config.yaml"
     text = config.read_text().replace("  - _self_\n", "  - override hydra/sweeper: optuna\n  - _self_\n")
@@ -139,6 +140,7 @@ def test_the_launcher_returns_at_once_and_skips_what_is_done(app: LocalDriver) -
     assert json.loads(app.run("submit", "--json", *OURS, *by_app).stdout)["already"] == 2
 
 
+@pytest.mark.long
 def test_a_failing_task_is_told_by_the_launcher_that_waits(app: LocalDriver) -> None:
     done = _multirun(app, "model=line", "lr=none", *QUICK, "hydra.launcher.wait=true", check=False)
     assert done.returncode == 1
@@ -181,6 +183,7 @@ print([each.return_value for each in found])
 """
 
 
+@pytest.mark.long
 def test_a_task_that_no_command_starts_is_pickled_for_its_owner_alone(app: LocalDriver) -> None:
     (app.folder / "book.py").write_text(_NOTEBOOK)
     argv = [sys.executable, "book.py"]
@@ -209,6 +212,7 @@ def test_a_task_that_no_command_starts_is_pickled_for_its_owner_alone(app: Local
     assert "the task of" not in done.stdout
 
 
+@pytest.mark.long
 def test_the_plugin_costs_a_hydra_program_nothing() -> None:
     """Hydra imports it at the start of each of its programs."""
     code = (

@@ -66,7 +66,7 @@ if not saved.exists():
 """
 
 
-@pytest.mark.parametrize("snapshot", ["git", "off"])
+@pytest.mark.parametrize("snapshot", ["git", pytest.param("off", marks=pytest.mark.long)])
 def test_runs_in_folders_of_their_own_that_go_on(local: LocalDriver, snapshot: str) -> None:
     (local.folder / "write.py").write_text(_WRITES_WHERE_IT_STANDS)
     (local.folder / "lab.py").write_text("NAME = 'lab'")
@@ -116,6 +116,7 @@ def test_a_failing_rank_ends_the_others_and_is_told_with_its_last_lines(local: L
     assert "  the reason" in told["evidence"]
 
 
+@pytest.mark.long
 def test_ranks_know_their_place_and_torchrun_starts_its_own(local: LocalDriver) -> None:
     words = take("argparse_ddp", "after.py", local.folder, 20)
     command = words[words.index("--command") + 1]
@@ -168,6 +169,7 @@ def test_the_page_says_how_many_lines_change() -> None:
         assert re.search(rf"{point.title}: {changed_lines(name)}\b", page)
 
 
+@pytest.mark.long
 def test_nothing_of_a_cancelled_program_is_left(local: LocalDriver) -> None:
     """It starts a child that does not hear, and does not hear itself."""
     script = "trap '' TERM; (trap '' TERM; sleep 987 & echo child $!; wait); sleep 987"
@@ -201,6 +203,7 @@ def test_log_says_what_it_takes(local: LocalDriver, words: list[str]) -> None:
     assert (done.returncode, "hpc-trainer log step=10 loss=0.3" in done.stderr) == (2, True)
 
 
+@pytest.mark.long
 def test_what_a_shell_script_told_last_is_known_when_it_has_failed(local: LocalDriver) -> None:
     script = f"{sys.executable} -m hpc_trainer log step=5 num_steps=9 loss=0.5; exit 3"
     local.run("train", "--command", f"sh -c '{script}'", "sweep_name=shell", check=False)  # ends before a heartbeat

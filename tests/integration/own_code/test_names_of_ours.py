@@ -47,6 +47,7 @@ def _stands(local: LocalDriver, sweep: str) -> dict[str, tuple[Any, ...]]:
     return stands
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [0, *(pytest.param(number, marks=pytest.mark.long) for number in range(1, 8))])
 @pytest.mark.parametrize("folder", ["run", pytest.param("null", marks=pytest.mark.long)])
 def test_a_program_that_takes_every_name_of_ours_changes_nothing(local: LocalDriver, more: int, folder: str) -> None:

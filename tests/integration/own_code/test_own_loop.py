@@ -152,7 +152,7 @@ def main(config, run):
             "LoopError: ends.main returned at step 5 of 9, neither finished nor stopped",
         ),
         ("exits", "cpu_x1", "SystemExit: 0"),
-        ("raises", "cpu_x2", "RuntimeError: the cluster's coffee is out"),
+        pytest.param("raises", "cpu_x2", "RuntimeError: the cluster's coffee is out", marks=pytest.mark.long),
         (
             "differ",
             "cpu_x2",

@@ -79,6 +79,7 @@ def _result(folder: Path) -> tuple[bytes, list[tuple[str, ...]]]:
     return state, [tuple(repr(line.get(key)) for key in keys) for line in lines]
 
 
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_stop_changes_no_bit_with_any_number_of_loader_processes(played: Path, source: str) -> None:
@@ -91,6 +92,7 @@ def test_a_stop_changes_no_bit_with_any_number_of_loader_processes(played: Path,
         assert _result(folder) == whole
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_what_was_done_about_files_is_told(played: Path, root: Path) -> None:
     said = "".join(path.read_text() for path in sorted(played.glob("output-first-*.txt")))

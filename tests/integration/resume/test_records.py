@@ -46,6 +46,7 @@ def _words(source: str, folder: Path) -> Iterator[str]:
         yield f"data.path={test_hf_dataset.save(folder / 'a')}"
 
 
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("source", "loading"),

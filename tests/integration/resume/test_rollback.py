@@ -21,7 +21,6 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import read_lines
 from hpc_trainer.runtime.pace import SaveTimer
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
@@ -30,7 +29,7 @@ from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.verify.probe import Probe, ProbedRun
 from hpc_trainer.verify.resume import Trace, first_difference, other_files, other_metrics, read_trace
-from hpc_trainer.worker.attempt import run_main
+from hpc_trainer.worker.attempt import process_group, run_main
 from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, overrides
 from tests.journals import journal_records
@@ -139,10 +138,10 @@ def test_the_data_moves_on_and_the_metrics_go_back(undisturbed: tuple[Path, Trac
 @pytest.mark.parametrize(
     ("ends", "starts"),
     [
-        ([(12, True)], [0, 10]),
-        ([(12, False)], [0, 13]),
-        ([(15, True)], [0, 10]),
-        ([(15, False)], [0, 11]),
+        pytest.param([(12, True)], [0, 10], marks=pytest.mark.long),
+        pytest.param([(12, False)], [0, 13], marks=pytest.mark.long),
+        pytest.param([(15, True)], [0, 10], marks=pytest.mark.long),
+        pytest.param([(15, False)], [0, 11], marks=pytest.mark.long),
         ([(12, False), (2, False), (1, True)], [0, 13, 13, 10]),
     ],
     ids=["killed-before-the-look", "stopped-before-the-look", "killed-after", "stopped-after", "all"],

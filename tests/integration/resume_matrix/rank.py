@@ -27,7 +27,6 @@ from hpc_trainer.features.memory.search import Trials
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.pace import SaveTimer
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
@@ -36,7 +35,7 @@ from hpc_trainer.training.context import Outcome, Restored
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.verify.probe import Probe, ProbedRun
 from hpc_trainer.verify.resume import read_trace
-from hpc_trainer.worker.attempt import run_main
+from hpc_trainer.worker.attempt import process_group, run_main
 from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, EVAL_EVERY_STEPS, NUM_STEPS, POINTS, overrides
 

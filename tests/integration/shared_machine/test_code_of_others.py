@@ -56,7 +56,9 @@ SHOW = "import json, pathlib, sys; print('path', sys.path); import own; print('o
 
 
 @pytest.mark.parametrize("release", ["", "(3, 10)"])
-@pytest.mark.parametrize("python_path", ["", ":/nowhere", "."])
+@pytest.mark.parametrize(
+    "python_path", ["", *(pytest.param(path, marks=pytest.mark.long) for path in (":/nowhere", "."))]
+)
 def test_the_current_folder_comes_last_on_every_python(shared: SharedFolder, release: str, python_path: str) -> None:
     shared.set_traps()
     (shared.folder / "own.py").touch()

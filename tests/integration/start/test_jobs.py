@@ -13,8 +13,10 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from hpc_trainer.cli.main import app
 from hpc_trainer.errors import ConfigError
@@ -50,6 +52,7 @@ def test_quickstart_trains_and_shows_results(tmp_path: Path) -> None:
     assert "Best eval_accuracy" in printed
 
 
+@pytest.mark.long
 def test_byte_gpt_reads_the_file_that_is_named(tmp_path: Path) -> None:
     text = tmp_path / "a text, with spaces.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
@@ -61,6 +64,7 @@ def test_byte_gpt_reads_the_file_that_is_named(tmp_path: Path) -> None:
     assert str(text) in specs.read_text()
 
 
+@pytest.mark.long
 def test_own_loop_goes_on_and_takes_values_of_its_own(tmp_path: Path) -> None:
     words = ("train.num_steps=30", "params.width=16", "checkpoint.every_steps=10")
     assert "COMPLETED at step 30/30" in _run_job("own_loop.sh", *words, folder=tmp_path)
@@ -69,6 +73,7 @@ def test_own_loop_goes_on_and_takes_values_of_its_own(tmp_path: Path) -> None:
     assert '"params": {"width": 16}' in specs.read_text()
 
 
+@pytest.mark.long
 def test_any_program_runs_as_it_is(tmp_path: Path) -> None:
     printed = _run_job("any_program.sh", folder=tmp_path)
     assert "2 COMPLETED" in printed
@@ -76,6 +81,7 @@ def test_any_program_runs_as_it_is(tmp_path: Path) -> None:
     assert [each["metrics"]["error"] < 1e-3 for each in results] == [True, True]
 
 
+@pytest.mark.long
 def test_a_hydra_app_runs_as_it_is(tmp_path: Path) -> None:
     assert "4 COMPLETED" in _run_job("hydra_app.sh", folder=tmp_path)
     results = [json.loads(each.read_text()) for each in (tmp_path / "runs").glob("hydra_app/*/result.json")]
@@ -100,6 +106,27 @@ class Command:
     next_line: str
 
 
+def _aims() -> Iterator[list[str]]:
+    """The words behind `hpc-trainer` of each line of docs/i_want_to.md."""
+    for line in (ROOT / "docs" / "i_want_to.md").read_text().splitlines():
+        if line.startswith("| ") and not line.startswith("| I want to"):
+            aim = re.fullmatch(r"\| [^|`]+ \| `hpc-trainer ([^`]+)` \| \[[^]]+\]\([^)]+\) \|", line)
+            assert aim is not None, line
+            yield shlex.split(aim[1])
+
+
+def test_each_aim_has_a_command_whose_options_exist() -> None:
+    aims = [*_aims()]
+    assert len(aims) > 40
+    for words in aims:
+        command: Any = typer.main.get_command(app)
+        left = [*words]
+        while hasattr(command, "commands"):
+            command = command.commands[left.pop(0)]
+            assert not command.hidden, words
+        command.make_context("hpc-trainer", left).close()
+
+
 def _blocks(page: Path) -> Iterator[str]:
     """The indented blocks of a page, without their indent."""
     for found in re.finditer(r"(?:^    .*\n(?:[ \t]*\n)*)+", page.read_text(), flags=re.MULTILINE):
@@ -115,6 +142,9 @@ def _commands() -> Iterator[Command]:
                 is_ours = re.match(r"hpc-trainer (plan|train|submit) ", command)
                 if is_ours and not _PLACEHOLDER.search(command):
                     yield Command(page, shlex.split(command)[2:], next_line)
+    for words in _aims():
+        if words[0] in ("plan", "train", "submit") and not {"--app", "--command"} & {*words}:
+            yield Command(ROOT / "docs" / "i_want_to.md", words[1:], "")
 
 
 def _write_files_of(page: Path, folder: Path) -> None:
@@ -206,6 +236,7 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.long
 def test_custom_model_and_data_of_the_page_train(tmp_path: Path) -> None:
     page = ROOT / "docs" / "own_model_and_data.md"
     _write_files_of(page, tmp_path)
@@ -218,6 +249,7 @@ def test_custom_model_and_data_of_the_page_train(tmp_path: Path) -> None:
     assert "COMPLETED at step 200/200" in done.stdout, (done.stdout, done.stderr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["own", "sgd"])
 def test_loops_of_the_page_train(name: str, tmp_path: Path) -> None:
     page = ROOT / "docs" / "own_loop.md"

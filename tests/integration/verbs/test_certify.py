@@ -160,6 +160,7 @@ def test_every_shipped_experiment_is_identical(local: LocalDriver, words: tuple[
     assert (code, said["is_identical"]) == (0, True), said
 
 
+@pytest.mark.long
 def test_a_counter_that_no_checkpoint_holds(local: LocalDriver) -> None:
     code, said = _theirs(local, net="counter")
     (resumed,) = said["resumed_steps"]
@@ -192,6 +193,7 @@ def test_a_loop_that_never_saves_shows_nothing(local: LocalDriver) -> None:
     assert "run.should_save" in said["failed"]
 
 
+@pytest.mark.long
 def test_a_computation_that_is_not_the_same_twice(local: LocalDriver) -> None:
     code, said = _theirs(local, net="noise")
     assert (code, said["between"], said["first"]["step"]) == (1, "two undisturbed runs", 1), said
@@ -278,6 +280,7 @@ def test_a_run_that_takes_too_long_does_not_train_on(short_lived: LocalDriver) -
     assert _folder(short_lived).is_dir()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
 )

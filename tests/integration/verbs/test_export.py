@@ -51,6 +51,7 @@ def _load(told: dict[str, Any]) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize(
     "shared",
@@ -115,16 +116,16 @@ def test_what_cannot_be_exported_leaves_nothing_behind(local: LocalDriver) -> No
     taken.mkdir()
     code, said = refused("-o", "taken")
     assert (code, list(taken.iterdir())) == (2, [])
-    assert said == "taken is there already, and is left as it is. Name another folder: --output FOLDER."
+    assert said == "taken exists, and is not overwritten. Name another folder: --output FOLDER."
     code, said = refused("--best")
     assert code == 2
     assert "--best takes the checkpoint that checkpoint.keep_best=METRIC keeps" in said
     code, said = refused("--to", "onx")
     assert (code, said[:50]) == (2, "--to onx: there is no such format. Did you mean onnx?"[:50])
     code, said = refused("--step", "7")
-    assert (code, said) == (2, "--step 7: there is no such checkpoint. There are: 6, 12.")
+    assert (code, said) == (2, "--step 7: there is no such checkpoint. Steps: 6, 12.")
     code, said = refused("--object", "net")
-    assert (code, said) == (1, "the checkpoint holds no module 'net'. Modules in it: model. Use --object NAME.")
+    assert (code, said) == (1, "the checkpoint has no module 'net'. It has: model. Use --object NAME.")
     weights = local.run_folder("damaged") / "checkpoints/step-00000012/state.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -187,6 +188,7 @@ class Talkative(Net):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "to"), [("Net", "safetensors"), pytest.param("Talkative", "torch", marks=pytest.mark.long)]
 )

@@ -29,6 +29,7 @@ def _said(done: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
     return done["metrics"], done["notes"]
 
 
+@pytest.mark.long
 def test_new_pictures_are_made_into_inputs_as_in_the_run(local: LocalDriver) -> None:
     """For sizes other than 224, with the mean and std of the run's statistics.json."""
     write_tiles(local.folder / "old", FEW, 40, 30)

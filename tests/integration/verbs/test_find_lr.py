@@ -40,6 +40,7 @@ def test_a_rate_is_found_and_the_same_one_again(local: LocalDriver, monkeypatch:
     assert [run["state"] for run in planned["runs"]] == ["NEW"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
 )
@@ -61,6 +62,7 @@ def test_an_interrupted_command_leaves_nothing(
     assert (command.returncode, list(places.glob("hpc-trainer*"))) == (code, []), out + err
 
 
+@pytest.mark.long
 def test_its_compile_cache_is_removed(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the loss diverges before the last rate too. torch compiles nothing here: the folder is made still."""
     places = local.folder / "tmp"

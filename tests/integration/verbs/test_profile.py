@@ -16,6 +16,7 @@ WORDS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_a_live_run_is_watched_on_both_ranks_and_goes_on(local: LocalDriver) -> None:
     local.run("submit", *WORDS)

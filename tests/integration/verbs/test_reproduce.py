@@ -126,6 +126,7 @@ with open(os.environ["HPC_TRAINER_METRICS"], "a") as file:
 """
 
 
+@pytest.mark.long
 def test_a_program_is_compared_by_what_it_tells_and_what_is_lost_is_refused(local: LocalDriver) -> None:
     script = local.folder / "program.py"
     script.write_text(PROGRAM.replace("SCALE", "3.0"))

@@ -17,6 +17,7 @@ TINY = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("kind", "batches"), [("weak", [64, 128]), pytest.param("strong", [64, 64], marks=pytest.mark.long)]

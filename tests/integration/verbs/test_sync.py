@@ -76,6 +76,7 @@ def test_a_training_that_was_killed_is_one_run_with_each_step_once(local: LocalD
     assert "COMPLETED" in local.run("sync", "ours").stdout
 
 
+@pytest.mark.long
 def test_metrics_of_a_program_are_synced_too(local: LocalDriver) -> None:
     tell = 'for i in 1 2 3; do echo "{\\"step\\": $i, \\"loss\\": 0.$i}" >> "$HPC_TRAINER_METRICS"; done'
     (local.folder / "tell.sh").write_text(tell)

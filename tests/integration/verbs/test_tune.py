@@ -117,6 +117,7 @@ HEALTHY = {
 
 LONG = (
     "cnn", "gpt", "two ranks", "fsdp", "bf16", "accumulated, with loaders", "killed", "many runs of a moment",
+    "mlp", "preempted", "on Slurm", "a line each step", "asks for much", "a slow rank", "a save each step, in the way",
 )  # fmt: skip
 
 

@@ -247,9 +247,8 @@ class Campaign(Soak):
         """What `status` shows in the end, when no client may be late any more."""
         deadline = time.monotonic() + self.slurm.cache_age_s + 10
         while True:
-            shown = {
-                run.folder: str(scene.driver.status("scene")[run.folder.name]["state"]) for scene, run in self.runs()
-            }
+            rows = {scene.folder: scene.driver.status("scene") for scene in self.scenes}
+            shown = {run.folder: str(rows[scene.folder][run.folder.name]["state"]) for scene, run in self.runs()}
             if all(state == self._wanted(folder) for folder, state in shown.items()) or time.monotonic() > deadline:
                 return shown
             time.sleep(2)

@@ -234,7 +234,6 @@ def play(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's commands, and the start of a local queue, are played from now on."""
     played = types.SimpleNamespace(run=bed.slurm.run, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr("hpc_trainer.slurm.commands.subprocess", played)
-    monkeypatch.setattr("hpc_trainer.slurm.sbatch.subprocess", played)
     monkeypatch.setattr("hpc_trainer.launch.submit._start_queue", lambda *_: types.SimpleNamespace(pid=os.getpid()))
     slept: list[float] = []  # a clock that stands still would make a wait for a young intent endless
     clock = types.SimpleNamespace(time=lambda: 4e9 + sum(slept), sleep=slept.append)

@@ -17,7 +17,7 @@ from hpc_trainer.cli.common import (
     short_number,
 )  # fmt: skip
 from hpc_trainer.cli.given import resolve_runs_dir
-from hpc_trainer.cli.status_table import speed_words
+from hpc_trainer.cli.run_verbs import speed_words
 from hpc_trainer.record.states import RunState
 
 

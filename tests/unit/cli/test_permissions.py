@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.main import main
-from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.files import own_name, set_umask, write_atomic
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import set_umask
 from hpc_trainer.record.processes import submit_lock
-from hpc_trainer.record.shared_folder import own_name
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 Submit = Callable[..., tuple[int, str]]
@@ -175,7 +173,7 @@ def test_bytecode_is_as_readable_as_its_code(tmp_path: Path, folder: int, file: 
     (tmp_path / "code" / "my_module.py").write_text("x = 1\n")
     (tmp_path / "code" / "my_module.py").chmod(file)
     look = (
-        "from hpc_trainer.record.modes import set_umask; set_umask(False); set_umask(True); set_umask(False)\n"
+        "from hpc_trainer.record.files import set_umask; set_umask(False); set_umask(True); set_umask(False)\n"
         f"import sys; sys.path.insert(0, {str(tmp_path / 'code')!r}); import my_module\n"
     )
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -200,7 +198,7 @@ def _look_as_another_user(tmp_path: Path) -> None:
     look = (
         "import os, sys; from pathlib import Path\n"
         "from hpc_trainer.errors import ConfigError\n"
-        "from hpc_trainer.launch.frozen_code.code_files import Rules, files_below\n"
+        "from hpc_trainer.launch.frozen_code.snapshot import Rules, files_below\n"
         f"os.setgroups([]); os.setgid({ANOTHER_USER}); os.setuid({ANOTHER_USER})\n"
         "try:\n    print(list(files_below(Path(sys.argv[1]), 'lab', Rules())))\n"
         "except ConfigError as error:\n    print(error)\n"

@@ -18,7 +18,7 @@ from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import keep_allocations
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
-from hpc_trainer.slurm.accounting import Allocation
+from hpc_trainer.slurm.queue import Allocation
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm

@@ -14,11 +14,10 @@ from hpc_trainer.cli.show_verbs import run_show
 from hpc_trainer.cli.verbs.report import run_report
 from hpc_trainer.cli.verbs.why import run_why
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.results import metrics_now
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.record.status import read_status
+from hpc_trainer.record.status import metrics_now, read_status
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli.common import print_table
-from hpc_trainer.cli.fit_table import cut, fit_table
+from hpc_trainer.cli.common import cut, fit_table, print_table
 from hpc_trainer.cli.run_verbs import run_results, run_status, status_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status

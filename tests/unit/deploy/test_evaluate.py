@@ -10,9 +10,9 @@ import pytest
 
 from hpc_trainer.deploy import evaluate as ask_model
 from hpc_trainer.deploy.evaluate import Target, evaluate, predict
+from hpc_trainer.deploy.exported import CARD, CONFIG
 from hpc_trainer.deploy.request import Which
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.record.exported import CARD, CONFIG
 from hpc_trainer.record.files import sha256_of
 
 
@@ -52,7 +52,7 @@ def test_a_damaged_card_is_told(folder: Path) -> None:
     card = json.loads((folder / CARD).read_text())
     (folder / CARD).write_text(json.dumps({**card, "preprocessing": made}))
     target = Target(name=str(folder), runs_dir=folder, overrides=["data=image_folder", f"data.path={folder}"])
-    with pytest.raises(RunStateError, match=r"card\.json does not say how inputs are made: .*num_channels='three'"):
+    with pytest.raises(RunStateError, match=r"does not say how raw data become inputs: .*num_channels='three'"):
         evaluate(target)
 
 
@@ -61,18 +61,18 @@ def test_where_predictions_go_is_looked_at_first(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"lines of JSON .* Use said\.jsonl"):
         predict(target, Path("said.csv"))
     (folder / "said.npz").touch()
-    with pytest.raises(ConfigError, match="is there already, and is left as it is"):
+    with pytest.raises(ConfigError, match="exists, and is not overwritten"):
         predict(target, folder / "said.npz")
     with pytest.raises(ConfigError, match="there is no folder"):
         predict(target, folder / "nowhere" / "said.npz")
 
 
 def test_what_is_no_target_is_said(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="is an export, of one checkpoint"):
+    with pytest.raises(ConfigError, match="is an export of one checkpoint"):
         evaluate(Target(name=str(folder), runs_dir=folder, which=Which(best=True)))
     with pytest.raises(RunStateError, match=r"card\.json: no such file"):
         evaluate(Target(name=str(folder.parent), runs_dir=folder))
-    with pytest.raises(RunStateError, match=r"no run is named 'nosuch'.*No export stands in /.*/nosuch either\."):
+    with pytest.raises(RunStateError, match=r"no run is named 'nosuch'.*There is no export in /.*/nosuch either\."):
         evaluate(Target(name="nosuch", runs_dir=folder))
     (folder / CONFIG).write_text("model: [")
     with pytest.raises(RunStateError, match=r"config\.yaml cannot be read"):

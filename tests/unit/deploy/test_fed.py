@@ -25,7 +25,7 @@ from hpc_trainer.deploy import evaluate as ask_model
 from hpc_trainer.deploy import evaluate_torch as torch_side
 from hpc_trainer.deploy.evaluate import Target, predict
 from hpc_trainer.deploy.export_torch import export
-from hpc_trainer.deploy.fed import fed_to_run, new_data
+from hpc_trainer.deploy.request import facts_of_run, new_data
 from hpc_trainer.errors import ConfigError, DataError
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -95,7 +95,7 @@ def serve(folder: Path, words: list[str], forget: Callable[[dict[str, Any]], Any
     asked = {
         "checkpoints": str(paths.checkpoints), "run_id": "mlp-1", "step": 3, "name": "model", "over": None,
         "is_model": True, "folder": str(out), "to": "safetensors", "quantize": None, "prune": None, "measure": True,
-        "tolerance": None, "title": "mlp-1, step 3", **new_data(config, fed_to_run(paths, config, 3)).asked(),
+        "tolerance": None, "title": "mlp-1, step 3", **new_data(config, facts_of_run(paths, config, 3)).request(),
     }  # fmt: skip
     card = export(json.loads(json.dumps(asked)))["card"]
     (out / "config.yaml").write_text(yaml.safe_dump(to_plain(config)))
@@ -431,8 +431,8 @@ def test_a_run_and_an_export_of_before_know_mean_and_std_by_their_facts(tmp_path
     (served.folder / "card.json").write_text(json.dumps({**served.card, "preprocessing": None}))
     said, notes = served.outputs(["data=image_folder", f"data.path={new}"])
     assert notes == [
-        "An older version wrote this and did not record the model's mean and std, so data=image_folder is taken as its "
-        "own files and keys say. Give them: data.mean, data.std."
+        "An older version did not record the model's mean and std, so data=image_folder is used as its own files and "
+        "keys say. Set data.mean and data.std."
     ]
     (served.folder / "card.json").write_text(json.dumps({**served.card, "preprocessing": None}))
     _, notes = served.outputs([])
@@ -451,12 +451,13 @@ def test_a_table_of_before_is_scaled_by_the_runs_own_rows(tmp_path: Path) -> Non
     words = [f"data.path={tmp_path / 'new.csv'}", f"data.eval_path={tmp_path / 'new.csv'}"]
     said, notes = served.outputs(words)
     assert notes == [
-        f"The model's scaling is not recorded: it is taken from data.path={tmp_path / 'old.csv'} as that is now."
+        "The scaling of the model's inputs is not recorded: it is taken from "
+        f"data.path={tmp_path / 'old.csv'} as that file is now."
     ]
     (tmp_path / "old.csv").unlink()
     unscaled, notes = served.outputs(words)
     assert notes[0].startswith(
-        "The model's scaling is not recorded, and its own table cannot be read, so new rows scale"
+        "The scaling of the model's inputs is not recorded, and its own table cannot be read, so the new rows are"
     )
     assert unscaled["probabilities"] != pytest.approx(said["probabilities"], abs=1e-3)
     (tmp_path / "old.csv").write_text((tmp_path / "again.csv").read_text())

@@ -11,6 +11,9 @@ from torch import nn
 
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.config.schema.model import GptConfig, MlpConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.deploy.export_torch import SAME, TOLERANCES, compare
+from hpc_trainer.deploy.exported import FORMATS
 from hpc_trainer.deploy.graphs import (
     IN_THE_FILE,
     open_file,
@@ -20,13 +23,11 @@ from hpc_trainer.deploy.graphs import (
     write_onnx,
     write_program,
 )
-from hpc_trainer.deploy.measure import QUANTIZED, SAME, compare
-from hpc_trainer.deploy.trained import write_weights
+from hpc_trainer.deploy.trained import quantization_of, write_weights
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.qat.qat import begin_rounding
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
-from hpc_trainer.record.exported import FORMATS
 
 
 def _mlp() -> nn.Module:
@@ -61,7 +62,7 @@ def test_a_file_gives_the_models_answers(tmp_path: Path, plain_onnx: bytes, to: 
     inputs = torch.randn(33, 1, 8, 8)
     count = None
     if quantize is not None and quantize not in IN_THE_FILE.get(to, ()):
-        count = quantize_model(model, quantize, QatConfig())
+        count = quantize_model(model, quantize)
     if to == "onnx" and count is None:  # the file before anybody quantizes it: written once, as it takes seconds
         path = tmp_path / FORMATS[to].file
         path.write_bytes(plain_onnx)
@@ -82,7 +83,7 @@ def test_a_file_gives_the_models_answers(tmp_path: Path, plain_onnx: bytes, to: 
         assert sorted(tmp_path.iterdir()) == [path]
         file = open_file(path, to, quantize, _mlp)
     assert count == 64 * 64 + 64 * 64 + 64 * 10
-    far = compare(file, original, inputs, QUANTIZED[quantize], to)["max_abs_difference"]
+    far = compare(file, original, inputs, TOLERANCES[quantize], to)["max_abs_difference"]
     assert far > same["max_abs_difference"], "numbers of fewer bits are others"
 
 
@@ -133,20 +134,20 @@ def test_an_operation_that_onnx_has_not_is_named(tmp_path: Path) -> None:
 
 def test_nothing_to_quantize() -> None:
     with pytest.raises(ConfigError, match=r"Sequential has no linear layer, .* Use --to onnx --quantize dynamic_int8"):
-        quantize_model(nn.Sequential(nn.Conv2d(1, 2, 3)), "int8", QatConfig())
+        quantize_model(nn.Sequential(nn.Conv2d(1, 2, 3)), "int8")
 
 
 def test_other_answers_are_refused() -> None:
     model, inputs = _mlp(), torch.randn(5, 1, 8, 8)
-    with pytest.raises(ConfigError, match=re.escape("differs from the model by up to 0.01 on 5 validation samples")):
+    with pytest.raises(ConfigError, match=re.escape("differ from the model's by up to 0.01 on 5 validation samples")):
         compare(lambda batch: model(batch) + 0.01, model, inputs, SAME, "--to onnx")
-    with pytest.raises(ConfigError, match="differs from the model by up to inf"):
+    with pytest.raises(ConfigError, match="differ from the model's by up to inf"):
         compare(lambda batch: model(batch) * float("nan"), model, inputs, SAME, "--to onnx")
-    with pytest.raises(ConfigError, match="not all finite"):
+    with pytest.raises(ConfigError, match="are not finite"):
         compare(model, lambda batch: model(batch) * float("nan"), inputs, SAME, "--to onnx")
-    with pytest.raises(ConfigError, match="outputs of another shape"):
+    with pytest.raises(ConfigError, match="outputs have another shape"):
         compare(lambda batch: model(batch)[:1], model, inputs, SAME, "--to onnx")
-    with pytest.raises(ConfigError, match="or allow more by --tolerance"):
+    with pytest.raises(ConfigError, match="or a larger --tolerance"):
         compare(lambda batch: -model(batch), model, inputs, 0.1, "--to onnx --quantize int8")
     told = compare(lambda batch: model(batch) + 0.01, model, inputs, 0.5, "--to onnx")
     assert told["max_abs_difference"] == pytest.approx(0.01, rel=1e-4)
@@ -157,12 +158,13 @@ def test_a_run_that_rounded_gets_the_numbers_that_it_rounded_to(kind: str) -> No
     trained, plain = _mlp(), _mlp()
     qat = QatConfig(to=QatTo[kind], exclude=["layers.1"])
     begin_rounding(trained, qat, ["layers.4", "layers.7"])
+    how = quantization_of(TrainConfig(qat=qat), plain, kind)
     assert [name for name, each in plain.named_modules() if isinstance(each, nn.Linear)] == [
         "layers.1",
         "layers.4",
         "layers.7",
     ]
-    assert quantize_model(plain, kind, qat) == 64 * 64 + 64 * 10, "layers.1 was left out in training"
+    assert quantize_model(plain, kind, how) == 64 * 64 + 64 * 10, "layers.1 was left out in training"
     inputs = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert (plain(inputs) - trained(inputs)).abs().max() < 1e-4 * trained(inputs).abs().max()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.deploy.export import EVERY, Form, forms_of
+from hpc_trainer.deploy.exported import FORMATS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.record.exported import FORMATS
 
 
 def test_the_file_that_is_shipped_has_what_it_is_compared_with_and_each_way() -> None:
@@ -35,13 +35,13 @@ def test_a_file_or_words_of_a_persons_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["sweep=digits_grid"], "lists no forms of a model"),
-        (["sweep=compress", "optim.lr=1"], "optim.lr=1: a run is exported as it is"),
+        (["sweep=digits_grid"], "is a grid and lists no forms"),
+        (["sweep=compress", "optim.lr=1"], "optim.lr=1: an export takes the run as it was trained"),
         (["sweep.forms=[{to: onyx}]"], "Did you mean onnx?"),
         (["sweep.forms=[{to: onnx, quantize: int3}]"], "--quantize int3"),
         (["sweep.forms=[{to: onnx, prune: 2}]"], "--prune 2"),
-        (["sweep.forms=[{quantize: int8}]"], "a form has to"),
-        (["sweep.forms=[{to: onnx, bits: 3}]"], "a form has to"),
+        (["sweep.forms=[{quantize: int8}]"], "A form has the key to"),
+        (["sweep.forms=[{to: onnx, bits: 3}]"], "A form has the key to"),
     ],
 )
 def test_lists_that_cannot_be(words: list[str], told: str) -> None:
@@ -57,5 +57,5 @@ def test_every_form_is_each_format_with_each_number_format() -> None:
 
 def test_a_list_of_forms_is_no_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="Give it to hpc-trainer export, after the run"):
+    with pytest.raises(ConfigError, match=r"sweep\.forms lists the forms in which `export` writes one trained run"):
         freeze_grid(["experiment=digits", "cluster=local", "sweep=compress"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,15 +67,6 @@ def load(state: TrainState, folder: Path, source: str, group: RankGroup) -> None
     store.load(info, partial(from_trees, state.objects(), is_same_world=False))
 
 
-def sources_of(goal: str, kinds: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Whose saves `goal` loads: all that are known where all are played; else each kind's is loaded by the first one
-    and by the next one, as files know nothing of who loads them.
-    """
-    if set(kinds) == set(known) or goal == kinds[0]:
-        return list(kinds)
-    return list(dict.fromkeys((kinds[0], kinds[kinds.index(goal) - 1])))
-
-
 def play(
     folder: Path,
     kinds: Sequence[str],
@@ -83,7 +74,7 @@ def play(
     tell: Callable[[str, RankGroup], Any],
     tell_loaded: Callable[[str, str, RankGroup], Any],
 ) -> None:
-    """Ranks of each kind write KIND-RANK.json, what `tell` says; then loaded-KIND.json, by source (`sources_of`).
+    """Ranks of each kind write KIND-RANK.json, what `tell` says; then loaded-KIND.json, by source: each kind.
 
     `known`: with how many ranks.
     """
@@ -100,7 +91,7 @@ def play(
 
     def load_all(group: RankGroup) -> None:
         for kind in by_world[group.world_size]:
-            found = {source: tell_loaded(kind, source, group) for source in sources_of(kind, kinds, known)}
+            found = {source: tell_loaded(kind, source, group) for source in kinds}
             if group.is_rank_zero:
                 (folder / f"loaded-{kind}.json").write_text(json.dumps(found))
 

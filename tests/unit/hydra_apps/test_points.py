@@ -25,7 +25,7 @@ from hpc_trainer.hydra_apps.points import HYDRA, PointComposer
 from tests.seeds import chosen_seed
 from tests.unit.hydra_apps.random_apps import RandomApp, register
 
-APPS, SAMPLE, POINTS = 60, 4, 10
+APPS, SAMPLE, POINTS = 60, 1, 10
 FIXED = ["hydra.sweep.dir=out", "++hydra.callbacks.one.x=1"]
 
 

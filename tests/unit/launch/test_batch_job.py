@@ -24,7 +24,7 @@ from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.submitit_bridge import render_script
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.submissions import read_ledger
-from hpc_trainer.slurm.sbatch import megabytes
+from hpc_trainer.slurm.commands import megabytes
 from hpc_trainer.slurm.shape import Shape
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script
@@ -108,7 +108,7 @@ def _rendered(shape: Shape) -> Shape:
     return dataclasses.replace(shape, **whole, **gpus)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(jobs())
 def test_every_script_reads_back_as_the_job_that_made_it(job: BatchJob) -> None:
     text = render_script(job)

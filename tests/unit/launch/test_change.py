@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.launch.change import change_specs
+from hpc_trainer.launch.extend import change_specs
 from hpc_trainer.launch.grids import retry
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.journal import Journal

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import ConfigError, SilentError
-from hpc_trainer.launch.grids import plan_grid, submit_grid
-from hpc_trainer.launch.private_folder import find_private_folder
+from hpc_trainer.launch.grids import find_private_folder, plan_grid, submit_grid
 from hpc_trainer.slurm.commands import parse_node_hosts
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs
@@ -34,7 +33,7 @@ NodeName=n2 State=DOWN NodeAddr=n2 NodeHostName=n2
 def _mounts(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_text
     monkeypatch.setattr(
-        "hpc_trainer.record.shared_folder.Path.read_text",
+        "hpc_trainer.record.files.Path.read_text",
         lambda path, **options: _MOUNTS if str(path) == "/proc/self/mountinfo" else read(path, **options),
     )
     for name in ("SCRATCH", "WORK", "PROJECT"):
@@ -62,7 +61,7 @@ def test_what_only_this_machine_sees_is_refused_with_how_that_is_known(folder: s
 
 def test_the_nearest_shared_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", "/home/scratch")
-    monkeypatch.setattr("hpc_trainer.launch.private_folder.Path.is_dir", lambda path: True)
+    monkeypatch.setattr("hpc_trainer.launch.grids.Path.is_dir", lambda path: True)
     assert "paths.runs_dir=/home/scratch/runs" in str(_find("/tmp/runs", _OTHERS))
 
 
@@ -87,7 +86,7 @@ def test_a_slurm_that_does_not_say_is_no_evidence() -> None:
 
 def test_what_this_machine_exports_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = {"/proc/self/mountinfo": _MOUNTS, "/etc/exports": "# all\n\n#/tmp/other *(rw)\n  \n/tmp/shared *(rw)\n"}
-    monkeypatch.setattr("hpc_trainer.record.shared_folder.Path.read_text", lambda path, **options: read[str(path)])
+    monkeypatch.setattr("hpc_trainer.record.files.Path.read_text", lambda path, **options: read[str(path)])
     assert find_private_folder(Path("/tmp/shared/runs"), ask=lambda: _OTHERS) is None
     assert find_private_folder(Path("/tmp/other"), ask=lambda: _OTHERS) is not None
 
@@ -101,7 +100,7 @@ def test_plan_and_submit_refuse_before_anything_is_written(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_slurm.print("scontrol", "NodeName=gpu1 NodeAddr=gpu1 NodeHostName=gpu1\n")
-    monkeypatch.setattr("hpc_trainer.launch.private_folder.mount_of", lambda folder: ("/tmp", "tmpfs", "rw"))
+    monkeypatch.setattr("hpc_trainer.launch.grids.mount_of", lambda folder: ("/tmp", "tmpfs", "rw"))
     grid = make_grid(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
     assert any("they do not see it" in problem for problem in plan_grid(grid).problems)
     with pytest.raises(ConfigError, match="they do not see it"):

@@ -27,9 +27,9 @@ from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder
 from hpc_trainer.record.processes import FileLock, process_name
 from hpc_trainer.record.reading import read_lines
 from hpc_trainer.record.spec import append_specs, read_specs

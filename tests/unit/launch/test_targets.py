@@ -54,15 +54,15 @@ def _found(tmp_path: Path, target: str, *words: str) -> Unfound:
     return find_nowhere([spec], read_code([spec], tmp_path / "runs"))
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "my_lab.net.Net", "my_lab.net.build", "my_lab.deep.more.Renamed", "my_lab.deep.more.Chosen", "single.Net",
-        "my_lab.star.Anything", "my_lab.lazy.Anything", "my_lab.made.Later", "my_lab.newer.Anything", "my_lab.net",
-        "my_lab.compiled.Net", "torch.nn.Linear", "hpc_trainer.models.mlp.Mlp", "json.decoder.JSONDecoder",
-    ],
+THERE = (
+    "my_lab.net.Net", "my_lab.net.build", "my_lab.deep.more.Renamed", "my_lab.deep.more.Chosen", "single.Net",
+    "my_lab.star.Anything", "my_lab.lazy.Anything", "my_lab.made.Later", "my_lab.newer.Anything", "my_lab.net",
+    "my_lab.compiled.Net", "torch.nn.Linear", "hpc_trainer.models.mlp.Mlp", "json.decoder.JSONDecoder",
 )  # fmt: skip
-@pytest.mark.parametrize("mode", ["git", "copy", "off"])
+MODES = ("git", "copy", "off")
+
+
+@pytest.mark.parametrize(("target", "mode"), [(target, MODES[number % 3]) for number, target in enumerate(THERE)])
 def test_what_is_there_or_may_come_to_be_is_no_problem(project: Path, tmp_path: Path, target: str, mode: str) -> None:
     assert _found(tmp_path, target, f"snapshot={mode}") == Unfound()
 

@@ -16,9 +16,9 @@ _PACKAGE = f"{Path(hpc_trainer.__file__).parent}/"
 # What happens to a point of the grid on its way, and where: the calls that lead there are the walk.
 STATIONS = {
     "config/compose/fast_compose.py compose_point", "config/rules/validate.py validate", "launch/freeze.py freeze",
-    "launch/plan.py build_plan", "launch/arrays.py fit", "record/spec.py append_specs",
+    "launch/plan.py build_plan", "launch/plan.py fit", "record/spec.py append_specs",
     "record/submissions.py write_intent", "launch/batch_job.py worker_command",
-    "launch/submitit_bridge.py _make_submission_file_text", "slurm/sbatch.py submit_script",
+    "launch/submitit_bridge.py _make_submission_file_text", "slurm/commands.py submit_script",
 }  # fmt: skip
 
 

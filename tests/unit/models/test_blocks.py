@@ -6,10 +6,10 @@ import pytest
 from torch import nn
 
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
-from hpc_trainer.models.blocks import blocks
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
+from hpc_trainer.models.parts import blocks
 from hpc_trainer.models.resnet import Resnet
 
 IMAGE = {"input_shape": (3, 16, 16), "num_classes": 4}

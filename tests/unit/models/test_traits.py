@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.parts import blocks
 from tests.composed import composed
 
 CONF = Path(__file__).parents[3] / "conf" / "model"

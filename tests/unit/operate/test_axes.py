@@ -6,11 +6,10 @@ from pathlib import Path
 
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.launch.freeze import freeze
-from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.record.metrics import MetricsLog
-from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.spec import RunSpec, find_axes
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from tests.unit.record.builders import make_config, make_spec

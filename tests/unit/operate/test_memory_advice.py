@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.operate.evidence import memory_advice, memory_evidence
+from hpc_trainer.operate.why import memory_advice, memory_evidence
 from tests.unit.record.builders import make_config
 
 FIGURES: dict[str, Any] = {

@@ -19,15 +19,13 @@ from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.record.files import (
     append_lines,
     append_texts,
-    check_place,
-    check_trusted,
+    set_umask,
     whole_file,
     write_atomic,
     write_json,
     write_marker,
 )
-from hpc_trainer.record.modes import set_umask
-from hpc_trainer.record.reading import read_json, read_lines
+from hpc_trainer.record.reading import check_place, check_trusted, read_json, read_lines
 
 _WRITER = Path(__file__).with_name("atomic_writer.py")
 

@@ -15,12 +15,11 @@ from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.why import explain
-from hpc_trainer.record.files import append_lines
+from hpc_trainer.record.files import append_lines, make_folder
 from hpc_trainer.record.journal import log_header
-from hpc_trainer.record.known_ends import read_ends
-from hpc_trainer.record.modes import make_folder
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.reading import Faults, read_lines
+from hpc_trainer.record.run_state import read_ends
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, read_status
 from hpc_trainer.record.submissions import write_confirmation, write_intent

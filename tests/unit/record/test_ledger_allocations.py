@@ -9,7 +9,7 @@ import pytest
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import append_spent, keep_allocations, read_allocations, read_spent, spent_so_far
 from hpc_trainer.record.reading import Faults
-from hpc_trainer.slurm.accounting import Allocation
+from hpc_trainer.slurm.queue import Allocation
 
 FIRST = Allocation(job_id="7_0", start_time=100.0, end_time=160.0, elapsed_s=60.0, state="PREEMPTED")
 SECOND = Allocation(job_id="7_0", start_time=200.0, end_time=230.0, elapsed_s=30.0, state="COMPLETED")

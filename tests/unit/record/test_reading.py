@@ -12,7 +12,7 @@ import pytest
 
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.record.files import append_lines
-from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.journal import Journal, read_failure, read_heartbeat, read_result
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import MetricsLog, read_metrics
 from hpc_trainer.record.reading import (
@@ -26,7 +26,6 @@ from hpc_trainer.record.reading import (
     seal,
 )
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.worker_files import read_failure, read_heartbeat, read_result
 
 
 @pytest.fixture

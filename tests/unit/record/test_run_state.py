@@ -68,7 +68,7 @@ def test_a_folder_that_may_be_entered_and_not_listed_shows_the_markers_that_it_h
     sweep.start(resumed=0)
     fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
     monkeypatch.setattr("hpc_trainer.record.status._names_of", lambda folder: [])  # root lists all
-    monkeypatch.setattr("hpc_trainer.record.run_folder.list_folder", lambda path, faults: None)
+    monkeypatch.setattr("hpc_trainer.record.run_state.list_folder", lambda path, faults: None)
     assert _one(sweep).state is S.RUNNING
     sweep.done()
     assert _one(sweep).state is S.COMPLETED

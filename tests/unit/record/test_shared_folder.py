@@ -15,22 +15,9 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.record import shared_folder
-from hpc_trainer.record.shared_folder import (
-    Watch,
-    age_on_server_s,
-    cache_age_s,
-    claim,
-    is_there,
-    look_anew,
-    make_folder_once,
-    mount_of,
-    names_in,
-    own_name,
-    remove,
-    rename,
-    retry_stale,
-)
+from hpc_trainer.record import reading
+from hpc_trainer.record.files import age_on_server_s, claim, make_folder_once, own_name, remove, rename
+from hpc_trainer.record.reading import Watch, cache_age_s, is_there, look_anew, mount_of, names_in, retry_stale
 
 
 def _loses_reply(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
@@ -142,7 +129,7 @@ def test_what_is_removed_twice_is_gone(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_stale_file_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_folder, "_STALE_PAUSE_S", 0.0)
+    monkeypatch.setattr(reading, "_STALE_PAUSE_S", 0.0)
     answers = [errno.ESTALE, errno.ESTALE, 0]
 
     def read() -> str:
@@ -190,7 +177,7 @@ def test_a_link_that_leads_nowhere_is_there(tmp_path: Path) -> None:
 
 def test_a_watch_asks_now_and_then_and_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(shared_folder, "is_there", lambda path, parents: asked.append(path) or len(asked) > 2)
+    monkeypatch.setattr(reading, "is_there", lambda path, parents: asked.append(path) or len(asked) > 2)
     watch = Watch(tmp_path / "CANCEL", every_s=0.05)
     assert not watch.has_come()
     assert not watch.has_come()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hpc_trainer
-from hpc_trainer.record.worker_files import own_frame, read_error
+from hpc_trainer.record.journal import own_frame, read_error
 
 
 def _raised(code: str) -> str:
@@ -77,7 +77,7 @@ def test_an_installed_package_counts_if_it_is_trusted(tmp_path: Path, monkeypatc
 
 
 def test_ours_alone_is_nobodys() -> None:
-    assert own_frame(_raised("from hpc_trainer.record.modes import make_folder; make_folder(3)")) is None
+    assert own_frame(_raised("from hpc_trainer.record.files import make_folder; make_folder(3)")) is None
     assert own_frame("no traceback at all") is None
     assert own_frame("") is None
 

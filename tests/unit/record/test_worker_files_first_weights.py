@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import FirstWeights, read_first_weights, write_first_weights
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import Faults
-from hpc_trainer.record.worker_files import FirstWeights, read_first_weights, write_first_weights
 
 WRITTEN = FirstWeights(path="/data/old", digest="d", loaded={"a": "b"}, converted=["a"], unused=["c"])
 

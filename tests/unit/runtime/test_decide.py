@@ -22,7 +22,7 @@ from hpc_trainer.runtime.decide import (
     decide_successor,
 )
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S
-from hpc_trainer.slurm.states import AT_WORK
+from hpc_trainer.slurm.terms import AT_WORK
 
 # Slurm's job states (slurm.schedmd.com/job_state_codes.html), and one that no release has.
 STATES = [

@@ -190,7 +190,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(tmp_path / "fake-slurm")
     monkeypatch.setenv("PATH", f"{fake.bin}:{os.environ['PATH']}")
     # Tests keep their sweeps in /tmp, which the nodes of a cluster would not see.
-    monkeypatch.setattr("hpc_trainer.launch.private_folder.mount_of", lambda folder: ("/home", "nfs4", "rw"))
+    monkeypatch.setattr("hpc_trainer.launch.grids.mount_of", lambda folder: ("/home", "nfs4", "rw"))
     return fake
 
 

@@ -8,15 +8,15 @@ import time
 import pytest
 
 from hpc_trainer.errors import SilentError, SlurmError, UnclearError
-from hpc_trainer.slurm.accounting import (
+from hpc_trainer.slurm.queue import (
     Allocation,
     ask_allocations,
     find_ended,
+    is_of,
     parse_accounting,
     parse_allocations,
     read_accounting,
 )
-from hpc_trainer.slurm.queue import is_of
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 # sacct -p -X -o JobID,State,..: 22.05 (above) and 24.11 with its truncations (below).

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hpc_trainer.slurm.reasons import explain_reason
+from hpc_trainer.slurm.terms import explain_reason
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import MissingCommandError, NoRoomError, RefusedError, SilentError, SlurmError, UnclearError
-from hpc_trainer.slurm.sbatch import estimate_start, submit_script
+from hpc_trainer.slurm.commands import estimate_start, submit_script
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 FAILED = "sbatch: error: Batch job submission failed"

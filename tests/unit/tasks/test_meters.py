@@ -10,7 +10,7 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric, PearsonCor
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.tasks.meters import computed
+from hpc_trainer.training.evaluate import computed
 
 pytestmark = pytest.mark.filterwarnings("ignore:Metric `Spearman")
 KINDS: dict[str, Any] = {

@@ -14,12 +14,11 @@ import torch
 
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.worker.attempt import run_main
+from hpc_trainer.worker.attempt import process_group, run_main
 from tests.unit.training.rank_end import leave
 from tests.unit.training.world_child import compose
 

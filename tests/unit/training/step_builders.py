@@ -14,9 +14,8 @@ from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.step import Batch, Stepper, build_scaler
 
 GLOBAL_BATCH = 16
 

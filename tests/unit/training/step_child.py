@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.worker.attempt import process_group
 from tests.unit.training.rank_end import leave
 from tests.unit.training.step_builders import batches_of, build_step
 

@@ -12,10 +12,9 @@ from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import begin_momenta, step_unless
-from hpc_trainer.training.precision import build_scaler
-from hpc_trainer.training.step import Batch
+from hpc_trainer.training.state import StepGuard
+from hpc_trainer.training.step import Batch, build_scaler
 from tests.unit.training.step_builders import batches_of, build_step
 
 _OFF = torch.amp.GradScaler("cpu", enabled=False)

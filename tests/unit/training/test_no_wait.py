@@ -28,12 +28,10 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy
 from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import step_unless
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
-from hpc_trainer.training.precision import build_scaler
-from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.state import StepGuard, TrainState
+from hpc_trainer.training.step import Stepper, build_scaler
 from tests.unit.training.built_parts import building_of, optimizer_of
 
 META = torch.device("meta")

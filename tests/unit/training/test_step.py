@@ -9,7 +9,7 @@ from hpc_trainer.config.schema.parallel import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import set_precision
+from hpc_trainer.training.step import set_precision
 from tests.unit.training.step_builders import batches_of, build_step
 
 

@@ -12,7 +12,7 @@ import pytest
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.training.data.order import BatchOrder
 from tests.journals import journal_records
-from tests.unit.training.ranks import play_jobs
+from tests.unit.training.ranks import has_long, play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
 STEPS = 14
@@ -36,6 +36,8 @@ RUNS = {
                "model._target_=tests.unit.training.ledger_parts.Ledger", "data=custom",
                "data._target_=tests.unit.training.ledger_parts.Numbered", "data.num_workers=0"],
 }  # fmt: skip
+SAMPLE = ("mlp", "ledger")
+"""What `make test` plays of the runs, on one rank, on two and through the chain."""
 # (ranks, stopped at step): in the middle of epochs of six steps, at the end of one, and one step later.
 CHAIN = [(1, 3), (2, 6), (4, 7), (1, 11), (2, None)]
 
@@ -46,18 +48,19 @@ def _play(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each run undisturbed on 1, 2 and 4 ranks, and through the chain; the same processes play both."""
     folder = tmp_path_factory.mktemp("worlds")
+    runs = {name: words for name, words in RUNS.items() if name in SAMPLE or has_long(request)}
     for attempt, (world_size, stop_at) in enumerate(CHAIN):
         jobs = [
             {"name": f"chain/{name}", "words": words, "attempt": attempt, "stop_at": stop_at}
-            for name, words in RUNS.items()
+            for name, words in runs.items()
         ]
         if not (folder / str(world_size)).exists():
             jobs += [
                 {"name": f"{world_size}/{name}", "words": words, "attempt": 0, "stop_at": None}
-                for name, words in RUNS.items()
+                for name, words in runs.items()
             ]
         _play(folder, world_size, jobs)
     return folder
@@ -72,7 +75,7 @@ def _metrics(folder: Path, *keys: str) -> list[tuple[str, ...]]:
     return [tuple(repr(line.get(key)) for key in ("step", *keys)) for line in lines]  # text: nan is not equal to nan
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt", "resnet"])
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt", "resnet"))])
 @pytest.mark.parametrize("how", ["2", "4", "chain"])
 def test_logical_ranks_have_the_same_bits_on_any_number_of_ranks(played: Path, name: str, how: str) -> None:
     keys = ("loss", "grad_norm", "eval_loss", "eval_accuracy")
@@ -87,6 +90,7 @@ def test_the_fp16_run_had_an_overflow_and_a_growing_scale(played: Path) -> None:
     assert "inf" in norms[5:]  # the scale had grown again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["2", "4", "chain"])
 def test_without_them_losses_agree_to_a_millionth(played: Path, how: str) -> None:
     for key in ("loss", "eval_loss"):

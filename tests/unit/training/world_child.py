@@ -15,13 +15,12 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.pace import SaveTimer
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.worker.attempt import run_main
+from hpc_trainer.worker.attempt import process_group, run_main
 from tests.composed import composed
 from tests.unit.training.rank_end import leave
 

@@ -9,8 +9,8 @@ import pytest
 
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.frozen_code.archive import archive_of, store_code
+from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.modes import make_folder
 from hpc_trainer.record.spec import read_spec
 from hpc_trainer.record.submissions import read_submissions
 from hpc_trainer.verify.old_code import copy_of, place_of, start_copy, take_archive

@@ -16,12 +16,11 @@ import pytest
 from hpc_trainer.config.schema.output import OnOverheat
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.files import write_json
-from hpc_trainer.record.journal import Journal, failures_untold
+from hpc_trainer.record.journal import Journal, Move, failures_untold, write_move
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_ledger
-from hpc_trainer.record.worker_files import Move, write_move
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start

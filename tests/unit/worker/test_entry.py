@@ -14,10 +14,10 @@ import pytest
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import read_failure
 from hpc_trainer.record.reading import read_lines
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.submissions import read_submissions, write_confirmation, write_intent
-from hpc_trainer.record.worker_files import read_failure
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag

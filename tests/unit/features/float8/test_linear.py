@@ -21,7 +21,7 @@ from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import autocast, build_scaler
+from hpc_trainer.training.step import autocast, build_scaler
 
 
 def _model(embed_dim: int = 32) -> Gpt:

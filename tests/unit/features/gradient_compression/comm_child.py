@@ -20,13 +20,11 @@ from hpc_trainer.features.gradient_compression.gradient_compression import add_c
 from hpc_trainer.features.in_backward.in_backward import step_in_backward
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
-from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.state import StepGuard, TrainState
+from hpc_trainer.training.step import Batch, Stepper, build_scaler
 from tests.unit.training.parallel.shard_builders import start_group
 from tests.unit.training.rank_end import leave
 

@@ -17,8 +17,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, StorageError
 from hpc_trainer.features.init_from.init_from import load
 from hpc_trainer.features.init_from.source import resolved
+from hpc_trainer.record.journal import read_first_weights
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.worker_files import read_first_weights
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore

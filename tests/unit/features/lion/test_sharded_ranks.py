@@ -10,26 +10,19 @@ from typing import Any
 import pytest
 
 from tests.unit.features.lion.lion_ways import KINDS
-from tests.unit.features.optimizer_checks import sources_of
-from tests.unit.training.ranks import has_long, run_child, said_by
+from tests.unit.training.ranks import run_child, said_by
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
-# In `make test` the first of each sort; the others with the long tests.
-SAMPLE = ["single", "zero2", "fsdp2", "tp", "fsdp_tp"]
+pytestmark = [pytest.mark.dist, pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def _long_unless(is_sampled: bool) -> tuple[pytest.MarkDecorator, ...]:
-    return () if is_sampled else (pytest.mark.long,)
-
-
-def _kinds(*left_out: str) -> list[Any]:
-    return [pytest.param(kind, marks=_long_unless(kind in SAMPLE)) for kind in KINDS if kind not in left_out]
+def _kinds(*left_out: str) -> list[str]:
+    return [kind for kind in KINDS if kind not in left_out]
 
 
 @pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("lion")
-    run_child(Path(__file__).with_name("sharded_child.py"), path, *(KINDS if has_long(request) else SAMPLE))
+    run_child(Path(__file__).with_name("sharded_child.py"), path, *KINDS)
     return path
 
 
@@ -54,13 +47,7 @@ def test_a_step_sends_nothing(said: dict[str, list[dict[str, Any]]], kind: str) 
     assert all(each["counts"] == [0, 0, 0] for each in said[kind])
 
 
-@pytest.mark.parametrize(
-    ("source", "goal"),
-    [
-        pytest.param(source, goal, marks=_long_unless(goal in SAMPLE and source in sources_of(goal, SAMPLE, KINDS)))
-        for source, goal in product(KINDS, KINDS)
-    ],
-)
+@pytest.mark.parametrize(("source", "goal"), list(product(KINDS, KINDS)))
 def test_any_way_loads_what_any_other_saved(
     folder: Path, said: dict[str, list[dict[str, Any]]], source: str, goal: str
 ) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from hpc_trainer.features.memory import search as fit_batch
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.worker.attempt import process_group
 from tests.journals import journal_records
 from tests.unit.training.rank_end import leave
 from tests.unit.training.train_here import config_of, saved_bytes, train_here

@@ -19,7 +19,7 @@ from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.step import autocast
 from tests import warm
 from tests.composed import composed
 from tests.unit.training.built_parts import optimizer_of
@@ -72,6 +72,7 @@ def test_it_is_what_the_step_holds(words: list[str]) -> None:
         assert found[name] == real[name], name
 
 
+@pytest.mark.long
 def test_adapters_are_estimated_as_they_are_trained(tmp_path: Path) -> None:
     """The checkpoint has the adapters alone; measured of a run."""
     pytest.importorskip("peft")
@@ -228,6 +229,7 @@ def test_a_large_model_takes_no_memory() -> None:
     assert found.optimizer == pytest.approx(2 * found.weights, rel=0.01)
 
 
+@pytest.mark.long
 def test_the_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
     words = ["experiment=digits", "model=cnn", "cluster=local", "train.num_steps=20", "train.ema_decay=0.9"]
     argv = [sys.executable, "-m", "hpc_trainer", "train", *words, f"paths.runs_dir={tmp_path}"]

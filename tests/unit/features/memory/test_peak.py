@@ -15,7 +15,7 @@ from hpc_trainer.features.recompute.recompute import recompute_blocks
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.step import autocast
 from tests.composed import composed
 from tests.unit.training.built_parts import optimizer_of
 

@@ -105,7 +105,11 @@ def _metrics(run: RunContext) -> list[dict[str, Any]]:
     return [{key: line[key] for key in line if key not in ("time", *SPEED)} for line in read_lines(run.paths.metrics)]
 
 
-@pytest.mark.parametrize("more", [(), ("model=cnn", "model.dropout=0.2")], ids=["norms", "dropout"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), marks=pytest.mark.long), ("model=cnn", "model.dropout=0.2")],
+    ids=["norms", "dropout"],
+)
 def test_it_is_the_run_that_was_given_the_size(more: tuple[str, ...], room: Room, tmp_path: Path) -> None:
     words = [*(word for word in WORDS if not more or "model" not in word), *more]
     given = train_here(config_of(*words, "train.micro_batch_size=8"), tmp_path / "given")
@@ -152,6 +156,7 @@ def test_a_trial_begins_with_the_gradients_that_its_step_would_have(
     assert seen == {1: True, 2: True, 4: True, 8: True}, "24 samples are the whole step"
 
 
+@pytest.mark.long
 def test_a_resume_keeps_what_was_found(room: Room, tmp_path: Path) -> None:
     config = config_of(*WORDS, AUTO)
     whole = train_here(config, tmp_path / "whole")
@@ -163,6 +168,7 @@ def test_a_resume_keeps_what_was_found(room: Room, tmp_path: Path) -> None:
     assert saved_bytes(resumed) == saved_bytes(whole)
 
 
+@pytest.mark.long
 def test_another_device_is_searched_anew_and_memory_that_ended_means_less(room: Room, tmp_path: Path) -> None:
     config = config_of(*WORDS, AUTO)
     train_here(config, tmp_path, stop_at=2, cause="out_of_memory")
@@ -207,7 +213,7 @@ def test_an_error_of_the_model_is_not_taken_for_memory(
         train_here(config_of(*WORDS, AUTO), tmp_path)
 
 
-@pytest.mark.parametrize("task", ["Fit", "OwnCrossEntropy"])
+@pytest.mark.parametrize("task", ["Fit", pytest.param("OwnCrossEntropy", marks=pytest.mark.long)])
 def test_no_rank_enters_a_mode_of_fake_tensors(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep copy of a fake tensor, as torchmetrics makes, frees memory twice (runtime/own_process.py)."""
     entered: list[str] = []

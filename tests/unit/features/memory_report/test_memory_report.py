@@ -17,9 +17,8 @@ from hpc_trainer.features.memory_report.memory_report import MemoryReportAbility
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.runtime.devices import is_out_of_memory, profile_bytes
 from hpc_trainer.training.data.order import BatchSizes
-from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.step import Stepper, build_scaler
 from tests.unit.training.built_parts import building_of
 from tests.unit.training.train_here import config_of, train_here
 

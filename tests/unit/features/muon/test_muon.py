@@ -11,6 +11,7 @@ from torch import nn
 from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.config.schema.optim import MuonConfig, MuonScale
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.muon import muon as sharded_muon
 from hpc_trainer.features.muon.muon import MuonWithAdamw, split_weights
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
@@ -170,3 +171,9 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(ConfigError, match=r"optim=muon needs torch 2.9 or newer, and this is .*Use optim=adamw"):
         _built(model)
+
+
+def test_a_torch_that_keeps_newton_schulz_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded_muon, "_zeropower_via_newtonschulz", None)
+    with pytest.raises(ConfigError, match=r"from torch.optim._muon, as torch 2.9 to 2.13.*Use parallel=ddp, or optim"):
+        sharded_muon.ShardedMuon([nn.Parameter(torch.ones(2, 2))], ranks=None)

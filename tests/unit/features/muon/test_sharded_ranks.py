@@ -8,19 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.muon import muon as sharded_muon
 from tests.unit.features.muon.muon_ways import KINDS
-from tests.unit.features.optimizer_checks import sources_of
-from tests.unit.training.ranks import has_long, run_child, said_by
+from tests.unit.training.ranks import run_child, said_by
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.dist, pytest.mark.long, pytest.mark.timeout(1000)]
 Said = dict[str, list[dict[str, Any]]]
-# In `make test` the first of each sort; the others with the long tests.
-SAMPLE = ["single", "zero2", "fsdp2", "tp", "fsdp_tp"]
 LOSSES, NORMS, WEIGHTS = 1e-5, 5e-4, 5e-3
 """Beside one rank in fp32, the first two relative: docs/reference/numerics.md has the table. A gradient that
 differs in its last bits may be rounded to another bf16 number before Newton-Schulz, which moves a weight by up to some
@@ -29,17 +22,14 @@ the most on one machine, less than 1e-4 on another."""
 HAS_HARD = {"single", "zero2", "fsdp2", "fsdp4"}
 
 
-def _kinds(*left_out: str) -> list[Any]:
-    return [
-        pytest.param(kind, marks=[] if kind in SAMPLE else pytest.mark.long) for kind in KINDS if kind not in left_out
-    ]
+def _kinds(*left_out: str) -> list[str]:
+    return [kind for kind in KINDS if kind not in left_out]
 
 
 @pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the kinds said that are needed: all of them if any long test was chosen."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("muon")
-    run_child(Path(__file__).with_name("sharded_child.py"), path, *(KINDS if has_long(request) else SAMPLE))
+    run_child(Path(__file__).with_name("sharded_child.py"), path, *KINDS)
     return path
 
 
@@ -106,15 +96,7 @@ def test_each_matrix_is_whole_on_one_rank_and_comes_back(folder: Path, said: Sai
     assert sum(each["num_seen"] for each in told) == told[0]["num_weights"] + 3
 
 
-@pytest.mark.parametrize(
-    ("source", "goal"),
-    [
-        pytest.param(
-            source, goal, marks=[] if goal in SAMPLE and source in sources_of(goal, SAMPLE, KINDS) else pytest.mark.long
-        )
-        for source, goal in product(KINDS, KINDS)
-    ],
-)
+@pytest.mark.parametrize(("source", "goal"), list(product(KINDS, KINDS)))
 def test_any_way_loads_what_any_other_saved(folder: Path, said: Said, source: str, goal: str) -> None:
     """Weights and moments, bit for bit; and goes on as one rank would."""
     saved = said[source][0]["steps"]["saved"]
@@ -123,9 +105,3 @@ def test_any_way_loads_what_any_other_saved(folder: Path, said: Said, source: st
     assert loaded["found"] == saved
     alone = json.loads((folder / "loaded-single.json").read_text())[source]
     assert loaded["losses"] == pytest.approx(alone["losses"], rel=LOSSES)
-
-
-def test_a_torch_that_keeps_newton_schulz_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded_muon, "_zeropower_via_newtonschulz", None)
-    with pytest.raises(ConfigError, match=r"from torch.optim._muon, as torch 2.9 to 2.13.*Use parallel=ddp, or optim"):
-        sharded_muon.ShardedMuon([nn.Parameter(torch.ones(2, 2))], ranks=None)

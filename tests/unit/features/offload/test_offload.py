@@ -18,9 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from hpc_trainer.config.schema.optim import AdamwConfig, LionConfig, OptimConfig, SgdConfig
 from hpc_trainer.features.offload import offload as optim_place
 from hpc_trainer.runtime.tensors import local_tensor
-from hpc_trainer.training.checkpoint import optimizers
-from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
-from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer
+from hpc_trainer.training.checkpoint import objects
+from hpc_trainer.training.checkpoint.objects import Names, from_trees, load_optimizer, to_trees
 from tests.unit.training.built_parts import optimizer_of, place
 
 KINDS = {
@@ -263,7 +262,7 @@ def test_on_a_gpu_what_is_loaded_stays_in_host_memory(
 ) -> None:
     stream = Mock()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(optimizers, "fill", lambda goal, saved: None)  # a DTensor's place is counted by numbers
+    monkeypatch.setattr(objects, "fill", lambda goal, saved: None)  # a DTensor's place is counted by numbers
     config, model = KINDS["adamw"](offload=True), _on_gpus(mesh, sharing)
     optimizer = optimizer_of(config, model)
     whole = {

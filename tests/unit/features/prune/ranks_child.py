@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from hpc_trainer.features.prune.choose import part_of, smallest
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.worker.attempt import process_group
 from tests.unit.training.rank_end import leave
 from tests.unit.training.world_child import compose, play
 

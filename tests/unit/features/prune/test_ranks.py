@@ -13,7 +13,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.seeds import chosen_seed
 from tests.unit.training.ranks import two_ranks_say
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dist, pytest.mark.long, pytest.mark.timeout(600)]
 BASE = [
     "experiment=digits", "train.num_steps=6", "monitor.log_every_steps=1", "train.global_batch_size=16",
     "checkpoint.every_steps=1000",

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from hpc_trainer.config.packages import import_torchao
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.qat.qat import (
     begin_rounding,
     convert_config,
-    import_torchao,
     layers_to_round,
     turn_rounding,
 )
@@ -193,10 +193,11 @@ def test_a_missing_package_is_told_before_anything_runs(monkeypatch: pytest.Monk
         begin_rounding(_model(), QatConfig(to=QatTo.int8), ["0"])
 
 
+@pytest.mark.long
 def test_torchao_is_imported_under_a_strict_filter_without_its_bytecode(tmp_path: Path) -> None:
     look = (
         "import sys, torch\n"
-        "from hpc_trainer.features.qat.qat import import_torchao\n"
+        "from hpc_trainer.config.packages import import_torchao\n"
         f"sys.pycache_prefix = {str(tmp_path)!r}\n"
         "import warnings; warnings.simplefilter('error')\n"
         "import_torchao()\n"

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.features.stochastic_rounding.ways import KINDS
 from tests.unit.training.ranks import run_child, said_by
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dist, pytest.mark.long, pytest.mark.timeout(600)]
 Said = dict[str, list[dict[str, Any]]]
 
 

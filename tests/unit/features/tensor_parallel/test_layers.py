@@ -16,8 +16,8 @@ from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.tensor_parallel.tensor_parallel import find_plan, share_layers
 from hpc_trainer.models.gpt import Gpt
-from hpc_trainer.models.random_stream import own_random_stream
-from hpc_trainer.training.optim.clip import place_gradients
+from hpc_trainer.models.transformer import own_random_stream
+from hpc_trainer.training.optim.build import place_gradients
 
 
 class Theirs(nn.Module):

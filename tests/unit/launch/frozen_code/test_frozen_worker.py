@@ -212,7 +212,8 @@ def test_on_a_shared_folder_one_rank_compiles_and_no_other_waits_for_it(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["code"]
 
 
-def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path) -> None:
+@pytest.mark.parametrize("bits", [range(5, 6), pytest.param(range(8), marks=pytest.mark.long)], ids=["one", "all"])
+def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path, bits: range) -> None:
     code, whole = read_archive(archive), archive.read_bytes()
     with zipfile.ZipFile(archive) as file:
         # What stands between the files: zipfile raises nine kinds of errors for it. Their content has its digest.
@@ -221,13 +222,13 @@ def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path) -> None:
     archive.chmod(0o600)
     num_refused = 0
     for at in places:
-        for bit in range(8):
+        for bit in bits:
             archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
             try:
                 assert read_archive(archive) == code, (at, bit)  # nobody reads the date of a file
             except RefusedCodeError:
                 num_refused += 1
-    assert num_refused > len(places)
+    assert num_refused > len(places) * len(bits) / 8
 
 
 def test_the_files_that_open_it_have_their_digests_too(archive: Path) -> None:

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from hpc_trainer.observe import stragglers as ability
-from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.training import build
+from hpc_trainer.worker.attempt import process_group
 from tests.unit.training.rank_end import leave
 from tests.unit.training.world_child import compose, play
 

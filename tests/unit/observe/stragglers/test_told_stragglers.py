@@ -14,10 +14,10 @@ from hpc_trainer.observe.straggler_log import MOST_TOLD, Straggler, StragglerLog
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.files import write_json
+from hpc_trainer.record.journal import read_heartbeat
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
-from hpc_trainer.record.worker_files import read_heartbeat
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm

@@ -11,11 +11,10 @@ import pytest
 
 from hpc_trainer.observe.sampler import Mover, move_of
 from hpc_trainer.observe.telemetry import DeviceWarning, Trouble
-from hpc_trainer.record.journal import Journal, num_moves
+from hpc_trainer.record.journal import Journal, num_moves, read_move, write_move
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.worker_files import read_move, write_move
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import DEVICE, StopFlag
 from tests.unit.slurm.fake_slurm import FakeSlurm

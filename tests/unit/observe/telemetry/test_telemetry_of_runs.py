@@ -12,10 +12,10 @@ from hpc_trainer.observe.telemetry import Device, DeviceWarning, Host, Sample, T
 from hpc_trainer.observe.telemetry_shown import render_telemetry, telemetry_charts
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
+from hpc_trainer.record.journal import write_move
 from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
-from hpc_trainer.record.worker_files import write_move
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm

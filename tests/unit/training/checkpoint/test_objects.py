@@ -21,9 +21,9 @@ from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.optim.build import build_optimizer, set_learning_rate
 from hpc_trainer.training.optim.schedule import learning_rate
-from hpc_trainer.training.precision import autocast, build_scaler
 from hpc_trainer.training.rng import rng_state, seed_everything, set_rng_state
 from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import autocast, build_scaler
 
 NUM_STEPS, BATCH = 14, 12
 SCHEDULE = ScheduleConfig(name=ScheduleName.cosine, warmup_steps=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.training.checkpoint.retention import Retention
+from hpc_trainer.record.checkpoint_folders import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 
 MakeStore = Callable[..., CheckpointStore]

@@ -14,10 +14,9 @@ import torch
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
 from hpc_trainer.training.checkpoint.manifest import Manifest, merge_pieces
-from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import SavedTensor
-from hpc_trainer.training.checkpoint.trees import pack
+from hpc_trainer.training.checkpoint.trees import Box, Shard, pack
 
 MakeStore = Callable[..., CheckpointStore]
 VALUE = torch.arange(48, dtype=torch.float32).reshape(8, 6)

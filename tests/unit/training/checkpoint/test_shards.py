@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_trainer.training.checkpoint.shards import Box, find_fault, runs
+from hpc_trainer.training.checkpoint.trees import Box, find_fault, runs
 
 
 def cut(sizes: list[list[int]]) -> list[Box]:

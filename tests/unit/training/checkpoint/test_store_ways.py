@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import UntrustedFileError
+from hpc_trainer.record.checkpoint_folders import Retention
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 
 MakeStore = Callable[..., CheckpointStore]

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.tensors import is_sharded
-from hpc_trainer.training.checkpoint.shards import local_box
+from hpc_trainer.training.checkpoint.trees import local_box
 from hpc_trainer.training.state import TrainState
 from tests.unit.training.parallel import mesh_builders, shard_builders
 from tests.unit.training.parallel.mesh_step_child import whole

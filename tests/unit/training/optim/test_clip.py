@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.training.optim.clip import are_alike, clip_alike
+from hpc_trainer.training.optim.build import are_alike, clip_alike
 
 SHAPES = [(33, 17), (17,), (3, 5, 2), (1,), ()]
 

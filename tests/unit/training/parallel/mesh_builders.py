@@ -17,12 +17,10 @@ from hpc_trainer.features.tensor_parallel.tensor_parallel import MeshStepper, fi
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
-from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.state import StepGuard, TrainState
+from hpc_trainer.training.step import Batch, Stepper, build_scaler
 from tests.unit.training.built_parts import optimizer_of
 
 # Name -> (ranks, how they share the work).

@@ -18,12 +18,11 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.shards import Shard
+from hpc_trainer.training.checkpoint.trees import Shard
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.step import Stepper, build_scaler
 from tests.unit.training.built_parts import optimizer_of
 
 # Name -> (ranks, strategy, ZeRO-1, moments in host memory).

@@ -12,32 +12,25 @@ from tests.unit.training.parallel.fsdp_ways import NUM_BLOCKS, NUM_STEPS, WAYS, 
 from tests.unit.training.parallel.mesh_builders import ACCUM
 from tests.unit.training.ranks import run_child
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.dist, pytest.mark.long, pytest.mark.timeout(1000)]
 Said = dict[str, list[dict[str, Any]]]
 TOLERANCE = {"bf16": 2e-3, "fp16": 5e-4}
 """Of losses before the first step that a loss scaler skips, relative, beside the run that gathers and reduces fp32."""
 NEW = ["fp32_reduced", "fp32_kept", "bf16_gathered", "bf16_reduced", "bf16_kept", "fp16_reduced", "hsdp", "fsdp_tp"]
 
 
-def _ways(names: list[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.long if WAYS[name][0] == 4 else []) for name in names]
-
-
 @pytest.fixture(scope="module")
-def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """Of two ranks; of four too if any long test was chosen."""
-    is_long = any(item.get_closest_marker("long") for item in request.session.items if item.path == request.path)
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     folder = tmp_path_factory.mktemp("formats")
-    for world_size in (2, 4) if is_long else (2,):
+    for world_size in (2, 4):
         run_child(Path(__file__).with_name("fsdp_formats_child.py"), folder, str(world_size))
     return {
         name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(way[0])]
         for name, way in WAYS.items()
-        if (folder / f"{name}-0.json").exists()
     }
 
 
-@pytest.mark.parametrize("name", _ways(NEW))
+@pytest.mark.parametrize("name", NEW)
 def test_losses_are_near_those_of_fp32_messages(said: Said, name: str) -> None:
     _, parallel, dtype = WAYS[name]
     usual = said["bf16_four" if name in ("hsdp", "fsdp_tp") else dtype.value][0]
@@ -54,7 +47,7 @@ def test_losses_are_near_those_of_fp32_messages(said: Said, name: str) -> None:
         assert each["evaluation"] == pytest.approx(usual["evaluation"], rel=5e-3)
 
 
-@pytest.mark.parametrize("name", _ways(list(WAYS)))
+@pytest.mark.parametrize("name", list(WAYS))
 def test_what_a_step_gathers_and_reduces(said: Said, name: str) -> None:
     """Per micro-batch all that belongs to no block once, each block forward and backward; gradients once a step."""
     _, parallel, _ = WAYS[name]
@@ -70,7 +63,7 @@ def test_what_a_step_gathers_and_reduces(said: Said, name: str) -> None:
         assert each["messages"][-1] == expected
 
 
-@pytest.mark.parametrize("name", _ways(list(WAYS)))
+@pytest.mark.parametrize("name", list(WAYS))
 def test_one_wish_stops_all_ranks_at_the_same_step(said: Said, name: str) -> None:
     for each in said[name]:
         assert each["stops"] == [step == WISH for step in range(NUM_STEPS)]
@@ -78,7 +71,7 @@ def test_one_wish_stops_all_ranks_at_the_same_step(said: Said, name: str) -> Non
         assert said[name][0]["scales"][WISH] > 65504, "the vote's gradient is infinite in fp16"
 
 
-@pytest.mark.parametrize("name", _ways(list(WAYS)))
+@pytest.mark.parametrize("name", list(WAYS))
 def test_a_resumed_run_has_the_same_bits(said: Said, name: str) -> None:
     """Saved in fp32 right after an evaluation."""
     for each in said[name]:

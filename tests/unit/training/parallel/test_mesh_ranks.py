@@ -15,7 +15,7 @@ from tests.unit.training.ranks import has_long, run_child, said_by
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
 Said = dict[str, list[dict[str, Any]]]
 # In `make test` the first of each sort; the others with the long tests.
-SAMPLE = ["single", "tp", "fsdp_tp"]
+SAMPLE = ["single", "tp"]
 
 
 def _kinds(*left_out: str) -> list[Any]:
@@ -77,6 +77,7 @@ def test_moments_in_host_memory_change_no_bit(said: Said, kind: str) -> None:
     assert [each["offloaded"] for each in said[kind]] == [[True, True, True]] * KINDS[kind][0]
 
 
+@pytest.mark.long
 def test_dropout_is_alike_on_tensor_parallel_neighbours_and_on_no_others(said: Said) -> None:
     """Of the same samples a rank's loss tells the masks apart."""
     first, second = (each["randomness"]["none"] for each in said["tp"])

@@ -5,30 +5,29 @@ With moments in host memory they take it to the bit of the step without.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.training.parallel.shard_builders import KINDS
-from tests.unit.training.ranks import run_child
+from tests.unit.training.ranks import has_long, run_child, said_by
 
 pytestmark = pytest.mark.dist
 Said = dict[str, list[dict[str, Any]]]
+SAMPLE = ["single", "zero2", "fsdp2"]
+"""What `make test` plays: each way to share, on two ranks."""
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """What the kinds said that are needed: all of them if any long test was chosen."""
     folder = tmp_path_factory.mktemp("steps")
-    run_child(Path(__file__).with_name("sharded_step_child.py"), folder, *KINDS)
-    return {
-        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(KINDS[kind][0])]
-        for kind in KINDS
-    }
+    run_child(Path(__file__).with_name("sharded_step_child.py"), folder, *(KINDS if has_long(request) else SAMPLE))
+    return said_by({kind: (KINDS[kind][0], None) for kind in KINDS}, folder)
 
 
-SHARING = [kind for kind in KINDS if kind != "single"]
+SHARING = [pytest.param(kind, marks=() if kind in SAMPLE else pytest.mark.long) for kind in KINDS if kind != "single"]
 
 
 @pytest.mark.parametrize("kind", SHARING)
@@ -88,6 +87,7 @@ def test_ranks_without_samples_take_part_in_an_evaluation(said: Said, kind: str)
             assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["zero2", "fsdp2"])
 def test_with_moments_in_host_memory_it_is_the_same_step(said: Said, kind: str) -> None:
     for plain, offloaded in zip(said[kind], said[f"{kind}_offload"], strict=True):

@@ -12,10 +12,10 @@ import torch
 
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training import build, speed
+from hpc_trainer.training import build, loop
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.data.loader import BatchIterator
-from hpc_trainer.training.speed import Speed
+from hpc_trainer.training.loop import Speed
 from tests.unit.training.world_child import compose, play
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -38,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(speed, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr("hpc_trainer.runtime.devices.time", clock)
     monkeypatch.setattr("hpc_trainer.runtime.spans.time", clock)
     return clock

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.deploy.exported import CARD, CONFIG
+from hpc_trainer.deploy.report import read_exports, report_part
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.report.data import Report, read_exports
+from hpc_trainer.operate.report.data import Report
 from hpc_trainer.operate.report.page import render_page
-from hpc_trainer.record.exported import CARD, CONFIG
 from hpc_trainer.record.files import sha256_of
 
 
@@ -37,12 +38,15 @@ def test_the_page_has_accuracy_by_size_and_latency(tmp_path: Path) -> None:
     found = read_exports([tmp_path / "all"])
     assert [each.name for each in found] == ["original (PyTorch, fp32)", "onnx", "onnx int8"]
     assert [each.num_bytes for each in found] == [4_000_000, 1_000_000, 1_000_000]
-    page = render_page(Report(sweep="s", counts={}, runs=[], scaling=[], exports=found))
+    part = report_part([tmp_path / "all"])
+    assert [export["name"] for export in part.content["exports"]] == [each.name for each in found]
+    page = render_page(Report(sweep="s", counts={}, runs=[], scaling=[], studies=[part.section]))
     for title in ("eval_accuracy by megabytes", "eval_accuracy by ms, batch of 1", "eval_accuracy by ms, batch of 64"):
         assert f"<h3>{title}</h3>" in page
     assert page.count("<circle") == 9
     assert "cnn-&lt;1&gt; onnx int8" in page
-    assert "<h2>Exports</h2>" not in render_page(Report(sweep="s", counts={}, runs=[], scaling=[]))
+    nothing = Report(sweep="s", counts={}, runs=[], scaling=[], studies=[report_part([]).section])
+    assert "<h2>Exports</h2>" not in render_page(nothing)
 
 
 def test_folders_without_figures_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Folder of an exported model: its formats, the names of its files, and its card. No torch."""
+"""Folder of an export: formats of the model's file, names of the files, and the card, which is read with checks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.errors import ConfigError, RunStateError, valid
-from hpc_trainer.record.files import check_trusted, sha256_of
+from hpc_trainer.record.files import sha256_of
+from hpc_trainer.record.reading import check_trusted
 
 CARD, CARD_TEXT, CONFIG, LOAD = "card.json", "card.md", "config.yaml", "load.py"
 CARD_FORMAT = 1
+SWEEP_KEYS = {"forms": "lists the forms in which `export` writes one trained run, and is not a grid of runs"}
 _LONGEST_CARD = 4 * 2**20  # bytes, mostly for names of classes
 
 
@@ -76,13 +78,13 @@ def prune_values(prune: str) -> dict[str, Any]:
         return {"method": "n_m", "n": int(n_m[1]), "m": int(n_m[2])}
     near = "channels:0.5" if prune.startswith("channels") else "2:4" if ":" in prune else "0.5"
     raise ConfigError(
-        f"--prune {prune} must be a share of the weights that become zero, greater than 0 and less than 1 (0.5), or "
-        f"of the channels that are taken out (channels:0.5), or how many of so many weights stay (2:4). "
+        f"--prune {prune} must be the share of weights that become zero, greater than 0 and less than 1 (0.5), the "
+        "share of channels that are removed (channels:0.5), or how many weights stay of each group (2:4). "
         f"Use --prune {near}."
     )
 
 
-def what_of(to: str, quantize: str | None, prune: str | None) -> str:
+def options_text(to: str, quantize: str | None, prune: str | None) -> str:
     """Return the options that select a form of a model, as the user types them."""
     return f"--to {to}{f' --quantize {quantize}' if quantize else ''}{f' --prune {prune}' if prune else ''}"
 
@@ -113,10 +115,13 @@ def needed_package(card: Mapping[str, Any]) -> str | None:
 def _why_not(to: str, quantize: str) -> str:
     if quantize == "int4":
         return (
-            "torch packs numbers of 4 bits for GPUs alone, and on a CPU each would take a byte. Use --to onnx "
+            "torch packs 4-bit numbers only on GPUs; on a CPU each would take a byte. Use --to onnx "
             f"--quantize int4, or --to {to if FORMATS[to].quantized else 'torch'} --quantize int8."
         )
-    return f"it holds plain tensors alone, and these are torchao's. Use --to torch --quantize {quantize}, or --to onnx."
+    return (
+        "the format holds only plain tensors, and quantized weights are torchao's own. Use --to torch "
+        f"--quantize {quantize}, or --to onnx."
+    )
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -139,10 +144,16 @@ def read_card(folder: Path) -> dict[str, Any]:
             and (quantize is None or quantize in kind.quantized)
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise RunStateError(f"{folder / CARD} is no card of `hpc-trainer export`: {error!r}. Export anew.") from error
+        raise RunStateError(
+            f"{folder / CARD} is not a card of `hpc-trainer export`: {error!r}. Export the run again."
+        ) from error
     if not is_ours:
-        raise RunStateError(f"{folder / CARD} is of another version of hpc_trainer, or changed. Export anew.")
+        raise RunStateError(
+            f"{folder / CARD} was written by another version of hpc_trainer, or changed. Export the run again."
+        )
     check_trusted(folder / name)
     if sha256_of(folder / name) != digest:
-        raise RunStateError(f"{folder / name} is not what {CARD} describes: its SHA-256 is another. Export anew.")
+        raise RunStateError(
+            f"{folder / name} is not the file that {CARD} describes: the SHA-256 differs. Export the run again."
+        )
     return card  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
-"""Slurm's reasons for the state of a job (squeue(1), "JOB REASON CODES").
+"""Slurm's terms: job states, and reasons for the state of a job. No other file spells a state out.
 
-For a waiting job: what the reason means in plain words, and what the user can do. For an ending job: how it ends.
+squeue, sacct and scontrol share the states. A state missing here comes from a newer release: it has no meaning for a
+run, and is shown unchanged.
 """
 
 from __future__ import annotations
@@ -8,18 +9,43 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpc_trainer.slurm import states
+PENDING = "PENDING"
+COMPLETING = "COMPLETING"
+COMPLETED = "COMPLETED"
+CANCELLED = "CANCELLED"
+FAILED = "FAILED"
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
+PREEMPTED = "PREEMPTED"
+NODE_FAIL = "NODE_FAIL"
+TIMEOUT = "TIMEOUT"
+DEADLINE = "DEADLINE"
+BOOT_FAIL = "BOOT_FAIL"
+CUT_OUT_OF_MEMORY = "OUT_OF_ME"
+"""sacct cuts its longest word."""
+AT_WORK = frozenset({"RUNNING", "CONFIGURING", "STOPPED", "SUSPENDED", "SIGNALING", "RESIZING", "STAGE_OUT"})
+"""States of a job that still has its nodes; `scontrol requeue Incomplete` works on it."""
+HAS_NODES = AT_WORK | {COMPLETING}
+HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
+"""States of a job that was put back into the queue and waits until somebody releases it."""
+TAKEN_BACK = frozenset({"REQUEUED", "REQUEUE_FED"})
+NOT_BEGUN = frozenset({PENDING, *TAKEN_BACK, *HELD})
+NOT_ENDED = HAS_NODES | {PENDING, "REQUEUED"}
+
+# Slurm's reasons for the state of a job (squeue(1), "JOB REASON CODES").
+#
+# For a waiting job: what the reason means in plain words, and what the user can do. For an ending job: how it ends.
 
 NONE = "None"
 """Reason that Slurm prints if it gives none."""
+
 # End state by the reason of a job that is still COMPLETING (seen on 22.05; RaisedSignal is newer).
 _ENDS = {
-    "TimeLimit": states.TIMEOUT,
-    "NodeDown": states.NODE_FAIL,
-    "OutOfMemory": states.OUT_OF_MEMORY,
-    "NonZeroExitCode": states.FAILED,
-    "JobLaunchFailure": states.FAILED,
-    "RaisedSignal": states.FAILED,
+    "TimeLimit": TIMEOUT,
+    "NodeDown": NODE_FAIL,
+    "OutOfMemory": OUT_OF_MEMORY,
+    "NonZeroExitCode": FAILED,
+    "JobLaunchFailure": FAILED,
+    "RaisedSignal": FAILED,
 }
 _SHELL_KILLED = ("JobLaunchFailure", "RaisedSignal")
 

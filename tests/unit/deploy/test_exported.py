@@ -10,8 +10,7 @@ import pytest
 
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.features.compress import PruneConfig
-from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
-from hpc_trainer.record.exported import (
+from hpc_trainer.deploy.exported import (
     CARD,
     CONFIG,
     FORMATS,
@@ -21,6 +20,7 @@ from hpc_trainer.record.exported import (
     prune_values,
     read_card,
 )
+from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.record.files import sha256_of
 
 
@@ -89,16 +89,16 @@ def test_a_card_is_read(folder: Path) -> None:
 def test_a_card_of_another_kind_is_refused(folder: Path, key: str, value: object) -> None:
     card = json.loads((folder / CARD).read_text())
     (folder / CARD).write_text(json.dumps({**card, key: value}))
-    with pytest.raises(RunStateError, match="of another version of hpc_trainer, or changed"):
+    with pytest.raises(RunStateError, match="written by another version of hpc_trainer, or changed"):
         read_card(folder)
 
 
 def test_a_damaged_folder_is_refused(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(b"weighty")
-    with pytest.raises(RunStateError, match=r"is not what card\.json describes"):
+    with pytest.raises(RunStateError, match=r"is not the file that card\.json describes"):
         read_card(folder)
     (folder / CARD).write_text("{")
-    with pytest.raises(RunStateError, match="is no card of"):
+    with pytest.raises(RunStateError, match="is not a card of"):
         read_card(folder)
 
 
@@ -126,5 +126,5 @@ def test_what_is_typed_for_prune_are_keys_of_its_section(typed: str, values: dic
 
 @pytest.mark.parametrize("typed", ["", "0.0", "1", "1.5", "4:2", "2:2", "0:4", "rows:0.5", "channels:1", "nan"])
 def test_other_words_for_prune_are_refused(typed: str) -> None:
-    with pytest.raises(ConfigError, match=f"--prune {typed} must be a share"):
+    with pytest.raises(ConfigError, match=f"--prune {typed} must be the share"):
         prune_values(typed)
