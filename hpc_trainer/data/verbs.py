@@ -21,7 +21,7 @@ from hpc_trainer.cli.common import console, ended_by_signals, print_json, print_
 from hpc_trainer.cli.given import Chosen, Given, only_point
 from hpc_trainer.data.images.index import build_index
 from hpc_trainer.data.prepare.images import ImageOptions, prepare_images
-from hpc_trainer.data.prepare.job import BROKEN, Asked, Prepared
+from hpc_trainer.data.prepare.job import BROKEN, Prepared, Settings
 from hpc_trainer.data.prepare.tokens import TokenOptions, prepare_tokens
 from hpc_trainer.errors import ConfigError, ExitCode
 from hpc_trainer.operate.torch_process import Tell, ask
@@ -105,13 +105,13 @@ class How:
     as_json: bool
 
     @property
-    def asked(self) -> Asked:
+    def settings(self) -> Settings:
         """Settings of the call.
 
         Raises:
             ConfigError: a number is out of range.
         """
-        return Asked(
+        return Settings(
             num_workers=_num_processes(self.workers), part=_part(self.part), fresh=self.fresh,
             skip_broken=self.skip_broken,
         )  # fmt: skip
@@ -238,18 +238,18 @@ def _show_measured(found: Measured, step_ms: float | None, enough: int | None) -
     )
 
 
-def _prepare(kind: str, words: list[str], to: Path, how: How, prepare: Callable[[Asked, Tell], Prepared]) -> None:
+def _prepare(kind: str, words: list[str], to: Path, how: How, prepare: Callable[[Settings, Tell], Prepared]) -> None:
     began = time.monotonic()
     if how.slurm is not None:
         if how.part is not None:
             raise ConfigError(f"--part={how.part} is for one job, and --slurm gives each of its own. Keep one of them.")
-        done = prepare(dataclasses.replace(how.asked, plan_only=True), lambda *_: None)
+        done = prepare(dataclasses.replace(how.settings, plan_only=True), lambda *_: None)
         if not done.is_whole:
             _submit_parts(kind, words, to, how)
             return
     else:
         with ended_by_signals(), _bar(_UNITS[kind], quiet=how.as_json) as tell:
-            done = prepare(how.asked, tell)
+            done = prepare(how.settings, tell)
     if how.as_json:
         print_json({**dataclasses.asdict(done), "seconds": time.monotonic() - began})
     else:

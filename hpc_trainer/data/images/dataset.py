@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.data.files import Problem, name_of, told
+from hpc_trainer.data.files import Problem, first_problems, name_of
 from hpc_trainer.data.generated.dataset import random_words
 from hpc_trainer.data.images import ImagesConfig, ImageShardsConfig, OnBroken
 from hpc_trainer.data.images.folder import FolderSource
@@ -273,8 +273,8 @@ def build(config: ImagesConfig, split: Split, fed: Mapping[str, Any] | None = No
     missing = list(source.missing())
     if missing:
         raise DataError(
-            f"{len(missing)} shard(s) of data.path={config.path} are not as they were indexed: {told(missing)}. Fix: "
-            "copy them again, or index the folder anew with: hpc-trainer data index."
+            f"{len(missing)} shard(s) of data.path={config.path} are not as they were indexed: "
+            f"{first_problems(missing)}. Fix: copy them again, or index the folder anew with: hpc-trainer data index."
         )
     # The rank itself evaluates, while the loader processes rest and leave their cores free.
     num_threads = max(1, config.num_workers) if split == "eval" else 1

@@ -39,11 +39,11 @@ from hpc_trainer.data.images.pictures import FORMATS as PILLOW
 from hpc_trainer.data.prepare.job import (
     EVAL,
     TRAIN,
-    Asked,
     InputFile,
     Inputs,
     Job,
     Prepared,
+    Settings,
     absolute,
     check_apart,
     check_fraction,
@@ -207,19 +207,19 @@ class ImageOptions:
     shard_mib: int = 128
 
 
-def prepare_images(source: Path, folder: Path, options: ImageOptions, asked: Asked, tell: Any) -> Prepared:
+def prepare_images(source: Path, folder: Path, options: ImageOptions, settings: Settings, tell: Any) -> Prepared:
     """Make the missing pieces; once none is missing, write the index.
 
     Args:
         source: the folder with a folder of pictures for each class.
         folder: the prepared folder.
         options: the options.
-        asked: how to carry out the call.
+        settings: how to carry out the call.
         tell: called with (done, total) pictures from time to time.
 
     Raises:
         ConfigError: an option is wrong, or an option or the input differs from the folder's first call.
-        RunStateError: pictures are broken, and `asked` does not say to skip them.
+        RunStateError: pictures are broken, and `settings` does not say to skip them.
     """
     _check(options)
     source, folder = absolute(source), absolute(folder)
@@ -239,15 +239,15 @@ def prepare_images(source: Path, folder: Path, options: ImageOptions, asked: Ask
     maker = ImageMaker(
         folder=str(job.folder), source=str(source), size=options.size, format=options.format, quality=_quality(options)
     )
-    plan = job.begin(lambda: {"per_shard": _per_shard(maker, parts, options)}, fresh=asked.fresh)
+    plan = job.begin(lambda: {"per_shard": _per_shard(maker, parts, options)}, fresh=settings.fresh)
     pieces = list(_pieces(parts, labels, int(plan["per_shard"])))
-    made = make_missing(job, maker, pieces, asked, tell)
+    made = make_missing(job, maker, pieces, settings, tell)
     records = job.records(pieces)
     if records is None:
         return job.unfinished(pieces, made)
     broken = [(str(name), str(cause)) for record in records for name, cause in record["broken"]]
-    _finish(job, pieces, records, broken, classes, options, asked)
-    remove_temporaries(job.folder, asked)
+    _finish(job, pieces, records, broken, classes, options, settings)
+    remove_temporaries(job.folder, settings)
     return Prepared(
         folder=str(job.folder), is_whole=True, num_pieces=len(pieces), num_made=made, num_missing=0,
         counts={part: _counts(pieces, records, part) for part in (TRAIN, EVAL)}, num_broken=len(broken),
@@ -399,10 +399,10 @@ def _pieces(parts: Mapping[str, Sequence[str]], labels: Mapping[str, int], per_s
 
 def _finish(
     job: Job, pieces: Sequence[Piece], records: Sequence[Mapping[str, Any]], broken: Sequence[tuple[str, str]],
-    classes: list[str], options: ImageOptions, asked: Asked,
+    classes: list[str], options: ImageOptions, settings: Settings,
 ) -> None:  # fmt: skip
     """Write the statistics, the classes and, last, the index; do nothing if the index exists."""
-    tell_broken(job.folder, broken, len(job.inputs.files), "pictures", asked)
+    tell_broken(job.folder, broken, len(job.inputs.files), "pictures", settings)
     counts = {part: _counts(pieces, records, part)["samples"] for part in (TRAIN, EVAL)}
     check_parts(counts, "pictures that can be read", options.eval_fraction)
     if all(_is_indexed(job.folder / part) for part in (TRAIN, EVAL)):

@@ -75,7 +75,7 @@ def shuffled(names: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Settings:
     """Settings of one call. Only `skip_broken` changes the result."""
 
     num_workers: int = 1
@@ -221,11 +221,11 @@ class Job:
 
 
 def make_missing(
-    job: Job, maker: Maker, pieces: Sequence[Piece], asked: Asked, tell: Callable[[int, int], None]
+    job: Job, maker: Maker, pieces: Sequence[Piece], settings: Settings, tell: Callable[[int, int], None]
 ) -> int:
     """Make the missing pieces of this part; return their number. `tell` is called with (done, total)."""
-    index, number = asked.part
-    mine = [] if asked.plan_only else pieces[index - 1 :: number]
+    index, number = settings.part
+    mine = [] if settings.plan_only else pieces[index - 1 :: number]
     missing = job.missing(mine)
     total = sum(piece.amount for piece in mine)
     done = total - sum(piece.amount for piece in missing)
@@ -236,7 +236,7 @@ def make_missing(
         tell(done, total)
 
     count(0)
-    return sum(1 for _ in over_processes(maker, missing, asked.num_workers, count))
+    return sum(1 for _ in over_processes(maker, missing, settings.num_workers, count))
 
 
 def write_record(folder: Path, name: str, record: Mapping[str, Any]) -> None:
@@ -255,9 +255,9 @@ def temporary_of(path: Path) -> Path:
     return Path(own_name(path))
 
 
-def remove_temporaries(folder: Path, asked: Asked) -> None:
+def remove_temporaries(folder: Path, settings: Settings) -> None:
     """Delete files of killed calls in a complete folder; skip this with several parts, as others may be working."""
-    for place in (folder, folder / TRAIN, folder / EVAL, folder / PIECES) if asked.part == (1, 1) else ():
+    for place in (folder, folder / TRAIN, folder / EVAL, folder / PIECES) if settings.part == (1, 1) else ():
         for path in place.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
@@ -290,14 +290,14 @@ def check_parts(splits: Mapping[str, int], what: str, eval_fraction: float) -> N
             )
 
 
-def tell_broken(folder: Path, broken: Sequence[tuple[str, str]], total: int, what: str, asked: Asked) -> None:
-    """List unreadable files or documents in broken.txt; raise RunStateError unless `asked` says to skip them."""
+def tell_broken(folder: Path, broken: Sequence[tuple[str, str]], total: int, what: str, settings: Settings) -> None:
+    """List unreadable files or documents in broken.txt; raise RunStateError unless `settings` says to skip them."""
     if not broken:
         return
     lines = [f"{name}: {cause}".encode("utf-8", "backslashreplace").decode() for name, cause in broken]
     lines = [line.replace("\n", "\\n") for line in lines]
     write_atomic(folder / BROKEN, "".join(f"{line}\n" for line in lines))
-    if asked.skip_broken:
+    if settings.skip_broken:
         return
     raise RunStateError(
         f"{len(broken)} of {total} {what} cannot be read; {folder / BROKEN} lists them. The first: {lines[0]}. "

@@ -63,7 +63,7 @@ def over_processes(maker: Maker, pieces: Sequence[Piece], num_workers: int, tell
             yield piece
         return
     name = f"{type(maker).__module__}.{type(maker).__name__}"
-    asked = {"maker": name, "values": asdict(maker)}  # type: ignore[call-overload]
+    request = {"maker": name, "values": asdict(maker)}  # type: ignore[call-overload]
     command = [sys.executable, *start_words("hpc_trainer.data.prepare.pool")]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(num_workers)
@@ -79,7 +79,7 @@ def over_processes(maker: Maker, pieces: Sequence[Piece], num_workers: int, tell
     def make(piece: Piece) -> Piece:
         process = free.get()
         try:
-            _have_made(process, {**asked, "piece": asdict(piece)}, tell_one)
+            _have_made(process, {**request, "piece": asdict(piece)}, tell_one)
         finally:
             free.put(process)  # also a process that has ended, so that no thread waits for it for ever
         return piece
@@ -99,10 +99,10 @@ def over_processes(maker: Maker, pieces: Sequence[Piece], num_workers: int, tell
                 process.wait()
 
 
-def _have_made(process: Any, asked: dict[str, Any], tell: Tell) -> None:
+def _have_made(process: Any, request: dict[str, Any], tell: Tell) -> None:
     """Let one process make a piece, and raise the error that the process reports."""
     try:
-        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         while "told" in (answer := json.loads(process.stdout.readline())):
             tell(answer["told"])
@@ -127,12 +127,12 @@ def main() -> None:
     """Run one process: make the pieces that are sent until the input ends."""
     with answering() as say:
         for line in sys.stdin:
-            asked = json.loads(line)
-            module, _, name = asked["maker"].rpartition(".")
+            request = json.loads(line)
+            module, _, name = request["maker"].rpartition(".")
             assert module.startswith(_MAKERS)
             try:
-                maker: Maker = getattr(importlib.import_module(module), name)(**asked["values"])
-                maker.make(Piece(**asked["piece"]), lambda count: say({"told": count}))
+                maker: Maker = getattr(importlib.import_module(module), name)(**request["values"])
+                maker.make(Piece(**request["piece"]), lambda count: say({"told": count}))
                 answer: dict[str, Any] = {"done": True}
             except Exception as error:
                 answer = told_error(error)

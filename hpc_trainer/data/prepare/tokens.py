@@ -21,11 +21,11 @@ from hpc_trainer.data.prepare.job import (
     EVAL,
     PIECES,
     TRAIN,
-    Asked,
     InputFile,
     Inputs,
     Job,
     Prepared,
+    Settings,
     absolute,
     check_apart,
     check_fraction,
@@ -66,7 +66,7 @@ class TokenOptions:
 
 
 def prepare_tokens(
-    sources: Sequence[str], folder: Path, options: TokenOptions, asked: Asked, tell: Callable[[int, int], None]
+    sources: Sequence[str], folder: Path, options: TokenOptions, settings: Settings, tell: Callable[[int, int], None]
 ) -> Prepared:
     """Make the missing pieces; once none is missing, write `meta.json` of both parts.
 
@@ -74,12 +74,12 @@ def prepare_tokens(
         sources: files, folders (all files in them that are not hidden) and patterns, as `texts/**/*.txt`.
         folder: the prepared folder.
         options: the options.
-        asked: how to carry out the call.
+        settings: how to carry out the call.
         tell: called with (done, total) bytes of text from time to time.
 
     Raises:
         ConfigError: an option is wrong, or an option or the input differs from the folder's first call.
-        RunStateError: documents are broken, and `asked` does not say to skip them.
+        RunStateError: documents are broken, and `settings` does not say to skip them.
     """
     check_fraction(options.eval_fraction)
     if options.document not in DOCUMENT_IS:
@@ -100,24 +100,24 @@ def prepare_tokens(
     if options.document == "file":
         parts = [part_of(file.name, options.eval_fraction) for file in files]
         check_parts({part: parts.count(part) for part in (TRAIN, EVAL)}, "files", options.eval_fraction)
-    job.begin(dict, fresh=asked.fresh)
+    job.begin(dict, fresh=settings.fresh)
     metas, pieces, made = _whole(job.folder), list(_pieces(files, options.document)), 0
     if metas is None:
         maker = TokenMaker(
             folder=str(job.folder), tokenizer=coding.path, vocab_size=coding.vocab_size, end=coding.end,
             document=options.document, eval_fraction=options.eval_fraction,
         )  # fmt: skip
-        made = make_missing(job, maker, pieces, asked, tell)
+        made = make_missing(job, maker, pieces, settings, tell)
         records = job.records(pieces)
         if records is None:
             metas = _whole(job.folder)  # another part may have just finished the folder
             if metas is None:
                 return job.unfinished(pieces, made)
         else:
-            metas = _finish(job, records, coding, options, asked)
+            metas = _finish(job, records, coding, options, settings)
     for path in (job.folder / PIECES).iterdir():  # also files of a call that was killed here
         path.unlink(missing_ok=True)
-    remove_temporaries(job.folder, asked)
+    remove_temporaries(job.folder, settings)
     return Prepared(
         folder=str(job.folder), is_whole=True, num_pieces=len(pieces), num_made=made, num_missing=0,
         counts={part: {"documents": meta.num_documents, "tokens": meta.num_tokens} for part, meta in metas.items()},
@@ -350,13 +350,13 @@ def _whole(folder: Path) -> dict[str, TokenMeta] | None:
 
 
 def _finish(
-    job: Job, records: Sequence[Mapping[str, Any]], coding: _Coding, options: TokenOptions, asked: Asked
+    job: Job, records: Sequence[Mapping[str, Any]], coding: _Coding, options: TokenOptions, settings: Settings
 ) -> dict[str, TokenMeta]:
     """Join the pieces of both parts; write `meta.json` of each part last."""
     lengths = {part: [length for record in records for length in record["lengths"][part]] for part in (TRAIN, EVAL)}
     broken = [(str(name), str(cause)) for record in records for name, cause in record["broken"]]
     num_documents = sum(map(len, lengths.values())) + len(broken)
-    tell_broken(job.folder, broken, num_documents, "documents", asked)
+    tell_broken(job.folder, broken, num_documents, "documents", settings)
     check_parts({part: len(values) for part, values in lengths.items()}, "documents", options.eval_fraction)
     if coding.path is not None:
         _write_whole(job.folder / TOKENIZER, [Path(coding.path)])

@@ -21,18 +21,18 @@ from hpc_trainer.training.data.protocol import MapDataset
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a batch of the same form with each tensor changed; other parts stay unchanged."""
     if type(batch) is tuple:  # a pair, as most micro-batches are: isinstance would cost 3 µs for each
-        return tuple([change(each) if type(each) is torch.Tensor else map_tensors(each, change) for each in batch])
+        return tuple([change(part) if type(part) is torch.Tensor else map_tensors(part, change) for part in batch])
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, tuple):
-        parts = [map_tensors(each, change) for each in batch]
+        parts = [map_tensors(part, change) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if isinstance(batch, list):
-        return [map_tensors(each, change) for each in batch]
+        return [map_tensors(part, change) for part in batch]
     if isinstance(batch, Mapping):
-        return {name: map_tensors(each, change) for name, each in batch.items()}
+        return {name: map_tensors(part, change) for name, part in batch.items()}
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = {each.name: getattr(batch, each.name) for each in dataclasses.fields(batch)}
+        values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
         return dataclasses.replace(batch, **map_tensors(values, change))
     return batch
 
@@ -51,7 +51,7 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
 def without_content(batch: Any) -> Any:
     """Return a batch of uninitialised tensors of the same shapes and dtypes, on torch's present default device."""
-    return map_tensors(batch, lambda each: torch.empty(each.shape, dtype=each.dtype))
+    return map_tensors(batch, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
 def of_size(dataset: MapDataset, task: Task, first: Any, size: int) -> Any:

@@ -15,7 +15,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.data.files import Problem
 from hpc_trainer.data.images.index import read_index
 from hpc_trainer.data.prepare.images import ImageOptions, prepare_images
-from hpc_trainer.data.prepare.job import Asked
+from hpc_trainer.data.prepare.job import Settings
 from hpc_trainer.data.reading import bench, check
 from hpc_trainer.data.verbs import Measured, Rate
 from hpc_trainer.errors import ConfigError
@@ -162,7 +162,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pixels = np.random.default_rng(index).integers(0, 256, (16, 16, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path)
     options = ImageOptions(size=16, format="png", eval_fraction=0.3)
-    prepare_images(folder / "raw", folder / "out", options, Asked(), lambda *_: None)
+    prepare_images(folder / "raw", folder / "out", options, Settings(), lambda *_: None)
     return folder
 
 

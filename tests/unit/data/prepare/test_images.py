@@ -20,7 +20,7 @@ from hpc_trainer.data.images.index import damaged_shards, index_shard, read_inde
 from hpc_trainer.data.prepare import images
 from hpc_trainer.data.prepare import images as image_shards
 from hpc_trainer.data.prepare.images import ImageOptions, prepare_images
-from hpc_trainer.data.prepare.job import Asked, Prepared
+from hpc_trainer.data.prepare.job import Prepared, Settings
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
 from tests.unit.data.prepare.raw_data import content, picture, raw_pictures, samples
 
@@ -30,16 +30,16 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_SMALLEST_MIB", 0.004)  # some 6 pieces of 30 pictures
 
 
-def _prepare(source: Path, folder: Path, *, asked: Asked | None = None, **options: Any) -> Prepared:
+def _prepare(source: Path, folder: Path, *, settings: Settings | None = None, **options: Any) -> Prepared:
     given = ImageOptions(**{"size": 16, "eval_fraction": 0.3, **options})
-    return prepare_images(source, folder, given, asked or Asked(), lambda *_: None)
+    return prepare_images(source, folder, given, settings or Settings(), lambda *_: None)
 
 
 def test_the_folder_holds_each_picture_once_resized_with_its_label(tmp_path: Path) -> None:
     raw = raw_pictures(tmp_path / "raw")
     told: list[tuple[int, int]] = []
     options = ImageOptions(size=16, eval_fraction=0.3, format="png")
-    done = prepare_images(raw, tmp_path / "out", options, Asked(), lambda *each: told.append(each))
+    done = prepare_images(raw, tmp_path / "out", options, Settings(), lambda *each: told.append(each))
     assert done.is_whole
     assert done.num_made == done.num_pieces > 3
     assert told[0] == (0, 30)
@@ -86,13 +86,13 @@ def test_parts_and_processes_make_the_same_bytes(tmp_path: Path) -> None:
     raw = raw_pictures(tmp_path / "raw")
     _prepare(raw, tmp_path / "whole")
     for index in (2, 3, 1):
-        done = _prepare(raw, tmp_path / "parts", asked=Asked(part=(index, 3)))
+        done = _prepare(raw, tmp_path / "parts", settings=Settings(part=(index, 3)))
         assert done.is_whole == (index == 1), "the last one finishes"
         if not done.is_whole:
             assert done.num_missing > 0
             with pytest.raises(DataError):
                 read_index(tmp_path / "parts" / "train")
-    done = _prepare(raw, tmp_path / "two", asked=Asked(num_workers=2))
+    done = _prepare(raw, tmp_path / "two", settings=Settings(num_workers=2))
     assert done.num_made == done.num_pieces
     assert content(tmp_path / "whole") == content(tmp_path / "parts") == content(tmp_path / "two")
 
@@ -140,7 +140,7 @@ def test_other_options_and_another_input_are_refused_and_named(tmp_path: Path) -
     with pytest.raises(ConfigError, match="had 30 files, and has 31 now"):
         _prepare(raw, out)
     assert content(out) == before
-    done = _prepare(raw, out, asked=Asked(fresh=True))
+    done = _prepare(raw, out, settings=Settings(fresh=True))
     assert sum(counts["samples"] for counts in done.counts.values()) == 31
 
 
@@ -148,9 +148,9 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     raw, out = raw_pictures(tmp_path / "raw"), tmp_path / "out"
     (out / "train").mkdir(parents=True)
     (out / "train" / "precious").write_text("x")
-    for asked in (Asked(), Asked(fresh=True)):
+    for settings in (Settings(), Settings(fresh=True)):
         with pytest.raises(ConfigError, match=r"it holds train and no prepare.json"):
-            _prepare(raw, out, asked=asked)
+            _prepare(raw, out, settings=settings)
     assert content(out) == {"train/precious": hashlib.sha256(b"x").hexdigest()}
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="must be a folder"):
@@ -170,7 +170,7 @@ def test_broken_pictures_are_listed_and_refused_or_left_out(tmp_path: Path) -> N
     assert "truncated" in listed["cat/000.jpg"].lower()
     with pytest.raises(DataError):
         read_index(out / "train")
-    done = _prepare(raw, out, asked=Asked(skip_broken=True))
+    done = _prepare(raw, out, settings=Settings(skip_broken=True))
     assert (done.num_made, done.num_broken) == (0, 3), "what is made already stays"
     assert sum(counts["samples"] for counts in done.counts.values()) == 27
 
@@ -240,7 +240,7 @@ def test_names_of_any_kind_are_packed(tmp_path: Path) -> None:
     odd = ["a.b.jpg", "a.c.jpg", "with space.jpg", "ümläut.jpg", "x" * 120 + ".jpg", os.fsdecode(b"\xff\xfe.jpg")]
     for index, name in enumerate(odd):
         picture(50 + index).save(raw / "cat" / name)
-    done = _prepare(raw, tmp_path / "out", asked=Asked(num_workers=2))
+    done = _prepare(raw, tmp_path / "out", settings=Settings(num_workers=2))
     names = [name for part in ("train", "eval") for name, _, _ in samples(tmp_path / "out" / part)]
     assert len(names) == len(set(names)) == 26 == sum(counts["samples"] for counts in done.counts.values())
     assert all(name.isascii() and name.count(".") == 1 for name in names)
@@ -255,7 +255,7 @@ def test_what_is_no_picture_file_is_told_and_holds_nothing_up(tmp_path: Path) ->
     (raw / "dog" / "up").symlink_to(raw / "dog", target_is_directory=True)
     with (raw / "dog" / "sparse.png").open("wb") as file:
         file.truncate(60 << 30)
-    done = _prepare(raw, tmp_path / "out", asked=Asked(skip_broken=True))
+    done = _prepare(raw, tmp_path / "out", settings=Settings(skip_broken=True))
     assert done.is_whole
     assert (done.num_broken, sum(done.counts[part]["samples"] for part in ("train", "eval"))) == (4, 30)
     told = (tmp_path / "out" / "broken.txt").read_text()

@@ -31,7 +31,7 @@ _PROGRAM = textwrap.dedent(
     import os, signal, sys
     from pathlib import Path
     from hpc_trainer.data.prepare import images, tokens
-    from hpc_trainer.data.prepare.job import Asked
+    from hpc_trainer.data.prepare.job import Settings
 
     kind, source, folder, last, size, fresh = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "fresh"
     images._SMALLEST_MIB, tokens._PIECE = 0.004, 200
@@ -47,10 +47,10 @@ _PROGRAM = textwrap.dedent(
     sys.addaudithook(see)
     if kind == "images":
         options = images.ImageOptions(size=size, eval_fraction=0.3)
-        images.prepare_images(Path(source), Path(folder), options, Asked(fresh=fresh), lambda *_: None)
+        images.prepare_images(Path(source), Path(folder), options, Settings(fresh=fresh), lambda *_: None)
     else:
         options = tokens.TokenOptions(document="line", eval_fraction=0.3)
-        tokens.prepare_tokens([source], Path(folder), options, Asked(), lambda *_: None)
+        tokens.prepare_tokens([source], Path(folder), options, Settings(), lambda *_: None)
     print(count)
     """
 )

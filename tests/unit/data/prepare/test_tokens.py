@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpc_trainer.data.prepare import tokens
-from hpc_trainer.data.prepare.job import Asked, Prepared
+from hpc_trainer.data.prepare.job import Prepared, Settings
 from hpc_trainer.data.prepare.tokens import TokenOptions, prepare_tokens
 from hpc_trainer.data.tokens.files import check_tokens
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
@@ -32,10 +32,10 @@ def _texts(folder: Path, num: int = 20) -> Path:
     return folder
 
 
-def _prepare(source: Any, folder: Path, asked: Asked | None = None, **options: Any) -> Prepared:
+def _prepare(source: Any, folder: Path, settings: Settings | None = None, **options: Any) -> Prepared:
     given = TokenOptions(**{"eval_fraction": 0.3, **options})
     sources = [str(each) for each in (source if isinstance(source, list) else [source])]
-    return prepare_tokens(sources, folder, given, asked or Asked(), lambda *_: None)
+    return prepare_tokens(sources, folder, given, settings or Settings(), lambda *_: None)
 
 
 def _documents(folder: Path) -> list[list[int]]:
@@ -118,14 +118,14 @@ def test_parts_and_processes_make_the_same_bytes(tmp_path: Path) -> None:
     options = {"tokenizer": str(file), "document": "line"}
     _prepare(texts, tmp_path / "whole", **options)
     for index in (3, 1, 2):
-        done = _prepare(texts, tmp_path / "parts", Asked(part=(index, 3)), **options)
+        done = _prepare(texts, tmp_path / "parts", Settings(part=(index, 3)), **options)
         assert done.is_whole == (index == 2)
         if not done.is_whole:
             with pytest.raises(DataError):
                 check_tokens(tmp_path / "parts" / "train")
-    _prepare(texts, tmp_path / "two", Asked(num_workers=2), **options)
+    _prepare(texts, tmp_path / "two", Settings(num_workers=2), **options)
     assert content(tmp_path / "whole") == content(tmp_path / "parts") == content(tmp_path / "two")
-    again = _prepare(texts, tmp_path / "two", Asked(num_workers=2), **options)
+    again = _prepare(texts, tmp_path / "two", Settings(num_workers=2), **options)
     assert (again.num_made, again.is_whole) == (0, True)
 
 
@@ -135,10 +135,10 @@ def test_broken_documents_are_listed_and_refused_or_left_out(tmp_path: Path) -> 
     with pytest.raises(RunStateError, match="1 of 21 documents cannot be read"):
         _prepare(texts, tmp_path / "out", tokenizer=str(file))
     assert (tmp_path / "out" / "broken.txt").read_text() == "latin.txt: it is no UTF-8: byte 1 of it\n"
-    done = _prepare(texts, tmp_path / "out", Asked(skip_broken=True), tokenizer=str(file))
+    done = _prepare(texts, tmp_path / "out", Settings(skip_broken=True), tokenizer=str(file))
     assert (done.num_made, done.num_broken) == (0, 1)
     assert sum(each["documents"] for each in done.counts.values()) == 20
-    _prepare(texts, tmp_path / "lines", Asked(skip_broken=True), tokenizer=str(file), document="line")
+    _prepare(texts, tmp_path / "lines", Settings(skip_broken=True), tokenizer=str(file), document="line")
     assert (tmp_path / "lines" / "broken.txt").read_text() == "latin.txt, byte 0: it is no UTF-8: byte 1 of it\n"
 
 
