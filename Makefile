@@ -17,7 +17,7 @@ SIDE_BY_SIDE ?= 1
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 
-.PHONY: demo test test-long soak lint unit coverage mutants test-gpu slurm-tests slurm-24.11 shared-folder xla keras bench slurm-up slurm-down pythons clean
+.PHONY: demo test test-long soak lint unit coverage mutants test-gpu slurm-tests slurm-24.11 chosen slurm-chosen shared-folder xla keras bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -67,6 +67,15 @@ slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names anoth
 slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 	SLURM=24.11 $(BIN)/python -m tests.slurm.testbed build  # before the clock of the first test
 	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py
+
+# CI's second part, beside a newer Slurm: bounded, as what a change touches may be everything.
+CHOSEN ?=
+chosen: $(VENV)/.dev  ## Of the long tests: what a change touches, and a sample each day; CHOSEN="--since main --list"
+	nice -n 5 $(BIN)/python -m tests.chosen $(CHOSEN)
+
+slurm-chosen: slurm-24.11  ## On a newer Slurm than the host's: lifecycle, and two scenarios that each day draws
+	scenarios=$$($(BIN)/python -m tests.chosen --scenarios 2) && SLURM=24.11 HPC_TRAINER_SCENARIOS=$$scenarios \
+	    $(ON_SLURM) tests/slurm/scenarios
 
 shared-folder: $(VENV)/.dev  ## What can happen to a run, on NFS, Lustre and others as they are played: some 20 min
 	$(BIN)/python -m pytest -m long --numprocesses $(CLUSTERS) --dist worksteal tests/shared_folder tests/slurm/shared_folder

@@ -8,24 +8,58 @@ python -m tests.each_alone --log alone.log --resume   # leaves out the files tha
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
-PASSED, FAILED = "passed", "FAILED"
-_NO_TESTS = 5  # pytest's exit code where a file has none of those that `make unit` plays
+PASSED, FAILED, UNFINISHED = "passed", "FAILED", "UNFINISHED"
+OF_MAKE_UNIT = "not slurm and not long and not xla"
+_NO_TESTS = 5  # pytest's exit code where a file has none of the chosen tests
 
 
-def play(path: Path) -> str | None:
-    """Return what pytest says of the file, if it does not pass alone."""
-    words = ["-q", "-p", "no:cacheprovider", "-m", "not slurm and not long and not xla", name_of(path)]
+def play(
+    path: Path,
+    markers: str = OF_MAKE_UNIT,
+    more: Sequence[str] = (),
+    *,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> tuple[str, str]:
+    """Return the verdict on a test file that is played alone, and what pytest printed if it does not pass.
+
+    Args:
+        path: the file.
+        markers: pytest's expression of the tests to choose.
+        more: more words for pytest.
+        timeout_s: after so long pytest and what it started end, and the verdict is UNFINISHED.
+        env: variables besides this process's own.
+    """
+    words = ["-q", "-p", "no:cacheprovider", "-m", markers, *more, name_of(path)]
     words[:0] = ["-W", "ignore:Module already imported"]  # it brings a plugin for pytest, and is in the warm process
-    done = warm.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, text=True)
-    return None if done.returncode in (0, _NO_TESTS) else f"{done.stdout[-5000:]}{done.stderr[-2000:]}"
+    process = warm.Popen(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=ROOT, env={**os.environ, **(env or {})}, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    verdict = ""
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        verdict = UNFINISHED
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+    verdict = verdict or (PASSED if process.returncode in (0, _NO_TESTS) else FAILED)
+    return verdict, "" if verdict == PASSED else said[-7000:]
 
 
 def name_of(path: Path) -> str:
@@ -54,7 +88,6 @@ def main(words: list[str]) -> int:
     paths = [path.resolve() for path in given.files] or sorted(everything)
     known = passed_before(given.log) if given.resume and given.log else set()
     paths = [path for path in paths if name_of(path) not in known]
-    failed = []
 
     def tell(text: str) -> None:
         print(text, flush=True)
@@ -62,19 +95,16 @@ def main(words: list[str]) -> int:
             with given.log.open("a") as log:
                 log.write(f"{text}\n")
 
-    def played(path: Path) -> None:
+    def played(path: Path) -> bool:
         began = time.monotonic()
-        said = play(path)
-        seconds = f"{time.monotonic() - began:.0f} s"
-        if said is not None:
-            failed.append(path)
-        tell(f"{PASSED if said is None else FAILED} {name_of(path)} {seconds}" + ("" if said is None else f"\n{said}"))
+        verdict, said = play(path)
+        tell(f"{verdict} {name_of(path)} {time.monotonic() - began:.0f} s\n{said}".rstrip())
+        return verdict == PASSED
 
     with ThreadPoolExecutor(2) as pool:
-        for _ in pool.map(played, paths):
-            pass
-    tell(f"{len(paths) - len(failed)} of {len(paths)} files pass alone")
-    return int(bool(failed))
+        num_passed = sum(pool.map(played, paths))
+    tell(f"{num_passed} of {len(paths)} files pass alone")
+    return int(num_passed < len(paths))
 
 
 if __name__ == "__main__":

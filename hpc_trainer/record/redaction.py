@@ -61,6 +61,11 @@ _BEFORE_TOKEN = frozenset(
 _KEY_FILE = re.compile(r"id_(rsa|dsa|ecdsa|ed25519)(_sk)?([._~-].*)?")
 
 
+def secrets_among(names: Iterable[str]) -> list[str]:
+    """Return the paths that look like a secret or are in a folder of secrets, in the same order."""
+    return [name for name in names if is_secret(name)]
+
+
 def is_secret(name: str) -> bool:
     """Return True if the path `name` looks like a secret, or is in a folder of secrets."""
     parts = name.lower().split("/")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.load import PASSED_OVER, Memo
+from hpc_trainer.config.load import PASSED_OVER
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record.files import append_texts, make_folder
 from hpc_trainer.record.layout import SweepPaths, is_run_id
@@ -156,39 +156,42 @@ def append_specs(paths: SweepPaths, specs: Sequence[RunSpec]) -> None:
     specs that no submission names: those runs are NEW, and the next command adds the other specs.
     """
     if specs:
-        memo = Memo()
+        texts: dict[int, tuple[object, str]] = {}
         make_folder(paths.intents)
         for path in (paths.specs_copy, paths.specs):
             starts = range(0, len(specs), _SPECS_A_WRITE)
             append_texts(
-                path, ("".join(_line(spec, memo) for spec in specs[start : start + _SPECS_A_WRITE]) for start in starts)
+                path,
+                ("".join(_line(spec, texts) for spec in specs[start : start + _SPECS_A_WRITE]) for start in starts),
             )
 
 
-def _line(spec: RunSpec, memo: Memo) -> str:
-    """Return one line of the file. A section that several specs share is serialized once."""
+def _line(spec: RunSpec, texts: dict[int, tuple[object, str]]) -> str:
+    """Return one line of the file.
+
+    Args:
+        spec: the run.
+        texts: id -> object and text of the sections and shapes so far: what several specs share is serialized once.
+    """
+    sections = {key: value for key, value in spec.config.items() if isinstance(value, dict)}
+    for part in (*sections.values(), spec.shape):
+        if id(part) not in texts:
+            texts[id(part)] = part, json.dumps(dataclasses.asdict(part) if isinstance(part, Shape) else part)
     config = ", ".join(
-        [
-            f"{json.dumps(key)}: {memo.of(json.dumps, value) if isinstance(value, dict) else json.dumps(value)}"
-            for key, value in spec.config.items()
-        ]
+        f"{json.dumps(key)}: {texts[id(value)][1] if key in sections else json.dumps(value)}"
+        for key, value in spec.config.items()
     )
     head = {
         "format": SPEC_FORMAT, "run_id": spec.run_id, "digest": spec.digest, "axes": dict(spec.axes),
         "overrides": spec.overrides, "hardware": spec.hardware, "num_steps": spec.num_steps,
     }  # fmt: skip
-    shape = memo.of(_shape_text, spec.shape)
-    return seal(f"{json.dumps(head)[:-1]}{_SHAPE}{shape}{_CONFIG}{{{config}}}}}") + "\n"
+    return seal(f"{json.dumps(head)[:-1]}{_SHAPE}{texts[id(spec.shape)][1]}{_CONFIG}{{{config}}}}}") + "\n"
 
 
 # Beginnings of the last two values of a line. No JSON string contains them: a quotation mark in it has a backslash.
 _SHAPE, _CONFIG = ', "shape": ', ', "config": '
 _SHAPE_BEGIN, _CONFIG_BEGIN = _SHAPE.encode(), _CONFIG.encode()
 _decode = json.JSONDecoder().decode
-
-
-def _shape_text(shape: Shape) -> str:
-    return json.dumps(dataclasses.asdict(shape))
 
 
 def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, RunSpec]:

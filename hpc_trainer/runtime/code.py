@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpc_trainer.record.redaction import Redaction, is_secret
+from hpc_trainer.record.redaction import Redaction, is_secret, secrets_among
 
 # A package with more files holds data or half an environment. Its digest would take seconds on a shared file system.
 _MAX_FILES = 2_000
@@ -124,7 +124,7 @@ def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | N
     if revision is None:
         return None
     changed = _names(top, "diff", "--name-only", "--no-ext-diff", "-z", "HEAD", "--", within)
-    left_out = [file for file in changed if is_secret(file)]
+    left_out = secrets_among(changed)
     but = [f":(exclude,literal,top){file}" for file in left_out]
     diff = _git(top, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", within, *but) or ""
     untracked = _names(top, "ls-files", "--others", "--exclude-standard", "-z", "--", within)

@@ -44,7 +44,7 @@ from hpc_trainer.launch.frozen_code import frozen_worker, import_path, unpacking
 from hpc_trainer.launch.frozen_code.frozen_worker import IMPORT_PATH, MAIN, UNPACKING, manifest_digest
 from hpc_trainer.launch.frozen_code.import_path import is_below, is_environment
 from hpc_trainer.launch.frozen_code.unpacking import LINK
-from hpc_trainer.record.redaction import is_secret
+from hpc_trainer.record.redaction import secrets_among
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.code import run_git
 
@@ -172,18 +172,25 @@ class Rules:
     runs_dir: str | None = None
     max_files: int = 10_000
     secrets: list[str] = field(default_factory=list, compare=False)
-    """Names that were left out because they look like secrets; `leaves_out` appends them."""
+    """Names that were left out because they look like secrets; `kept` adds them."""
 
-    def leaves_out(self, name: str, *, is_tracked: bool = False, is_folder: bool = False) -> bool:
-        """Return True if the file `name` (a path below the root), or the whole folder, is not frozen."""
-        if _matches(name, self.exclude) or _matches(name, _NEVER):
-            return True
-        if is_secret(name):
-            self.secrets.append(name)
-            return True
-        # my_lab/checkpoints/store.py is code.
-        is_output = not is_folder and not name.endswith(".py") and _matches(name, _OUTPUTS)
-        return is_output and not is_tracked and not _matches(name, self.include)
+    def kept(self, names: Iterable[str], *, tracked: Collection[str] = (), are_folders: bool = False) -> list[str]:
+        """Return those of the files that are frozen, in the same order; those of the folders that are not left out.
+
+        Args:
+            names: paths below the root.
+            tracked: the files that git tracks: outputs of runs among them are frozen.
+            are_folders: True if `names` are folders.
+        """
+        names = [name for name in names if not _matches(name, self.exclude) and not _matches(name, _NEVER)]
+        secrets = dict.fromkeys(secrets_among(names))
+        self.secrets.extend(secrets)
+        names = [name for name in names if name not in secrets]
+        return names if are_folders else [name for name in names if name in tracked or not self._is_output(name)]
+
+    def _is_output(self, name: str) -> bool:
+        """Return True for an output of runs that `include` does not name; my_lab/checkpoints/store.py is code."""
+        return not name.endswith(".py") and _matches(name, _OUTPUTS) and not _matches(name, self.include)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -229,21 +236,25 @@ def git_files(top: Path, rules: Rules) -> list[str] | None:
     listed = _git(top, "ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard", *sweeps)
     if listed is None:
         return None
-    wanted: set[str] = set()
+    files: list[str] = []
+    tracked: set[str] = set()
     nested: list[str] = []
     for tag, name in ((entry[0], entry[2:]) for entry in listed if entry):
         is_tracked = tag != "?"
         if name.endswith("/") or (is_tracked and (top / name).is_dir() and not (top / name).is_symlink()):
             nested.append(name.rstrip("/"))
-        elif not rules.leaves_out(name, is_tracked=is_tracked):
-            wanted.add(name)
+        else:
+            files.append(name)
+            if is_tracked:
+                tracked.add(name)
+    wanted = set(rules.kept(files, tracked=tracked))
     if rules.include:
         # --directory: ignored folders (data, environments) are one entry and are not walked through.
         ignored = _git(top, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", *sweeps)
         names = [name for name in ignored or [] if name and not name.endswith("/")]
-        wanted.update(name for name in names if _matches(name, rules.include) and not rules.leaves_out(name))
-    for folder in nested:
-        if not rules.leaves_out(folder, is_folder=True) and (top / folder / ".git").exists():
+        wanted.update(rules.kept(name for name in names if _matches(name, rules.include)))
+    for folder in rules.kept(nested, are_folders=True):
+        if (top / folder / ".git").exists():
             of_folder = Rules(rules.include, (), rules.runs_dir, rules.max_files)
             inside = git_files(top / folder, of_folder) or []
             rules.secrets.extend(f"{folder}/{secret}" for secret in of_folder.secrets)
@@ -298,13 +309,17 @@ def importable_files(root: Path, packages: Iterable[str], rules: Rules, kinds: t
 
 
 def _importable(root: Path, named: Collection[str], rules: Rules, kinds: tuple[str, ...]) -> Iterator[str]:
+    modules: list[str] = []
+    folders: list[str] = []
     for entry in _scan(root):
         if entry.is_symlink() or entry.is_file(follow_symlinks=False):
             is_module = entry.name.endswith(kinds) or (entry.is_symlink() and entry.name in named)
-            if is_module and not entry.name.startswith(".") and not rules.leaves_out(entry.name):
-                yield entry.name
+            if is_module and not entry.name.startswith("."):
+                modules.append(entry.name)
         elif entry.name in named or _holds(entry.path, kinds):
-            yield from files_below(root, entry.name, rules)
+            folders.append(entry.name)
+    yield from rules.kept(modules)
+    yield from files_below(root, folders, rules)
 
 
 def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
@@ -326,22 +341,26 @@ def _holds(folder: str, kinds: tuple[str, ...]) -> bool:
         return False
 
 
-def files_below(root: Path, name: str, rules: Rules) -> Iterator[str]:
-    """Yield all files of the folder `name` in `root`, except hidden files, environments and weights."""
-    folder = root / name
-    if rules.leaves_out(name, is_folder=True) or name.rsplit("/", 1)[-1].startswith("."):
-        return
-    if rules.runs_dir is not None and os.path.realpath(folder) == rules.runs_dir:
-        return
-    entries = _scan(folder)
-    if {"pyvenv.cfg", "conda-meta"} & {entry.name for entry in entries}:
-        return
-    for entry in entries:
-        below = f"{name}/{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            yield from files_below(root, below, rules)
-        elif not rules.leaves_out(below) and not entry.name.startswith("."):
-            yield below
+def files_below(root: Path, folders: Iterable[str], rules: Rules) -> Iterator[str]:
+    """Yield all files of these folders in `root`, except hidden files, environments and weights, level by level."""
+    level = rules.kept(folders, are_folders=True)
+    while level:
+        files: list[str] = []
+        below: list[str] = []
+        for name in level:
+            folder = root / name
+            if name.rsplit("/", 1)[-1].startswith("."):
+                continue
+            if rules.runs_dir is not None and os.path.realpath(folder) == rules.runs_dir:
+                continue
+            entries = _scan(folder)
+            if {"pyvenv.cfg", "conda-meta"} & {entry.name for entry in entries}:
+                continue
+            for entry in entries:
+                kind = below if entry.is_dir(follow_symlinks=False) else files
+                kind.append(f"{name}/{entry.name}")
+        yield from (name for name in rules.kept(files) if not name.rsplit("/", 1)[-1].startswith("."))
+        level = rules.kept(below, are_folders=True)
 
 
 def _is_below(path: Path, folder: str | None) -> bool:
@@ -503,7 +522,7 @@ def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, 
         # Only the package of our own checkout: nothing in it needs the tests, and a run's conf/ is in its spec.
         source = str(ours.parent)
         root = roots.setdefault(source, Root(source=source, how="copy"))
-        root.files = sorted({*root.files, *files_below(ours.parent, "hpc_trainer", Rules())})
+        root.files = sorted({*root.files, *files_below(ours.parent, ["hpc_trainer"], Rules())})
         root.packages["hpc_trainer"] = "."
     return _named(roots.values())
 

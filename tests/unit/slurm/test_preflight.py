@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition
-from hpc_trainer.slurm.preflight import find_shape_problems, longest_limit
+from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition, find_shape_problems, longest_limit
 from hpc_trainer.slurm.shape import Shape
 
 SHAPE = Shape(

@@ -31,32 +31,34 @@ from hpc_trainer.config.store import ALL_KEYS, KEYS, VARIANTS
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "keys.md"
 LEAVES = [each for each in ALL_KEYS if each.section is None]
-NAMED = [pytest.param(each, id=f"{each.kind.__name__}.{each.name}") for each in LEAVES]
-LIMITED = [pytest.param(each, id=f"{each.kind.__name__}.{each.name}") for each in LEAVES if each.key.limits]
+LIMITED = [each for each in LEAVES if each.key.limits]
 NUMBERS = (int, float)
 UNITS = {"s": "s", "min": "min", "gb": "GB", "mb": "MB", "steps": "steps", "hours": "h"}
 
 
 def _schemas() -> Iterator[type]:
-    for module in pkgutil.iter_modules(schema.__path__, f"{schema.__name__}."):
+    for module in pkgutil.walk_packages(schema.__path__, f"{schema.__name__}."):
         for kind in vars(importlib.import_module(module.name)).values():
             if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == module.name:
                 yield kind
 
 
-@pytest.mark.parametrize("kind", [kind for kind in _schemas() if kind is not Key], ids=lambda kind: kind.__name__)
-def test_every_field_of_every_schema_says_what_hangs_on_it(kind: type) -> None:
-    silent = [each.name for each in dataclasses.fields(kind) if declared(kind, each.name) is None]
-    assert not silent, f"declare {kind.__name__}.{silent[0]} with key(...), config/schema/key.py"
+def test_every_field_of_every_schema_says_what_hangs_on_it() -> None:
+    kinds = [kind for kind in _schemas() if kind is not Key]
+    assert len(kinds) > 50
+    for kind in kinds:
+        silent = [each.name for each in dataclasses.fields(kind) if declared(kind, each.name) is None]
+        assert not silent, f"declare {kind.__name__}.{silent[0]} with key(...), config/schema/key.py"
 
 
-@pytest.mark.parametrize("each", NAMED)
-def test_a_key_says_all_of_it(each: Declared) -> None:
-    said = each.key
-    assert said.identity is not None, f"{each.name}: does another value make another run? COUNTS, ONCE_SET or APART"
-    assert said.resume is not None, f"{each.name}: may a run go on with another value? SAFE, SCHEDULE or INCOMPATIBLE"
-    assert said.in_graph is not None, f"{each.name}: may another value be another compiled graph? in_graph="
-    assert said.limits or not _is_number(each), f"{each.name} is a number: say which are legal, limits="
+def test_a_key_says_all_of_it() -> None:
+    assert len(LEAVES) > 200
+    for each in LEAVES:
+        said, name = each.key, f"{each.kind.__name__}.{each.name}"
+        assert said.identity is not None, f"{name}: does another value make another run? COUNTS, ONCE_SET or APART"
+        assert said.resume is not None, f"{name}: may a run go on with another value? SAFE, SCHEDULE or INCOMPATIBLE"
+        assert said.in_graph is not None, f"{name}: may another value be another compiled graph? in_graph="
+        assert said.limits or not _is_number(each), f"{name} is a number: say which are legal, limits="
 
 
 def test_a_new_key_that_says_nothing_is_named() -> None:
@@ -84,9 +86,14 @@ def test_what_came_later_is_left_out_at_its_default_and_nothing_else_is() -> Non
         assert is_same is (each.key.identity is not Identity.counts), each.name
 
 
-@pytest.mark.parametrize("each", LIMITED)
-def test_what_is_said_of_limits_is_what_is_checked(each: Declared) -> None:
+def test_what_is_said_of_limits_is_what_is_checked() -> None:
     """The values just outside are refused by name, and those just inside are not refused for their size."""
+    assert len(LIMITED) > 100
+    for each in LIMITED:
+        _check_limits(each)
+
+
+def _check_limits(each: Declared) -> None:
     inside, outside = _around(str(each.key.limits), is_int=int in _kinds(each))
     for value in (*inside, *outside):
         config = _with_variant(each)
@@ -95,7 +102,7 @@ def test_what_is_said_of_limits_is_what_is_checked(each: Declared) -> None:
         setattr(owner, each.field.name, several.get(type(each.default), value))
         told = [line for line in find_problems(config) if line.startswith((f"{each.name}=", f"{each.name}["))]
         of_size = [line for line in told if re.search("must be (at|in|between|greater|more|a power|≥|[0-9(])", line)]
-        assert of_size if value in outside else not of_size, (value, told)
+        assert of_size if value in outside else not of_size, (each.name, value, told)
 
 
 def test_the_page_of_keys_is_made_of_the_schemas() -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.states import RunState
-from hpc_trainer.runtime.decide import (
+from hpc_trainer.runtime.pace import SIGNAL_SLACK_S
+from hpc_trainer.slurm.terms import AT_WORK
+from hpc_trainer.worker.conclude import (
     Action,
     Answer,
     Decision,
@@ -21,8 +23,6 @@ from hpc_trainer.runtime.decide import (
     decide_stop,
     decide_successor,
 )
-from hpc_trainer.runtime.pace import SIGNAL_SLACK_S
-from hpc_trainer.slurm.terms import AT_WORK
 
 # Slurm's job states (slurm.schedmd.com/job_state_codes.html), and one that no release has.
 STATES = [
