@@ -229,7 +229,7 @@ import json, re, sys, time
 import numpy as np
 from pathlib import Path
 from hpc_trainer.data.images import ImageShardsConfig
-from hpc_trainer.datasets.images import shards
+from hpc_trainer.data.images import shards
 fraction = json.loads(sys.argv[2])
 def mib():
     found = re.findall(r"Rss(?:Anon|File):\s+(\d+)", open("/proc/self/status").read())

@@ -105,12 +105,12 @@ _PREPARES = """\
 import sys
 from pathlib import Path
 from hpc_trainer.data.prepare import images
-from hpc_trainer.data.prepare.job import Asked
+from hpc_trainer.data.prepare.job import Settings
 
 images._SMALLEST_MIB = 0.004
 options = images.ImageOptions(size=16, eval_fraction=0.3)
-asked = Asked(part=(int(sys.argv[3]), int(sys.argv[4])), num_workers=1)
-images.prepare_images(Path(sys.argv[1]), Path(sys.argv[2]), options, asked, lambda *_: None)
+settings = Settings(part=(int(sys.argv[3]), int(sys.argv[4])), num_workers=1)
+images.prepare_images(Path(sys.argv[1]), Path(sys.argv[2]), options, settings, lambda *_: None)
 """
 
 

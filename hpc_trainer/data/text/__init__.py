@@ -64,7 +64,7 @@ class TextBytesConfig(DataConfig):
 
 
 def _parts(data: TextBytesConfig) -> tuple[int, int] | None:
-    """Return the bytes for training and for evaluation, as `data/tokens/text_bytes.py` cuts them; None if unknown."""
+    """Return the bytes for training and for evaluation, as `dataset.py` cuts them; None if unknown."""
     if not (0 < data.eval_fraction < 1 and data.seq_len >= 2):
         return None
     path = _built_in() if data.path is None else Path(data.path)

@@ -178,7 +178,7 @@ def stream_batches(
     dataset: Any, global_batch_size: int, *, num_left_out: int, rank: int, world_size: int, micro_batch_size: int,
     grad_accum_steps: int, num_workers: int, num_shares: int | None = None,
 ) -> BatchIterator:  # fmt: skip
-    """Return batches as `train_batches` does, of a data set with a `stream` (training/data/stream.py).
+    """Return batches as `train_batches` does, of a data set with a `stream` (`SampleStream`).
 
     The stream keeps its own position.
 

@@ -27,7 +27,7 @@ LOADING = (
     "hardware=cpu_x2 hardware.tasks_per_node=4 data.num_workers=1",
 )
 SAMPLE = (SOURCES[0], LOADING[0])
-"""In `make test`: the batches of each source on each are compared there too (unit/datasets/test_resumed_batches.py)."""
+"""In `make test`: the batches of each source on each are compared there too (unit/data/test_resumed_batches.py)."""
 
 
 def _words(source: str, folder: Path) -> Iterator[str]:

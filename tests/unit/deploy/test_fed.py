@@ -19,7 +19,7 @@ import yaml
 from PIL import Image
 
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.data.prepare.job import Asked
+from hpc_trainer.data.prepare.job import Settings
 from hpc_trainer.data.prepare.tokens import TokenOptions, prepare_tokens
 from hpc_trainer.deploy import evaluate as ask_model
 from hpc_trainer.deploy import evaluate_torch as torch_side
@@ -372,7 +372,7 @@ def _prepared(folder: Path, tokenizer: str, text: str) -> Path:
     source = folder.with_suffix(".txt")
     source.write_text("\n".join(f"{text} {number}" for number in range(60)))
     options = TokenOptions(tokenizer=tokenizer, document="line", eval_fraction=0.4)
-    prepare_tokens([str(source)], folder, options, Asked(), lambda *_: None)
+    prepare_tokens([str(source)], folder, options, Settings(), lambda *_: None)
     return folder
 
 
