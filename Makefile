@@ -55,8 +55,8 @@ ALONE := $(shell unshare --pid --fork --mount --mount-proc true 2>/dev/null && e
 mutants: $(VENV)/.dev | $(VENV)/mutants  ## Small errors drawn in state, slurm, launch, advice: do the nearest tests see 85 %? MUTANTS="--seed 1"
 	nice -n 19 $(ALONE) $(BIN)/python -m tests.mutants $(MUTANTS)
 
-# Tests on a Slurm mostly wait: two at once, each on a cluster of its own.
-CLUSTERS ?= 2
+# Tests on a Slurm mostly wait: three at once, each on a cluster of its own.
+CLUSTERS ?= 3
 ON_SLURM = $(BIN)/python -m pytest -m "slurm and not long" --numprocesses $(CLUSTERS) --dist worksteal
 SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
@@ -73,7 +73,7 @@ CHOSEN ?=
 chosen: $(VENV)/.dev  ## Of the long tests: what a change touches, and a sample each day; CHOSEN="--since main --list"
 	nice -n 5 $(BIN)/python -m tests.chosen $(CHOSEN)
 
-slurm-chosen: slurm-24.11  ## On a newer Slurm than the host's: lifecycle, and two scenarios that each day draws
+slurm-chosen: slurm-24.11  ## On a newer Slurm than the host's: lifecycle, scenarios of causes that no other test has, and two that each day draws
 	scenarios=$$($(BIN)/python -m tests.chosen --scenarios 2) && SLURM=24.11 HPC_TRAINER_SCENARIOS=$$scenarios \
 	    $(ON_SLURM) tests/slurm/scenarios
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.each_alone import FAILED, PASSED, ROOT, UNFINISHED, name_of, play
+from tests.integration.resume_matrix.cells import CELLS, SAMPLE
 from tests.slurm.scenarios.table import ids
 
 LONG = "long and not slurm and not xla"
@@ -47,6 +48,12 @@ ALWAYS: dict[str, tuple[str, ...]] = {
 }
 """What other clients of a shared folder see of checkpoints, of code that is unpacked and of prepared data; with words
 for pytest."""
+PAIRS, MATRIX = "tests/unit/training/test_pairs.py", "tests/integration/resume_matrix/test_resume_matrix.py"
+_NUM_CELLS = 6
+SCENARIOS = ("no_progress", "requeue_refused")
+"""On a real Slurm, each time: causes that no other test has."""
+_FILE_S = 900
+"""A file that takes longer ends as unfinished; its first failure ends it before."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +114,16 @@ def choose(changed: Iterable[str], files: Sequence[str], today: datetime.date) -
             for path in files:
                 if Path(path).is_relative_to(folder):
                     rank[path] = min(rank.get(path, distance), distance)
-    draw = random.Random(today.toordinal()).sample(files, len(files))
+    dice = random.Random(today.toordinal())
+    draw = dice.sample(files, len(files))
+    cells = dice.sample(sorted(CELLS.keys() - set(SAMPLE)), _NUM_CELLS)
+    # Of what takes hours, minutes.
+    bounded = {PAIRS: ("-k", "sample"), MATRIX: ("-k", " or ".join(cells))}
     touched = sorted((path for path in draw if path in rank and path not in ALWAYS), key=rank.__getitem__)
     return [
         *(Chosen(path, "always", more) for path, more in ALWAYS.items()),
-        *(Chosen(path, "touched") for path in touched),
-        *(Chosen(path, "drawn") for path in draw if path not in rank and path not in ALWAYS),
+        *(Chosen(path, "touched", bounded.get(path, ())) for path in touched),
+        *(Chosen(path, "drawn", bounded.get(path, ())) for path in draw if path not in rank and path not in ALWAYS),
     ]
 
 
@@ -137,7 +148,9 @@ def play_all(chosen: Sequence[Chosen], minutes: float, minutes_drawn: float) -> 
         is_late = now - began > 60 * minutes
         if is_late or (each.why == "drawn" and now - first_drawn[0] > 60 * minutes_drawn):
             return
-        verdict, said = play(ROOT / each.path, LONG, each.more, timeout_s=began + 90 * minutes - now)
+        verdict, said = play(
+            ROOT / each.path, LONG, (*each.more, "-x"), timeout_s=min(_FILE_S, began + 90 * minutes - now)
+        )
         verdicts[each.path] = verdict
         print(f"{verdict} {each.path} ({each.why}) {time.monotonic() - now:.0f} s\n{said}".rstrip(), flush=True)
 
@@ -152,9 +165,9 @@ def play_all(chosen: Sequence[Chosen], minutes: float, minutes_drawn: float) -> 
 
 
 def scenarios_of(today: datetime.date, count: int) -> list[str]:
-    """Return the names of the scenarios that the day draws."""
-    names = sorted({name.rpartition("-")[0] for name in ids()})
-    return random.Random(today.toordinal()).sample(names, count)
+    """Return the names of the scenarios that are played: `SCENARIOS`, and those that the day draws."""
+    names = sorted({name.rpartition("-")[0] for name in ids()} - set(SCENARIOS))
+    return [*SCENARIOS, *random.Random(today.toordinal()).sample(names, count)]
 
 
 def main(words: list[str]) -> int:
@@ -165,7 +178,9 @@ def main(words: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=30, help="no file begins later")
     parser.add_argument("--minutes-drawn", type=float, default=10, help="so long files begin that no change touches")
     parser.add_argument("--list", action="store_true", help="only say what would be played")
-    parser.add_argument("--scenarios", type=int, metavar="COUNT", help="only say the day's scenarios")
+    parser.add_argument(
+        "--scenarios", type=int, metavar="COUNT", help="only say the scenarios, with so many that the day draws"
+    )
     given = parser.parse_args(words)
     if given.scenarios:
         print(",".join(scenarios_of(given.date, given.scenarios)))

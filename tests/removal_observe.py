@@ -18,23 +18,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOMAIN = "observe"
-_RUN = ("experiment=digits", "train.num_steps=6", "train.eval_every_steps=3", "monitor.log_every_steps=2")
+VERBS = ("advise", "profile")
+_RUN = ("experiment=digits", "train.num_steps=20", "train.eval_every_steps=10", "monitor.log_every_steps=5")
 _IMPORTS_ALL = """
 import importlib, pkgutil, sys
 import hpc_trainer
 assert hpc_trainer.__file__.startswith(sys.argv[1]), hpc_trainer.__file__
 names = [each.name for each in pkgutil.walk_packages(hpc_trainer.__path__, "hpc_trainer.")]
 for name in names:
-    if not name.endswith("__main__") and ".hydra_plugins" not in name and name not in sys.argv[2:]:
+    if not name.endswith("__main__") and ".hydra_plugins" not in name:
         importlib.import_module(name)
 print(len(names))
 """
-_STANDS_ALONE = (
-    "hpc_trainer.launch.frozen_code.frozen_worker",
-    "hpc_trainer.launch.frozen_code.import_path",
-    "hpc_trainer.launch.frozen_code.unpacking",
-)
-"""Modules of the archive of frozen code, which import nothing of ours by its name."""
 
 
 def without(domain: str, root: Path) -> None:
@@ -56,17 +51,20 @@ def play(root: Path) -> None:
     Raises:
         subprocess.CalledProcessError: a command failed; its output is on standard error.
     """
-    print(f"{_python(root, '-c', _IMPORTS_ALL, str(root), *_STANDS_ALONE).strip()} modules are imported")
+    print(f"{_python(root, '-c', _IMPORTS_ALL, str(root)).strip()} modules are imported")
     planned = json.loads(_ours(root, "plan", *_RUN, "--json"))
     print(f"plan: {len(planned['runs'])} run")
     _ours(root, "train", *_RUN)
     (run,) = json.loads(_ours(root, "status", "--json"))["runs"]
-    assert (run["state"], run["step"]) == ("COMPLETED", 6), run
+    assert (run["state"], run["step"]) == ("COMPLETED", 20), run
     print(f"trained: {run['run_id']} is {run['state']} at step {run['step']}")
     for verb in ("results", "report"):
         _ours(root, verb, "--json")
     assert json.loads(_ours(root, "why", run["run_id"], "--html", str(root / "page.html"), "--json"))["timeline"]
     print("status, results, report and why show it")
+    help_text = _ours(root, "--help")
+    assert not [verb for verb in VERBS if f" {verb} " in help_text], help_text
+    print(f"the verbs {' and '.join(VERBS)} are gone")
 
 
 def _ours(root: Path, *words: str) -> str:

@@ -17,10 +17,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hpc_trainer.config.schema.cluster import HardwareConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy, Sync
-from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
+if TYPE_CHECKING:  # features that declare keys of these sections use this file
+    from hpc_trainer.config.schema.cluster import HardwareConfig
+    from hpc_trainer.config.schema.parallel import ParallelConfig
+    from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 
 DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
 
@@ -81,7 +83,7 @@ def mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
     """
     pp, tp = max(1, parallel.pipeline_parallel), max(1, parallel.tensor_parallel)
     num_data_ranks = max(1, world_size // (pp * tp))
-    is_fsdp = parallel.strategy is Strategy.fsdp
+    is_fsdp = parallel.strategy.value == "fsdp"
     replicate = max(1, parallel.data_parallel_replicate) if is_fsdp else num_data_ranks
     return MeshShape(pp=pp, dp_replicate=replicate, dp_shard=max(1, num_data_ranks // replicate), tp=tp)
 
@@ -147,12 +149,14 @@ def nearest_divisor(total: int, wanted: int, fits: Callable[[int], bool] = lambd
 
 def averages_gradients(config: TrainConfig) -> bool:
     """Return False if ranks step alone from the first step on: DDP's buckets would only waste memory."""
-    return config.parallel.sync is Sync.every_step or config.parallel.sync_warmup_steps > 0
+    from hpc_trainer.config.table.choice import holds  # late: it needs all sections
+
+    return not holds(config, "parallel.sync") or holds(config, "parallel.sync_warmup_steps")
 
 
 def has_buckets(config: TrainConfig) -> bool:
     """Return True if gradients lie in DDP's buckets, which exist from the first step to the last."""
-    is_ddp = config.parallel.strategy is Strategy.ddp and config.hardware.world_size > 1
+    is_ddp = config.parallel.strategy.value == "ddp" and config.hardware.world_size > 1
     return is_ddp and averages_gradients(config)
 
 

@@ -23,14 +23,13 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
-from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.data import TOKENIZER
 from hpc_trainer.config.schema.model import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user_files import is_file, read_given
 from hpc_trainer.deploy.card import as_page, form_of, load_lines, prepare_lines, weights_lines
-from hpc_trainer.deploy.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, options_text, prune_values
+from hpc_trainer.deploy.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, options_text
 from hpc_trainer.deploy.graphs import (
     IN_THE_FILE,
     open_file,
@@ -45,9 +44,9 @@ from hpc_trainer.deploy.trained import (
     DataShape,
     Taken,
     changes_model,
-    compressed,
     data_of,
     deployed_model,
+    pruned,
     quantization_of,
     serve,
     shape_of,
@@ -146,8 +145,7 @@ def _subject(config: TrainConfig, taken: Taken, request: Mapping[str, Any]) -> S
     assert shape is not None
     original = model = deployed_model(config, shape, taken.state)
     if prune is not None:
-        section = section_from_plain(type(config.prune), prune_values(prune))
-        model = compressed(dataclasses.replace(config, prune=section), original, f"--prune {prune}")
+        model = pruned(config, original, prune)
     is_same = model is original and not changes_model(config)
     return Subject(config, shape, model, original, data, taken.state if is_same else model.state_dict())
 

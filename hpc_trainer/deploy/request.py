@@ -19,8 +19,8 @@ from hpc_trainer.config.rules.data_rules import data_problems, task_problems, wi
 from hpc_trainer.config.rules.declared_rules import section_problems
 from hpc_trainer.config.schema.data import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.output import best_is_max
-from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.choice import holds
 from hpc_trainer.config.table.declarations import feature_problems
 from hpc_trainer.config.targets import target_problems
 from hpc_trainer.config.user_files import read_given
@@ -100,7 +100,7 @@ def _listed(steps: list[int]) -> str:
 
 def weights_request(run: Known, config: TrainConfig, which: Which, step: int) -> dict[str, Any]:
     """Return the part of a request that describes the weights."""
-    is_average = config.train.ema_decay is not None and not which.raw
+    is_average = holds(config, "train.ema_decay") and not which.raw
     return {
         "config": dict(run.spec.config),
         "checkpoints": str(run.sweep.run(run.spec.run_id).checkpoints),
@@ -114,9 +114,8 @@ def weights_request(run: Known, config: TrainConfig, which: Which, step: int) ->
 
 def notes_of(config: TrainConfig, step: int) -> tuple[str, ...]:
     """Return a note if the ranks' weights may still differ at `step`, else no notes."""
-    if config.parallel.sync is Sync.every_step or step == config.train.num_steps:
-        return ()
-    return ("With parallel.sync, ranks differ between two averages: these are the weights of rank 0.",)
+    apart = holds(config, "parallel.sync") and step != config.train.num_steps
+    return ("With parallel.sync, ranks differ between two averages: these are the weights of rank 0.",) if apart else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

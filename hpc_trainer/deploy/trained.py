@@ -21,6 +21,7 @@ from hpc_trainer.config.load import from_plain, section_from_plain
 from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.deploy.exported import prune_values
 from hpc_trainer.errors import (
     CheckpointError,
     ConfigError,
@@ -180,20 +181,23 @@ def deployed_model(config: TrainConfig, shape: HasShape, weights: Mapping[str, t
     return model.eval().requires_grad_(False)
 
 
-def compressed(config: TrainConfig, model: nn.Module, option: str) -> nn.Module:
-    """Return a copy of `model` that the features of `config` compress at once, without training.
+def pruned(config: TrainConfig, model: nn.Module, prune: str) -> nn.Module:
+    """Return a copy of `model` that is pruned at once, without training.
 
     Args:
-        config: the run's configuration, with the section that the feature reads.
+        config: the run's configuration.
         model: whole and on the CPU.
-        option: the option that asks for it, for the message.
+        prune: value of `--prune`, in the form of `prune_values`.
 
     Raises:
-        ConfigError: no feature of this installation compresses a model, or the feature cannot compress this one.
+        ConfigError: this installation lacks the feature, or the feature cannot prune this model.
     """
-    hooks = overridden(abilities(config), "compressed")
+    hooks = []
+    if hasattr(config, "prune"):
+        section = section_from_plain(type(config.prune), prune_values(prune))
+        hooks = overridden(abilities(dataclasses.replace(config, prune=section)), "compressed")
     if not hooks:
-        raise ConfigError(f"{option}: no feature of this installation does that. Leave it out.")
+        raise ConfigError(f"--prune {prune}: this installation has no feature that prunes. Leave --prune out.")
     for compress in hooks:
         model = compress(model)
     return model

@@ -19,9 +19,9 @@ from hpc_trainer.config.program import is_one_a_node
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.config.schema.key import Identity
-from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import KEYS
+from hpc_trainer.config.table.choice import holds
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.record.checkpoint_folders import committed
@@ -230,7 +230,11 @@ class _Finder:
             self._limits[key] = _same_until(spec.typed(), twin.num_steps)
         limit, why = self._limits[key]
         kept = committed(self._sweep.run(twin_id).checkpoints)
-        if spec.config["train"]["early_stop"]["patience"] is not None and kept and kept[0][0] < twin.num_steps:
+        if (
+            spec.config["train"].get("early_stop", {}).get("patience") is not None
+            and kept
+            and kept[0][0] < twin.num_steps
+        ):
             return Twin(
                 run_id=run_id, twin=twin_id, why=f"it ended early, at step {kept[0][0]}, as the longer one would"
             )
@@ -246,7 +250,7 @@ def _same_until(config: TrainConfig, num_steps: int) -> tuple[int, str]:
     Returns:
         The count, and the reason for the first difference; "" if all `num_steps` updates are equal.
     """
-    if config.parallel.sync is not Sync.every_step:
+    if holds(config, "parallel.sync"):
         return 0, "with parallel.sync its last step ended a round early"
     schedule, peak, longer = config.schedule, config.optim.lr, config.train.num_steps
     for step in range(num_steps):

@@ -6,12 +6,14 @@
     stragglers.py        measurement of each rank's own work; straggler_log.py judges and records it
     flight_recorder.py   the last collectives of a rank, written when it fails; flight.py is the file, hang.py reads it
     profiler.py          profiles of some steps; profile_request.py asks for one, profile_figures.py reads it
-    advice.py            advice for `advise`, from the facts of a run (facts.py) by rules (rules_of_time.py, ..)
+    advice.py            advice for runs, from their facts (facts.py) by rules (rules_of_time.py, rules_of_resources.py)
+    clues.py             what all of these tell `why` and `report`; verbs.py has the verbs `advise` and `profile`
 
 Only stragglers.py, flight_recorder.py and profiler.py import torch.
 """
 
 CONTRIBUTES = {
+    "verbs": ("hpc_trainer.observe.verbs:verbs",),
     "features": ("hpc_trainer.observe.features:FEATURES",),
     "samplers": ("hpc_trainer.observe.sampler:sampler_of",),
     "recorders": ("hpc_trainer.observe.flight_recorder:FlightRecorder",),

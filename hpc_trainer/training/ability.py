@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hpc_trainer.config.schema.feature_keys import PACKAGE
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.declarations import PACKAGE, features
+from hpc_trainer.config.table.declarations import features
 from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 

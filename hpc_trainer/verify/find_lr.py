@@ -17,10 +17,9 @@ from hpc_trainer.record.journal import read_result
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.states import RunState
-from hpc_trainer.verify.own_runs import await_end, raise_failure
+from hpc_trainer.runtime.rank_env import PROBE_VARIABLE
+from hpc_trainer.verify.own_runs import await_end, end_local, raise_failure
 
-PROBE = "hpc_trainer.verify.lr_range"
-"""Module that a rank of the test loads (`runtime/rank_env.py`, PROBE_VARIABLE)."""
 VARIABLE = "HPC_TRAINER_FIND_LR"
 """Environment variable with the plan of a run that tests learning rates instead of training."""
 
@@ -37,6 +36,11 @@ class LrRange:
         """Return the learning rate of the update after `step` others; `step` is in [0, num_steps - 1]."""
         share = step / (self.num_steps - 1)
         return float(self.first * (self.last / self.first) ** share)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the ranks that make the test."""
+        return {PROBE_VARIABLE: "hpc_trainer.verify.lr_range", VARIABLE: self.to_text()}
 
     def to_text(self) -> str:
         """Return the plan as text for the environment, such as `1e-07:10:100`."""
@@ -209,14 +213,17 @@ _FEWEST_POINTS = 5
 
 
 def find_lr(sweep: SweepPaths, run_id: str, start: Callable[[], object], *, timeout_s: float) -> Curve:
-    """Start the test with `start`, wait for its end, and return its curve.
+    """Start the test with `start`, wait for its end, and return its curve. No process is left, also after an error.
 
     Raises:
         ConfigError: the worker found the configuration wrong, or the loss diverged within the first steps.
         RunStateError: the test failed, or did not end in `timeout_s` seconds.
     """
-    start()
-    run = await_end(sweep, run_id, timeout_s)
+    try:
+        start()
+        run = await_end(sweep, run_id, timeout_s)
+    finally:
+        end_local([sweep])
     paths = sweep.run(run_id)
     if run.state is not RunState.COMPLETED:
         raise_failure(sweep, run)

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpc_trainer.runtime.rank_env import PROBE_VARIABLE
+
 
 class Drill(str, enum.Enum):
     """Kind of interruption of a run that `verify preempt` watches."""
@@ -22,10 +24,8 @@ class Drill(str, enum.Enum):
     kill = "kill"
 
 
-PROBE = "hpc_trainer.verify.probe"
-"""Module that a rank of a certified run loads (`runtime/rank_env.py`, PROBE_VARIABLE)."""
 VARIABLE = "HPC_TRAINER_CERTIFY"
-"""Environment variable of a certified run: the interruptions of its attempts, or `NONE`."""
+"""Environment variable of a run of `verify resume`: the interruptions of its attempts, or `NONE`."""
 NONE = "none"
 LOOSE, LOOSE_BUFFER = "loose.", "loose-buffer."
 """Prefixes in a trace for parts of a model that no checkpoint holds: attributes, and non-persistent buffers."""
@@ -84,3 +84,8 @@ def from_text(text: str) -> list[Interruption]:
             Interruption(step=int(step), number=signal.Signals[name], fraction=float(fraction), rank=int(rank))
         )
     return parsed
+
+
+def environment(interruptions: Sequence[Interruption]) -> dict[str, str]:
+    """Return the environment variables of ranks that are watched and interrupted."""
+    return {PROBE_VARIABLE: "hpc_trainer.verify.probe", VARIABLE: to_text(interruptions)}

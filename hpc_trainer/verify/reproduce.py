@@ -1,118 +1,45 @@
-"""`hpc-trainer verify reproduce`: follow the copy of a run, end it after the last compared step, and compare both.
+"""`hpc-trainer verify reproduce`: a copy of a run, started with the run's code, and the comparison of their metrics.
 
-The lines of the two metrics.jsonl are compared side by side: the first step at which they differ, and in what.
+The copy has the same configuration, logs each step, and is in a sweep of its own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import itertools
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from hpc_trainer.errors import RunStateError
+from hpc_trainer.config.identity import config_digest
+from hpc_trainer.config.load import plain_value
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.output import TrackerConfig
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.launch.extend import change_specs
+from hpc_trainer.launch.freeze import grid_of_specs
+from hpc_trainer.launch.frozen_code.archive import archive_of
+from hpc_trainer.launch.frozen_code.frozen_worker import manifest_digest, read_archive
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot
+from hpc_trainer.launch.frozen_code.unpacking import RefusedCodeError
+from hpc_trainer.launch.plan import build_plan
+from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.record.environment import Difference, differences, first_environment, nodes, read_environment
+from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.metrics import SPEED, read_metrics
+from hpc_trainer.record.metrics import read_metrics
+from hpc_trainer.record.processes import submit_lock
 from hpc_trainer.record.reading import Faults, check_trusted
+from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.slurm.limits import read_limits
+from hpc_trainer.verify.compare_metrics import Comparison, compare, last_step
 from hpc_trainer.verify.own_runs import await_run, end_local, raise_failure
-
-# Measured metrics, not computed ones: they never repeat exactly.
-_MEASURED_ENDINGS = ("_s", "_gb", "_bytes", "_share", "_per_s", "_ms")
-_MEASURED = frozenset(("step", "time", *SPEED))
-
-
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """A metric that two runs logged with different values at a step."""
-
-    step: int
-    name: str
-    was: float | None
-    now: float | None
-
-    @property
-    def relative(self) -> float | None:
-        """|now - was| / |was|; None if this is not a finite number."""
-        if self.was is None or self.now is None or not self.was:
-            return None
-        change = abs(self.now - self.was) / abs(self.was)
-        return change if math.isfinite(change) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Metrics of two runs at the steps that both logged."""
-
-    steps: tuple[int, ...]
-    """Steps that were compared, in order."""
-    names: tuple[str, ...]
-    """Metrics that were compared."""
-    deviations: tuple[Deviation, ...]
-    """Deviations in the order of steps; the loss comes before other metrics."""
-    missing: tuple[int, ...]
-    """Steps that the first run logged and the second run did not."""
-
-    @property
-    def is_identical(self) -> bool:
-        """True if something was compared, and all of it is the same."""
-        return bool(self.steps) and not self.deviations and not self.missing
-
-
-def lines_by_step(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float | None]]:
-    """Return the computed metrics of each step; if a step was logged again, its last value counts."""
-    by_step: dict[int, dict[str, float | None]] = {}
-    for record in records:
-        kept = {name: value for name, value in record.items() if not is_measured(name)}
-        by_step.setdefault(record["step"], {}).update(kept)
-    return {step: values for step, values in sorted(by_step.items()) if values}
-
-
-def is_measured(name: str) -> bool:
-    """Return True for a measured metric (speed, memory, time), False for a computed one."""
-    return name in _MEASURED or name.endswith(_MEASURED_ENDINGS) or name.startswith(("memory", "gpu_", "step_time"))
-
-
-def last_step(records: Sequence[Mapping[str, Any]], wanted: int) -> int | None:
-    """Return the last logged step up to `wanted`, else the first logged step after it; None if no step was logged."""
-    steps = list(lines_by_step(records))
-    within = [step for step in steps if step <= wanted]
-    return within[-1] if within else next(iter(steps), None)
-
-
-def compare(was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], last: int) -> Comparison:
-    """Compare the steps up to `last` that the first run logged, bit for bit.
-
-    A metric that only one of the two runs logged at a step is not a deviation: the second run logs every step, and
-    evaluates by the same rule.
-    """
-    before, after = lines_by_step(was), lines_by_step(now)
-    wanted = [step for step in before if step <= last]
-    steps = [step for step in wanted if step in after]
-    names: dict[str, None] = {}
-    deviations = []
-    for step in steps:
-        shared = [name for name in before[step] if name in after[step]]
-        names |= dict.fromkeys(shared)
-        unlike = [name for name in shared if not _same(before[step][name], after[step][name])]
-        deviations += [
-            Deviation(step, name, before[step][name], after[step][name])
-            for name in sorted(unlike, key=lambda name: (name != "loss", name))
-        ]
-    return Comparison(
-        steps=tuple(step for step in steps if before[step].keys() & after[step].keys()), names=tuple(names),
-        deviations=tuple(deviations), missing=tuple(step for step in wanted if step not in after),
-    )  # fmt: skip
-
-
-def _same(one: float | None, other: float | None) -> bool:
-    """Return True if two values are equal; NaN equals NaN, because a run may diverge the same way twice."""
-    return one == other or (one is not None and other is not None and math.isnan(one) and math.isnan(other))
-
 
 _POLL_S, _SLURM_POLL_S = 0.2, 10.0
 
@@ -242,3 +169,94 @@ def _end(sweep: SweepPaths, run_id: str, *, is_local: bool) -> None:
     status = read_status(sweep)
     if status.run(run_id).state.is_active:
         cancel_runs(status, [status.run(run_id)])
+
+
+_EXECUTOR = "cluster.executor="
+
+
+def copy_of(spec: RunSpec, sweep: SweepPaths, words: Sequence[str], *, may_differ: bool = False) -> RunSpec:
+    """Return the spec of the copy; it has the run's identity unless `may_differ`.
+
+    Args:
+        words: overrides of `cluster.*` and `hardware.*`. With `cluster.executor=slurm` the copy runs on Slurm, without
+            it on this machine.
+        may_differ: allow hardware changes that affect results: other ranks, another kind of device.
+
+    Raises:
+        ConfigError: an override is wrong, or turns the run into another one.
+    """
+    executors = [word.partition("=")[2] for word in words if word.startswith(_EXECUTOR)] or [Executor.local.value]
+    if executors[-1] not in [executor.value for executor in Executor]:
+        raise ConfigError(
+            f"{_EXECUTOR}{executors[-1]} must be one of {', '.join(executor.value for executor in Executor)}."
+        )
+    changes = [word for word in words if not word.startswith(_EXECUTOR)]
+    if changes:
+        spec = change_specs([spec], changes, may_differ=may_differ)[0]
+    config: dict[str, Any] = {
+        **spec.config,
+        "cluster": {**spec.config["cluster"], "executor": executors[-1]},
+        "monitor": {**spec.config["monitor"], "log_every_steps": 1},
+        "tracker": plain_value(TrackerConfig()),
+        "paths": {**spec.config["paths"], "runs_dir": str(sweep.folder.parent)},
+        "sweep_name": sweep.name,
+    }
+    return dataclasses.replace(spec, config=config, digest=config_digest(config))
+
+
+def take_archive(digest: str, was: SweepPaths, now: SweepPaths) -> tuple[str, frozenset[str]]:
+    """Copy the frozen code of a run into the sweep of its copy.
+
+    Args:
+        digest: at least the first 12 digits of the code's digest.
+
+    Returns:
+        The code's digest (64 hex digits), and the packages in the code.
+
+    Raises:
+        RunStateError: the code is gone or was changed.
+        UntrustedFileError: others may have changed the code.
+    """
+    source = archive_of(was, digest)
+    if not source.exists():
+        raise RunStateError(f"the frozen code {source} is gone: without it this is another program. Restore the file.")
+    check_trusted(source)
+    try:
+        manifest, _ = read_archive(source)
+    except RefusedCodeError as error:
+        raise RunStateError(f"{error}: nobody knows what the run imported. Restore the file.") from error
+    make_folder(now.folder)
+    make_folder(now.code)
+    shutil.copy(source, archive_of(now, digest))
+    archive_of(now, digest).chmod(0o444)
+    return manifest_digest(manifest), frozenset(name for root in manifest["roots"] for name in root["packages"])
+
+
+def start_copy(
+    spec: RunSpec, sweep: SweepPaths, *, digest: str | None, code: Snapshot | None, command_line: Sequence[str]
+) -> list[str]:
+    """Submit the copy and return the ids of its jobs.
+
+    Args:
+        digest: digest of the code that the copy starts from; None: the installed code.
+        code: that code, if it is not in the sweep's folder yet.
+
+    Raises:
+        ConfigError, SubmitError, SlurmError: as in a submit.
+    """
+    grid = grid_of_specs(sweep, [spec])
+    set_umask(grid.group_readable)
+    with submit_lock(sweep) as lock:
+        limits = read_limits(with_nodes=True) if grid.executor is Executor.slurm else None
+        plan = dataclasses.replace(build_plan(grid, limits=limits), code=digest)
+        return [array.job_id for array in submit_plan(plan, command_line=command_line, code=code, lock=lock).arrays]
+
+
+def place_of(was: SweepPaths, run_id: str) -> SweepPaths:
+    """Return an unused sweep folder for the copy, as an absolute path.
+
+    The folder is inside the folder of the run's sweep, so that no command treats it as one of the user's own sweeps.
+    """
+    folder = was.folder.absolute() / "reproduced"
+    numbers = (number for number in itertools.count(1) if not Path(folder, f"{run_id}-{number}").exists())
+    return SweepPaths(folder / f"{run_id}-{next(numbers)}")

@@ -15,15 +15,14 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.metrics import SPEED, read_metrics
+from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.reading import read_lines
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState
+from hpc_trainer.verify.compare_metrics import NEVER_EQUAL, is_same, lines_by_step
 from hpc_trainer.verify.interruptions import LOOSE, LOOSE_BUFFER, Interruption
 from hpc_trainer.verify.own_runs import await_end, end_local, raise_failure
 
-# Speeds and times never repeat exactly.
-_NOT_COMPARED = frozenset(("step", "time", *SPEED))
 INPUTS, RANDOM = "inputs", "random."
 
 
@@ -46,7 +45,7 @@ class Trace:
     """Records of one run: the lines of its trace by rank, its metrics by step, the files of its last checkpoint."""
 
     lines: tuple[tuple[Mapping[str, Any], ...], ...]
-    metrics: Mapping[int, Mapping[str, float]]
+    metrics: Mapping[int, Mapping[str, float | None]]
     files: Mapping[str, bytes]
     last_step: int | None
 
@@ -71,13 +70,9 @@ class Trace:
 def read_trace(paths: RunPaths, world_size: int) -> Trace:
     """Read the trace, metrics and last checkpoint of a finished run. Files that were not written count as empty."""
     newest = committed(paths.checkpoints)[:1]
-    metrics: dict[int, dict[str, float]] = {}
-    for record in read_metrics(paths.metrics):
-        kept = {key: value for key, value in record.items() if key not in _NOT_COMPARED}
-        metrics.setdefault(record["step"], {}).update(kept)
     return Trace(
         lines=tuple(tuple(read_lines(paths.trace(rank))) for rank in range(world_size)),
-        metrics=metrics,
+        metrics=lines_by_step(read_metrics(paths.metrics), leaves_out=NEVER_EQUAL.__contains__),
         files={
             path.name: path.read_bytes()
             for _, folder in newest
@@ -124,8 +119,7 @@ def _unlike_metrics(one: Trace, other: Trace) -> list[tuple[int, str]]:
         (step, name)
         for step in sorted(one.metrics.keys() | other.metrics.keys())
         for name in _unlike(one.metrics.get(step, {}), other.metrics.get(step, {}))
-        # NaN is not equal to itself, but a run may diverge the same way twice.
-        if repr(one.metrics.get(step, {}).get(name)) != repr(other.metrics.get(step, {}).get(name))
+        if not is_same(one.metrics.get(step, {}).get(name), other.metrics.get(step, {}).get(name))
     ]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
+from hpc_trainer.features.augment import AugmentConfig, Crop
 from hpc_trainer.features.augment.augment import AugmentedSamples
 from hpc_trainer.features.augment.draw import OPERATORS
 

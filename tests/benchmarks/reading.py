@@ -60,22 +60,24 @@ print(json.dumps({
 """
 
 
-def count(*words: str) -> dict[str, Any]:
-    """Return what one verb enters: `files`, `moves` between them and modules `loaded`, with `calls`, `pairs`."""
-    done = subprocess.run([sys.executable, "-c", _WATCH, *words], capture_output=True, text=True, check=True)
+def count(folder: Path, *words: str) -> dict[str, Any]:
+    """Return what one verb enters, run in `folder`: `files`, `moves` between them, modules `loaded`, and details."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WATCH, *words], capture_output=True, text=True, check=True, cwd=folder
+    )
     return dict(json.loads(done.stderr.splitlines()[-1]))
 
 
 def read_two_runs(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the counts of `submit` of two runs into `folder`, and of `status` of them when they are done."""
     submitted = count(
-        "submit", "experiment=digits", "seed=1,2", "hardware=cpu_x1", "cluster=local", "train.num_steps=2",
-        "schedule.warmup_steps=1", f"paths.runs_dir='{folder}'",
+        folder, "submit", "experiment=digits", "seed=1,2", "hardware=cpu_x1", "cluster=local", "train.num_steps=2",
+        "schedule.warmup_steps=1", f"paths.runs_dir='{folder}/runs'",
     )  # fmt: skip
-    deadline = time.monotonic() + 240
-    while len(list(folder.glob("*/*/DONE"))) < 2 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 480
+    while len(list(folder.glob("runs/*/*/DONE"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.5)
-    return {"submit": submitted, "status": count("status", "--runs-dir", str(folder))}
+    return {"submit": submitted, "status": count(folder, "status", "--runs-dir", f"{folder}/runs")}
 
 
 def run(pairs: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from hpc_trainer.config.table.declarations import features
@@ -39,6 +41,24 @@ def test_no_feature_imports_another_ones_ability() -> None:
         imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         owners = {each.split(".")[2] for each in imported if each.startswith("hpc_trainer.features.")}
         assert owners <= {path.parent.name}, path
+
+
+def test_keys_of_a_feature_can_be_read_before_any_section_is_made() -> None:
+    """Sections import the faces of features (config/schema/feature_keys.py), so a face imports no section."""
+    names = [
+        path.parent.name for path in (PACKAGE / "features").glob("*/__init__.py") if "class Keys:" in path.read_text()
+    ]
+    assert len(names) > 15
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    for each in [each for each in sys.modules if each.startswith('hpc_trainer')]:\n"
+        "        del sys.modules[each]\n"
+        "    importlib.import_module(f'hpc_trainer.features.{name}')\n"
+        "    sections = {'hpc_trainer.config.schema.' + each for each in ('train', 'parallel', 'optim')}\n"
+        "    assert not sections & sys.modules.keys(), name\n"
+    )
+    subprocess.run([sys.executable, "-c", code, *names], check=True, cwd=PACKAGE.parent)
 
 
 def test_only_what_estimates_can_enter_a_mode_of_fake_tensors() -> None:

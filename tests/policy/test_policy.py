@@ -362,7 +362,8 @@ def test_tests_never_see_the_slurm_of_the_machine(tmp_path: Path) -> None:
     )
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
     alone = ["-p", "tests.conftest", str(inner)]  # outside of the folder of tests
-    documented = [f"{ROOT}/tests/integration/start/test_jobs.py", "-k", "documented_commands_compose and site"]
+    wish = "documented_commands_compose and site and script"
+    documented = [f"{ROOT}/tests/integration/start/test_jobs.py", "-k", wish]
     played = ((documented, "", 0), (alone, "/bin/true", 0), (alone, str(planted / "sbatch"), 1))
     for more, called, code in played:
         done = subprocess.run(

@@ -119,48 +119,6 @@ def why(
 
 
 @verbs.command(cls=Verb)
-def advise(
-    names: Names = None,
-    sweep: SweepOption = None,
-    runs_dir: RunsDir = None,
-    as_json: Json = False,
-) -> None:
-    """Say what would make runs faster or cheaper: what was seen, the key to change, the expected gain."""
-    from hpc_trainer.cli.verbs.advise import run_advise
-
-    run_advise(names or [], sweep, runs_dir, as_json=as_json)
-
-
-verbs.command("tune", cls=renamed("advise"), hidden=True)(advise)
-
-
-@verbs.command(cls=Verb)
-def profile(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="A run at work: its id, or its beginning or end.", autocompletion=complete_runs
-        ),
-    ],
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps to watch, 1 to 1000.")] = 20,
-    ranks: Annotated[str, typer.Option("--ranks", metavar="N,..", help="Ranks to watch, or all.")] = "0",
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait for it.")] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds after which nobody wants it any more.")
-    ] = 600.0,
-    sweep: SweepOption = None,
-    runs_dir: RunsDir = None,
-    as_json: Json = False,
-) -> None:
-    """Watch some steps of a run at work with torch.profiler, and say where their time goes."""
-    from hpc_trainer.cli.verbs.profile import run_profile
-
-    run_profile(
-        run, sweep, runs_dir, num_steps=steps, ranks=ranks, timeout_s=timeout, wait=not no_wait, as_json=as_json
-    )
-
-
-@verbs.command(cls=Verb)
 def results(
     name: SweepArgument = None,
     sort: Annotated[

@@ -11,6 +11,7 @@ from typing import Any
 from hpc_trainer.config.schema.data import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, TargetKind, TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.choice import holds
 from hpc_trainer.config.table.declarations import features
 from hpc_trainer.config.user_files import home_problems, is_file
 from hpc_trainer.errors import HpcTrainerError, valid
@@ -150,15 +151,13 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
     """Yield each name that is no metric of the run. The metrics of a user's own loop are unknown here."""
     if config.train.main is not None:
         return
-    early, best = config.train.early_stop, config.checkpoint.keep_best
-    evaluated = _evaluated(config, early.metric, best)
-    if config.replay.share is not None:
+    early = config.train.early_stop.metric if holds(config, "train.early_stop.patience") else None
+    best = config.checkpoint.keep_best
+    evaluated = _evaluated(config, early, best)
+    if holds(config, "replay.share"):
         evaluated += tuple(f"eval_old_{name.removeprefix('eval_')}" for name in evaluated)
-    if early.patience is not None and early.metric not in evaluated:
-        yield (
-            f"train.early_stop.metric={early.metric} is none of the evaluation's metrics. "
-            f"{valid(early.metric, evaluated)}"
-        )
+    if early is not None and early not in evaluated:
+        yield f"train.early_stop.metric={early} is none of the evaluation's metrics. {valid(early, evaluated)}"
     if best is not None and best not in (logged := (*evaluated, *of_steps())):
         yield (
             f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. {valid(best, logged)}"

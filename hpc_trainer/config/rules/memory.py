@@ -15,6 +15,7 @@ from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, Positi
 from hpc_trainer.config.schema.parallel import FORMATS, Dtype, FsdpDtype, Strategy
 from hpc_trainer.config.schema.train import AUTO, Recompute, TrainConfig
 from hpc_trainer.config.store import variant_of
+from hpc_trainer.config.table.choice import holds, is_there
 
 _MOMENT_BYTES = 4
 
@@ -45,11 +46,11 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
     divided = parallel["tensor_parallel"] * parallel["pipeline_parallel"]
     if parallel["strategy"] == "fsdp":
         divided = world_size // parallel["data_parallel_replicate"]
-    kept = 1 + (not optim["in_backward"]) + (plain["train"]["ema_decay"] is not None)
+    kept = 1 + (not optim.get("in_backward")) + (plain["train"].get("ema_decay") is not None)
     kind: Any = variant_of("optim", optim)
-    moments = 0 if optim["offload"] else kind(**optim).num_moments
+    moments = 0 if optim.get("offload") else kind(**optim).num_moments
     weight_bytes = FORMATS[Dtype[plain["precision"]["compute_dtype"]]].weight_bytes
-    of_moments = _MOMENT_BYTES * (count * moments // (world_size if parallel["zero1"] else divided))
+    of_moments = _MOMENT_BYTES * (count * moments // (world_size if parallel.get("zero1") else divided))
     return weight_bytes * int(count * kept // divided) + of_moments
 
 
@@ -98,6 +99,8 @@ def ways(config: TrainConfig) -> Iterator[Way]:
     """Yield each legal change, the cheapest first. `config` is validated."""
     broken = set(find_problems(config))
     for way, group, changes in _wanted(config):
+        if not all(is_there(f"{group}.{name}") for name in changes):  # a key of a feature that is not installed
+            continue
         section = dataclasses.replace(getattr(config, group), **changes)
         if broken.issuperset(find_problems(dataclasses.replace(config, **{group: section}))):
             yield way
@@ -120,27 +123,31 @@ def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     if train.recompute is not Recompute.full:
         # Only the input of a block's activations is kept; its share depends on the model.
         yield Way("train.recompute=full", {"activations": 0.6}), "train", {"recompute": Recompute.full}
-        share = {"activations": 1 - train.recompute_budget}
-        yield Way("train.recompute=budget", share), "train", {"recompute": Recompute.budget}
+        if is_there("train.recompute_budget"):
+            share = {"activations": 1 - train.recompute_budget}
+            yield Way("train.recompute=budget", share), "train", {"recompute": Recompute.budget}
     yield from _of_fsdp(config)
     if config.precision.compute_dtype in (Dtype.fp32, Dtype.tf32):
         yield Way("precision=bf16", {"activations": 0.4}), "precision", {"compute_dtype": Dtype.bf16}
-    if not config.optim.offload:
+    if not holds(config, "optim.offload"):
         yield Way("optim.offload=true", {"optimizer": 0.9}), "optim", {"offload": True}
-    if not config.parallel.zero1 and config.parallel.strategy is Strategy.ddp:
+    if not holds(config, "parallel.zero1") and config.parallel.strategy is Strategy.ddp:
         yield Way("parallel.zero1=true", {"optimizer": others}), "parallel", {"zero1": True}
     if config.parallel.strategy is not Strategy.fsdp:
         shared = dict.fromkeys(("weights", "gradients", "optimizer", "average"), others)
-        text = "parallel=fsdp parallel.zero1=false" if config.parallel.zero1 else "parallel=fsdp"
-        yield Way(text, shared), "parallel", {"strategy": Strategy.fsdp, "zero1": False}
-    if train.ema_decay is not None:
+        if holds(config, "parallel.zero1"):
+            way = Way("parallel=fsdp parallel.zero1=false", shared)
+            yield way, "parallel", {"strategy": Strategy.fsdp, "zero1": False}
+        else:
+            yield Way("parallel=fsdp", shared), "parallel", {"strategy": Strategy.fsdp}
+    if holds(config, "train.ema_decay"):
         yield Way("train.ema_decay=null", {"average": 1.0}), "train", {"ema_decay": None}
 
 
 def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     """Yield the change that computes the logits of a part of the tokens at a time."""
     model, data, micro = config.model, config.data, config.train.given_micro_batch_size
-    if not isinstance(model, GptConfig) or config.train.loss_chunk_size is not None or micro is None:
+    if not isinstance(model, GptConfig) or holds(config, "train.loss_chunk_size") or micro is None:
         return
     vocabulary = data.vocabulary()
     if not data.is_text or vocabulary is None or micro * getattr(data, "seq_len", 0) <= _CHUNK:

@@ -1,5 +1,1 @@
 """Schemas: one dataclass file for each group of `conf/`; `train.py` is the root that holds them all."""
-
-from hpc_trainer.config.schema.train import TrainConfig
-
-__all__ = ["TrainConfig"]

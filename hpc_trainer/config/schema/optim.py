@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, INCOMPATIBLE, ONCE_SET, RULED, key, only_with
 
 
@@ -27,6 +28,7 @@ class MuonScale(str, enum.Enum):
 
 
 @dataclass(kw_only=True, slots=True)
+@with_feature_keys
 class OptimConfig:
     """Base class of every optimizer; not a choice itself."""
 
@@ -46,20 +48,12 @@ class OptimConfig:
         None, only_with("optim.lr_scaling=linear", "optim.lr_scaling=sqrt"), ONCE_SET, limits="≥ 1"
     )
     """Samples of the batch that lr is meant for; only with lr_scaling."""
-    lr_of: dict[str, float] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, limits="> 0")
-    """Names of weights, with * and ? -> factor on their learning rate at all steps, as {'stem.*': 0.1}."""
-    layer_decay: float = key(1.0, ALWAYS, ONCE_SET, INCOMPATIBLE, limits="(0, 1]")
-    """Factor on the learning rate for each layer further below the head (Howard and Ruder 2018): 1 after the last
-    block, layer_decay in the last block, .. layer_decay^(blocks + 1) before the first block."""
+    lr_of: dict[str, float] = of_feature("lr_of")
+    layer_decay: float = of_feature("lr_of")
     weight_decay: float = key(0.0, ALWAYS, COUNTS, limits="≥ 0")
     """Decay of weights with two or more dimensions; biases and norms have none."""
-    in_backward: bool = key(False, ALWAYS, ONCE_SET)
-    """Each weight is updated as soon as its gradient is known, and the gradient is then freed: no memory for all
-    gradients. Needs parallel=none or fsdp, no clipping, no accumulation, no fp16, train.max_skipped_steps=null. The
-    bits stay the same."""
-    offload: bool = key(False, ALWAYS, ONCE_SET)
-    """Moments are kept in host memory and brought to the device in pieces for each step; if ranks share them out, each
-    rank keeps its own. The bits stay the same; a step takes the time of the transfers in addition."""
+    in_backward: bool = of_feature("in_backward")
+    offload: bool = of_feature("offload")
 
     @property
     def num_moments(self) -> int:

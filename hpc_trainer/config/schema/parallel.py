@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
     ALWAYS,
     APART,
@@ -19,20 +20,16 @@ from hpc_trainer.config.schema.key import (
     only_with,
 )
 
+if TYPE_CHECKING:  # at run time `with_feature_keys` gets them
+    from hpc_trainer.features.gradient_compression import CommHook
+    from hpc_trainer.features.local_sgd import Sync
+    from hpc_trainer.features.pipeline import PipelineSchedule
+
 
 class Strategy(str, enum.Enum):
     none = "none"
     ddp = "ddp"
     fsdp = "fsdp"
-
-
-class CommHook(str, enum.Enum):
-    """Format in which ranks send gradients."""
-
-    none = "none"
-    bf16 = "bf16"
-    fp16 = "fp16"
-    powersgd = "powersgd"
 
 
 class FsdpDtype(str, enum.Enum):
@@ -43,29 +40,13 @@ class FsdpDtype(str, enum.Enum):
     fp16 = "fp16"
 
 
-class Sync(str, enum.Enum):
-    """Rule that decides when ranks synchronise their weights."""
-
-    every_step = "every_step"
-    post_local_sgd = "post_local_sgd"
-    diloco = "diloco"
-
-
-# Created by a call, because 1f1b, the usual name, is no name in Python.
-PipelineSchedule = enum.Enum("PipelineSchedule", {"1f1b": "1f1b", "gpipe": "gpipe"})
-"""Order in which a stage computes the forward and backward passes of a step's micro-batches."""
-
-_ROUNDS = only_with("parallel.sync=post_local_sgd", "parallel.sync=diloco")
-_POWERSGD = only_with("parallel.comm_hook=powersgd")
-
-
 @dataclass(kw_only=True, slots=True)
+@with_feature_keys
 class ParallelConfig:
     strategy: Strategy = key(Strategy.ddp, ALWAYS, COUNTS, SCHEDULE, in_graph=True)
     """ddp: every rank holds the model, gradients are averaged. none: one rank only. fsdp: FSDP2, weights, gradients and
     optimizer state are sharded over two or more ranks."""
-    zero1: bool = key(False, RULED, ONCE_SET, SCHEDULE)
-    """ddp only: each rank holds and updates a part of the optimizer state (ZeRO stage 1); two ranks or more."""
+    zero1: bool = of_feature("zero1")
     tensor_parallel: int = key(1, ALWAYS, ONCE_SET, SCHEDULE, limits="1 to 1,048,576")
     """Ranks that share each layer; they are neighbours, so keep them on one node. It must divide world_size, and for
     gpt and vit also model.num_heads, model.embed_dim and the vocabulary. Models with a `tensor_parallel_plan` only."""
@@ -73,11 +54,7 @@ class ParallelConfig:
     """Stages among which the model's blocks are divided; tensor_parallel × pipeline_parallel must divide world_size,
     and the quotient is the number of data-parallel ranks. For gpt, vit, resnet, mobilenet_v3, and your own models with
     `pipeline_parts`."""
-    pipeline_schedule: PipelineSchedule = key(
-        PipelineSchedule["1f1b"], only_with("parallel.pipeline_parallel"), ONCE_SET, SCHEDULE
-    )
-    """1f1b: a stage keeps the activations of at most as many micro-batches as there are stages; it needs at least that
-    many train.grad_accum_steps. gpipe: a stage keeps those of all grad_accum_steps. Both give the same bits."""
+    pipeline_schedule: PipelineSchedule = of_feature("pipeline")
     data_parallel_replicate: int = key(1, RULED, ONCE_SET, SCHEDULE, limits="1 to 1,048,576")
     """fsdp only (HSDP): number of groups of ranks, each with one sharded copy of the model. As many groups as nodes
     keep the gathering of weights inside a node. It must divide the data-parallel ranks, and leave two or more a
@@ -99,30 +76,15 @@ class ParallelConfig:
     bucket_cap_mb: float | None = key(None, RULED, ONCE_SET, SCHEDULE, limits="> 0")
     """ddp only: MiB of gradients that are reduced together; a larger value gives fewer messages, which begin later.
     null: 25, and 1 for the first (torch's default). Another value sums in another order, so the last bits differ."""
-    comm_hook: CommHook = key(CommHook.none, RULED, ONCE_SET, SCHEDULE)
-    """ddp only: gradients are sent as bf16 or fp16 (half the bytes), or as two thin matrices for each gradient
-    (powersgd)."""
-    powersgd_rank: int = key(1, _POWERSGD, ONCE_SET, INCOMPATIBLE, limits="≥ 1")
-    """Columns of the two matrices: more columns are more exact, and take more bytes. Usually 1 to 4 (Vogels et al.
-    2019)."""
-    powersgd_start_step: int = key(1000, _POWERSGD, ONCE_SET, SCHEDULE, limits="≥ 2")
-    """First steps, in which whole gradients are sent: early training is sensitive to errors. torch's rule: a tenth of
-    the run."""
-    powersgd_error_feedback: bool = key(True, _POWERSGD, ONCE_SET, INCOMPATIBLE)
-    """The part of a gradient that was not sent is added to the next step's gradient. This takes the memory of the
-    gradients once more."""
-    sync: Sync = key(Sync.every_step, RULED, ONCE_SET, INCOMPATIBLE)
-    """ddp only. every_step: gradients are averaged in each step. post_local_sgd: ranks step alone, and weights are
-    averaged every sync_every_steps. diloco: the same, and an outer optimizer takes the average change as its
-    gradient."""
-    sync_every_steps: int = key(16, _ROUNDS, ONCE_SET, SCHEDULE, limits="≥ 1")
-    """Steps that ranks take alone between synchronisations; the last step of a run always ends with one."""
-    sync_warmup_steps: int = key(0, _ROUNDS, ONCE_SET, SCHEDULE, limits="≥ 0")
-    """First steps, in which gradients are averaged as with every_step; a multiple of sync_every_steps."""
-    outer_lr: float = key(0.7, only_with("parallel.sync=diloco"), ONCE_SET, SCHEDULE, limits="> 0")
-    """diloco: learning rate of the outer SGD (Douillard et al. 2023)."""
-    outer_momentum: float = key(0.9, only_with("parallel.sync=diloco"), ONCE_SET, SCHEDULE, limits="[0, 1)")
-    """diloco: Nesterov momentum of the outer SGD."""
+    comm_hook: CommHook = of_feature("gradient_compression")
+    powersgd_rank: int = of_feature("gradient_compression")
+    powersgd_start_step: int = of_feature("gradient_compression")
+    powersgd_error_feedback: bool = of_feature("gradient_compression")
+    sync: Sync = of_feature("local_sgd")
+    sync_every_steps: int = of_feature("local_sgd")
+    sync_warmup_steps: int = of_feature("local_sgd")
+    outer_lr: float = of_feature("local_sgd")
+    outer_momentum: float = of_feature("local_sgd")
 
 
 class Dtype(str, enum.Enum):

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, SnapshotConfig
 from hpc_trainer.config.schema.data import DataConfig
-from hpc_trainer.config.schema.features.augment import AugmentConfig
-from hpc_trainer.config.schema.features.compress import PruneConfig, QatConfig
-from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig
-from hpc_trainer.config.schema.features.guard import GuardConfig
-from hpc_trainer.config.schema.features.init_from import InitFromConfig
-from hpc_trainer.config.schema.features.lora import LoraConfig
-from hpc_trainer.config.schema.features.replay import ReplayConfig
+from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
     ALWAYS,
     APART,
@@ -32,6 +26,16 @@ from hpc_trainer.config.schema.optim import OptimConfig, ScheduleConfig
 from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, TrackerConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.task import TaskConfig
+
+if TYPE_CHECKING:  # at run time `with_feature_keys` gets them
+    from hpc_trainer.features.augment import AugmentConfig
+    from hpc_trainer.features.early_stop import EarlyStopConfig
+    from hpc_trainer.features.init_from import InitFromConfig
+    from hpc_trainer.features.lora import LoraConfig
+    from hpc_trainer.features.prune import PruneConfig
+    from hpc_trainer.features.qat import QatConfig
+    from hpc_trainer.features.replay import ReplayConfig
+    from hpc_trainer.features.spike_guard import GuardConfig
 
 
 class CommandPer(str, enum.Enum):
@@ -87,6 +91,7 @@ class CompileMode(str, enum.Enum):
 
 
 @dataclass(kw_only=True, slots=True)
+@with_feature_keys
 class LoopConfig:
     """`train`: the loop. global_batch_size = micro_batch_size × grad_accum_steps × data-parallel ranks.
 
@@ -125,8 +130,7 @@ class LoopConfig:
     """Samples of one forward pass on one rank. null: follows from global_batch_size and grad_accum_steps. auto: the
     largest size that fits, found when the run first starts and kept from then on; grad_accum_steps follows, and the
     global batch stays."""
-    memory_margin: float = key(0.1, only_with("train.micro_batch_size=auto"), ONCE_SET, SAFE, limits="[0, 1)")
-    """Share of a rank's memory that `micro_batch_size=auto` leaves free, for fragments and communication."""
+    memory_margin: float = of_feature("memory")
     grad_accum_steps: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
     """Forward passes for each optimizer step; null: follows from global_batch_size and micro_batch_size, else 1."""
     max_grad_norm: float | None = key(1.0, ALWAYS, COUNTS, SCHEDULE, limits="> 0")
@@ -140,32 +144,23 @@ class LoopConfig:
     """The same bits on any number of ranks that divides this number: the batch is cut into this many parts, whichever
     rank computes them. A power of two; then global_batch_size = micro_batch_size × grad_accum_steps × logical_ranks.
     null: off."""
-    ema_decay: float | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="(0, 1)")
-    """Share of the averaged weights that a step keeps, as 0.999; evaluations use the average. null: no average."""
-    freeze: list[str] = key([], ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=True)
-    """Names of weights, with * and ?, that training does not change: no gradient, no decay, no moments. If a norm's
-    running statistics are named too (as by 'stem.*'), the norm keeps and uses them."""
-    lora: LoraConfig = section(LoraConfig, ONCE_SET, INCOMPATIBLE)
-    early_stop: EarlyStopConfig = section(EarlyStopConfig, ONCE_SET, SCHEDULE)
+    ema_decay: float | None = of_feature("averaged_weights")
+    freeze: list[str] = of_feature("freeze")
+    lora: LoraConfig = of_feature("lora")
+    early_stop: EarlyStopConfig = of_feature("early_stop")
     label_smoothing: float = key(0.0, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1)")
     """Share of the target's probability that is spread evenly over all classes; evaluations use the plain loss."""
-    loss_chunk_size: int | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 1")
-    """Rows (tokens) whose logits are held at a time, as 2048: for vocabularies whose logits would fill the memory. The
-    output layer is computed once more for it. model=gpt, or your own model that shows its head. null: all rows."""
+    loss_chunk_size: int | None = of_feature("chunked_loss")
     max_skipped_steps: int | None = key(10, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 0")
     """Most steps in a row whose gradient is not finite (NaN, inf): such a step changes no weight, and one more ends the
     run. 0: the first one ends it. null: no check. fp16's scaler skips steps by itself while it searches its scale."""
-    guard: GuardConfig = section(GuardConfig, ONCE_SET, INCOMPATIBLE)
+    guard: GuardConfig = of_feature("spike_guard")
     recompute: Recompute = key(Recompute.none, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True)
     """Activation checkpointing of the model's blocks. full: only a block's inputs are kept (least memory, about a third
     more time). selective: the results of its matrix products are kept too. Both give the same bits as none on a CPU.
     budget: the compiler chooses what to compute again, within `recompute_budget`; with `compile`, without dropout."""
-    recompute_budget: float = key(
-        0.5, only_with("train.recompute=budget"), ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1]"
-    )
-    """Share of the compiler's usual activations for the backward pass that `recompute=budget` may keep."""
-    channels_last: bool = key(False, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True)
-    """Images and convolutions are NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
+    recompute_budget: float = of_feature("recompute_budget")
+    channels_last: bool = of_feature("channels_last")
     compile: bool = key(False, ALWAYS, ONCE_SET, SCHEDULE)
     """The step of the shared loop runs through torch.compile: faster steps after a start that takes up to minutes
     longer. The last bits differ from those without it, and are the same after a resume. On a CPU it needs a C++
@@ -245,6 +240,7 @@ class SweepConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+@with_feature_keys
 class TrainConfig:
     experiment_name: str = key("train", ALWAYS, APART, SAFE, in_graph=False)
     """Name that each file of experiment/ sets."""
@@ -256,7 +252,7 @@ class TrainConfig:
     cluster: ClusterConfig = section(ClusterConfig, APART, SAFE, in_graph=False)
     model: ModelConfig = section(ModelConfig, resume=INCOMPATIBLE, in_graph=True)
     data: DataConfig = section(DataConfig, resume=INCOMPATIBLE, in_graph=True)
-    augment: AugmentConfig = section(AugmentConfig, ONCE_SET, SCHEDULE, in_graph=False)
+    augment: AugmentConfig = of_feature("augment")
     task: TaskConfig = section(TaskConfig, ONCE_SET, INCOMPATIBLE, in_graph=True)
     optim: OptimConfig = section(OptimConfig, resume=SCHEDULE, in_graph=False)
     schedule: ScheduleConfig = section(ScheduleConfig, resume=SCHEDULE, in_graph=False)
@@ -265,10 +261,10 @@ class TrainConfig:
     train: LoopConfig = section(LoopConfig, in_graph=False)
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
     """Values for your own code, under your own names: `params.dim=64` needs no `+`. JSON must be able to hold them."""
-    init_from: InitFromConfig = section(InitFromConfig, ONCE_SET, SAFE, in_graph=False)
-    replay: ReplayConfig = section(ReplayConfig, ONCE_SET, INCOMPATIBLE, in_graph=False)
-    prune: PruneConfig = section(PruneConfig, ONCE_SET, SCHEDULE, in_graph=False)
-    qat: QatConfig = section(QatConfig, ONCE_SET, INCOMPATIBLE, in_graph=True)
+    init_from: InitFromConfig = of_feature("init_from")
+    replay: ReplayConfig = of_feature("replay")
+    prune: PruneConfig = of_feature("prune")
+    qat: QatConfig = of_feature("qat")
     checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)
     monitor: MonitorConfig = section(MonitorConfig, APART, SAFE, in_graph=False)
     tracker: TrackerConfig = section(TrackerConfig, APART, SAFE, in_graph=False)

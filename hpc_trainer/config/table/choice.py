@@ -66,6 +66,8 @@ def split(part: str) -> tuple[str, str, str]:
 
 def _part(part: str) -> Test:
     key, sign, wanted = split(part)
+    if not is_there(key):
+        return lambda config: False
     read = reader(key)
     if not sign:
         return lambda config: bool(read(config) != default_of(config, key))
@@ -74,6 +76,16 @@ def _part(part: str) -> Test:
         return lambda config: bool(order(read(config), bound))
     values, is_not = frozenset(wanted.split("|")), sign == "!="
     return lambda config: (shown(read(config)) in values) is not is_not
+
+
+@functools.cache
+def is_there(key: str) -> bool:
+    """Return False for a key of a feature that is not installed: no configuration makes a choice of it."""
+    section, _, rest = _KEY_OF_GROUP.get(key, key).partition(".")
+    kinds: list[Any] = [*VARIANTS.get(section, {}).values()] or [type(getattr(_fresh(TrainConfig), section, None))]
+    name, _, inner = rest.partition(".")
+    kinds = [kind for kind in kinds if not name or hasattr(kind, name)]
+    return any(not inner or hasattr(getattr(_fresh(kind), name), inner) for kind in kinds)
 
 
 @functools.cache
@@ -95,7 +107,7 @@ def default_of(config: TrainConfig, key: str) -> Any:
 @functools.cache
 def defaults_of(choice: str) -> str:
     """Return the overrides that set a choice's keys to their defaults; none for a section with variants."""
-    keys = (key for key in keys_of(choice) if key not in VARIANTS)
+    keys = (key for key in keys_of(choice) if key not in VARIANTS and is_there(key))
     return " ".join(f"{typed(key)}={shown(default_of(TrainConfig(), key))}" for key in keys)
 
 

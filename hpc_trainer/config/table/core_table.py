@@ -74,12 +74,12 @@ def _computed(format: str) -> Row:
 CORE = (
     Feature(
         name="gpt",
-        on=models(having=[Trait.reads_tokens]),
+        on=models(having=[Trait.reads_tokens])(),
         off="model=cnn",
         example="model=gpt",
         excludes=(
             Row(
-                f"{datasets(of_text=False)} or data=hf_dataset & data.seq_len=null",
+                f"{datasets(of_text=False)()} or data=hf_dataset & data.seq_len=null",
                 "it reads text",
                 use="data=text_bytes",
             ),
@@ -87,7 +87,7 @@ CORE = (
     ),
     Feature(
         name="text",
-        on=f"{datasets(of_text=True)} or data=hf_dataset & data.seq_len",
+        on=f"{datasets(of_text=True)()} or data=hf_dataset & data.seq_len",
         off="data=digits",
         example="data=text_bytes",
         excludes=(
@@ -96,7 +96,7 @@ CORE = (
     ),
     Feature(
         name="image_model",
-        on=models(having=[Trait.reads_images]),
+        on=models(having=[Trait.reads_images])(),
         off="model=mlp",
         example="model=cnn data=digits",
         excludes=(Row("data=table", "it reads images, and these are rows of columns", use="model=mlp"),),

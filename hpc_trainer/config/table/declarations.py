@@ -14,13 +14,12 @@ import pkgutil
 from collections.abc import Iterator
 
 from hpc_trainer.config.load import Memo
+from hpc_trainer.config.schema.feature_keys import PACKAGE
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import defaults_of, holds, split, state
 from hpc_trainer.config.table.core_table import CORE
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.domains import contributions
-
-PACKAGE = "hpc_trainer.features"
 
 
 @functools.cache
@@ -31,7 +30,14 @@ def features() -> tuple[Feature, ...]:
     by_name = {name: importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names}
     for of_domain in contributions("features"):
         by_name |= of_domain
-    return tuple(dataclasses.replace(by_name[name], name=name) for name in sorted(by_name))
+    return tuple(
+        dataclasses.replace(feature, name=name, needs=_read(feature.needs), excludes=_read(feature.excludes))
+        for name, feature in sorted(by_name.items())
+    )
+
+
+def _read(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    return tuple(dataclasses.replace(row, choice=row.what) for row in rows)
 
 
 @functools.cache

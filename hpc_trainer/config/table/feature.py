@@ -5,14 +5,16 @@ Each folder of `hpc_trainer/features/` declares one `FEATURE`; `core_table.py` d
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.load import Memo
-from hpc_trainer.config.schema.optim import OptimConfig
-from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS
-from hpc_trainer.config.table.choice import defaults_of, held, holds
+from hpc_trainer.config.table.kinds import optimizers_by_weight
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.load import Memo
+    from hpc_trainer.config.schema.train import TrainConfig
 
 
 def _no_rules(config: TrainConfig) -> Iterator[str]:
@@ -22,25 +24,36 @@ def _no_rules(config: TrainConfig) -> Iterator[str]:
 def _nothing(config: TrainConfig, memo: Memo) -> None: ...
 
 
+def later(module: str, name: str) -> Callable[..., Any]:
+    """Return a function that imports `module` and calls its function `name`: for what most commands do not need."""
+
+    def call(*args: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args)
+
+    return call
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table of what goes with what: a choice, and the reason in a clause without a full stop."""
 
-    what: str
-    """Choice in the syntax of `config/table/choice.py`."""
+    choice: str | Callable[[], str]
+    """Choice in the syntax of `config/table/choice.py`; a function if it follows from all models or data sets, which
+    are not known yet when a feature is declared."""
     why: str
     when: str = ""
     """Choice of the feature's own without which the row does not count: `parallel.comm_hook=powersgd`."""
     use: str | Callable[[TrainConfig], str] = ""
     """Override to suggest, if it is not the one that turns one of the two off: `train.recompute=full`."""
 
-
-def _is_by_weight(kind: type) -> bool:
-    return issubclass(kind, OptimConfig) and kind.updates_each_weight_alone
+    @property
+    def what(self) -> str:
+        """Choice as text."""
+        return self.choice if isinstance(self.choice, str) else self.choice()
 
 
 BY_WEIGHT = Row(
-    "optim=" + "|".join(name for name, kind in VARIANTS["optim"].items() if _is_by_weight(kind)),
+    optimizers_by_weight,
     "weights are updated in pieces, and nobody knows if another optimizer can",
     use="optim=adamw",
 )
@@ -87,11 +100,17 @@ class Feature:
     @property
     def without(self) -> str:
         """Overrides that turn the feature off."""
+        from hpc_trainer.config.table.choice import defaults_of  # late: it needs all sections
+
         return self.off or defaults_of(self.on)
 
     def without_in(self, config: TrainConfig) -> str:
         """Return the overrides that turn off the alternatives of the feature that `config` has on."""
+        from hpc_trainer.config.table.choice import defaults_of, held
+
         return self.off or defaults_of(held(config, self.on))
 
     def is_on(self, config: TrainConfig) -> bool:
+        from hpc_trainer.config.table.choice import holds
+
         return not self.on or holds(config, self.on)

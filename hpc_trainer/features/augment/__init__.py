@@ -2,15 +2,116 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data import DigitsConfig
-from hpc_trainer.config.schema.features.augment import OF_COLOURS, OF_IMAGES, AugmentConfig, RunOn
+from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, ONCE_SET, RULED, SCHEDULE, key, only_with, section
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.table.kinds import datasets, models
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class RunOn(str, enum.Enum):
+    """Place where pixels are changed."""
+
+    workers = "workers"
+    device = "device"
+
+
+class Crop(str, enum.Enum):
+    """Part of an image that is used."""
+
+    none = "none"
+    resized = "resized"
+    padded = "padded"
+
+
+OF_IMAGES = (
+    "augment.crop", "augment.flip", "augment.brightness", "augment.contrast", "augment.saturation", "augment.hue",
+    "augment.randaugment_ops", "augment.erasing", "augment.mixup_alpha", "augment.cutmix_alpha",
+)  # fmt: skip
+"""Keys that change pixels unless they are at their default."""
+
+OF_COLOURS = ("brightness", "contrast", "saturation", "hue")
+
+_WITH_CROP = only_with("augment.crop=resized", "augment.crop=padded")
+
+_WITH_MIXES = only_with("augment.mixup_alpha", "augment.cutmix_alpha")
+
+
+@dataclass(kw_only=True, slots=True)
+class AugmentConfig:
+    """Random changes that follow from (seed, epoch, sample): the same on any number of ranks, and after a resume."""
+
+    run_on: RunOn = key(RunOn.workers, RULED)
+    """workers: in loader processes (`data.num_workers`; with 0 in the rank), on the CPU. device: on the model's device,
+    a micro-batch at a time. Both draw the same changes."""
+    crop: Crop = key(Crop.none, ALWAYS)
+    """resized: a part of random area and aspect ratio, resized to `size`. padded: `size` pixels of the image with a
+    border of `crop_padding` around it."""
+    size: int | None = key(None, _WITH_CROP, resume=INCOMPATIBLE, in_graph=True, limits="≥ 1")
+    """Side of the model's images in pixels; evaluations use the middle of the loaded images. null: as loaded."""
+    crop_area: float = key(0.08, only_with("augment.crop=resized"), limits="(0, 1]")
+    """Least share of the image's area that a resized crop takes; the largest is the whole area."""
+    crop_aspect: float = key(4 / 3, only_with("augment.crop=resized"), limits="[1, 10]")
+    """Largest ratio of width to height, or of height to width, of a resized crop before it is resized."""
+    crop_padding: int = key(4, only_with("augment.crop=padded"), limits="≥ 0")
+    """Pixels of border on each side: black if the data set defines black, else 0."""
+    flip: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """Share of images that are turned left to right."""
+    brightness: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """Pixels are multiplied by a factor from 1 - this to 1 + this. 0: off, as for the next two."""
+    contrast: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """The distance from the image's mean grey is multiplied by such a factor."""
+    saturation: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """The distance from each pixel's grey is multiplied by such a factor. For colour images."""
+    hue: float = key(0.0, ALWAYS, limits="[0, 0.5]")
+    """Largest turn of hues in either direction, as a share of the colour circle. For colour images."""
+    randaugment_ops: int = key(0, ALWAYS, limits="0 to 10")
+    """RandAugment: number of its 14 operators that are drawn for each image and applied one after the other. 0: off."""
+    randaugment_magnitude: int = key(9, only_with("augment.randaugment_ops"), limits="0 to 30")
+    """Strength of the operators."""
+    erasing: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """Share of images in which a rectangle, 2 to 33 % of the area, becomes 0, after all other changes except mixes."""
+    mixup_alpha: float = key(0.0, ALWAYS, in_graph=True, limits="[0, 100]")
+    """Images and targets are mixed with those of another sample, by a weight from Beta(this, this). 0: off."""
+    cutmix_alpha: float = key(0.0, ALWAYS, in_graph=True, limits="[0, 100]")
+    """A rectangle is taken from another sample, with its share of the area from Beta(this, this). If both mixes are on,
+    each mixed sample gets one of them with equal probability. 0: off."""
+    mix_share: float = key(1.0, _WITH_MIXES, limits="(0, 1]")
+    """Share of samples that are mixed."""
+    label_noise: float = key(0.0, ALWAYS, limits="[0, 1)")
+    """Share of training samples whose class is replaced by another one, the same in each epoch."""
+
+    @property
+    def has_mixes(self) -> bool:
+        """True if targets are shares of classes."""
+        return bool(self.mixup_alpha or self.cutmix_alpha)
+
+    @property
+    def changes_colours(self) -> bool:
+        """True if colours are changed by value, so that the values of black and white must be known."""
+        return bool(self.randaugment_ops or any(getattr(self, name) for name in OF_COLOURS))
+
+    @property
+    def changes_images(self) -> bool:
+        """True if a key of `OF_IMAGES` is on."""
+        of_place = self.crop is not Crop.none or self.flip or self.erasing
+        return bool(of_place or self.changes_colours or self.has_mixes)
+
+
+class Keys:
+    """Key at the root."""
+
+    augment: AugmentConfig = section(AugmentConfig, ONCE_SET, SCHEDULE, in_graph=False)
+
 
 _IMAGES = " or ".join(OF_IMAGES)
 _MIXES = "augment.mixup_alpha or augment.cutmix_alpha"

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpc_trainer.config.schema.features.augment import AugmentConfig, RunOn
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.augment import draw
+from hpc_trainer.features.augment import AugmentConfig, RunOn, draw
 from hpc_trainer.features.augment.draw import Drawn, Shape
 from hpc_trainer.features.augment.operators import Operators
 from hpc_trainer.tasks.cross_entropy import IGNORED

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
+from hpc_trainer.features.augment import AugmentConfig, Crop
 from hpc_trainer.training.data.protocol import bits_of
 
 Numbers = NDArray[np.float64]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpc_trainer.config.schema.features.augment import AugmentConfig
+from hpc_trainer.features.augment import AugmentConfig
 from hpc_trainer.features.augment.draw import Drawn, Shape
 
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.key import ALWAYS, ONCE_SET, SCHEDULE, key
 from hpc_trainer.config.table.feature import Feature, Row
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class Keys:
+    """Key in the section `train`."""
+
+    ema_decay: float | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="(0, 1)")
+    """Share of the averaged weights that a step keeps, as 0.999; evaluations use the average. null: no average."""
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -1,8 +1,19 @@
 """`train.channels_last`: images as NHWC in memory."""
 
+from __future__ import annotations
+
+from hpc_trainer.config.schema.key import ALWAYS, ONCE_SET, SCHEDULE, key
 from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models
+
+
+class Keys:
+    """Key in the section `train`."""
+
+    channels_last: bool = key(False, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True)
+    """Images and convolutions are NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
+
 
 FEATURE = Feature(
     on="train.channels_last",

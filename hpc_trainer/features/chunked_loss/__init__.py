@@ -1,8 +1,20 @@
 """`train.loss_chunk_size`: logits of a few rows at a time."""
 
+from __future__ import annotations
+
+from hpc_trainer.config.schema.key import ALWAYS, ONCE_SET, SCHEDULE, key
 from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models
+
+
+class Keys:
+    """Key in the section `train`."""
+
+    loss_chunk_size: int | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 1")
+    """Rows (tokens) whose logits are held at a time, as 2048: for vocabularies whose logits would fill the memory. The
+    output layer is computed once more for it. model=gpt, or your own model that shows its head. null: all rows."""
+
 
 FEATURE = Feature(
     on="train.loss_chunk_size",

@@ -1,9 +1,41 @@
 """`train.early_stop`: the run ends when an evaluation's metric no longer gets better."""
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from hpc_trainer.config.schema.train import TrainConfig
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_trainer.config.schema.key import ALWAYS, ONCE_SET, SCHEDULE, key, only_with, section
 from hpc_trainer.config.table.feature import Feature, Row
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class Mode(str, enum.Enum):
+    """Direction in which a metric improves."""
+
+    min = "min"
+    max = "max"
+
+
+@dataclass(kw_only=True, slots=True)
+class EarlyStopConfig:
+    metric: str = key("eval_loss", only_with("train.early_stop.patience"))
+    """Metric of the evaluation to compare. The best value so far is kept even with `patience=null`."""
+    mode: Mode = key(Mode.min, only_with("train.early_stop.patience"))
+    """min: smaller is better; max: larger is better."""
+    patience: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Evaluations in a row without a better value after which the run ends as COMPLETED; null: never."""
+
+
+class Keys:
+    """Key in the section `train`."""
+
+    early_stop: EarlyStopConfig = section(EarlyStopConfig, ONCE_SET, SCHEDULE)
+
 
 _LARGEST = 2**20
 

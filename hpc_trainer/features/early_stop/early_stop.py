@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig, Mode
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.early_stop import EarlyStopConfig, Mode
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.state import TrainState
 

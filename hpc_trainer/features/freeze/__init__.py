@@ -1,9 +1,23 @@
 """`train.freeze`: some weights stay as they are."""
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from hpc_trainer.config.schema.train import TrainConfig
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, ONCE_SET, key
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class Keys:
+    """Key in the section `train`."""
+
+    freeze: list[str] = key([], ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=True)
+    """Names of weights, with * and ?, that training does not change: no gradient, no decay, no moments. If a norm's
+    running statistics are named too (as by 'stem.*'), the norm keeps and uses them."""
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -1,6 +1,41 @@
 """`parallel.comm_hook`: gradients travel in fewer bytes."""
 
+from __future__ import annotations
+
+import enum
+
+from hpc_trainer.config.schema.key import INCOMPATIBLE, ONCE_SET, RULED, SCHEDULE, key, only_with
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+
+
+class CommHook(str, enum.Enum):
+    """Format in which ranks send gradients."""
+
+    none = "none"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    powersgd = "powersgd"
+
+
+_POWERSGD = only_with("parallel.comm_hook=powersgd")
+
+
+class Keys:
+    """Keys in the section `parallel`."""
+
+    comm_hook: CommHook = key(CommHook.none, RULED, ONCE_SET, SCHEDULE)
+    """ddp only: gradients are sent as bf16 or fp16 (half the bytes), or as two thin matrices for each gradient
+    (powersgd)."""
+    powersgd_rank: int = key(1, _POWERSGD, ONCE_SET, INCOMPATIBLE, limits="≥ 1")
+    """Columns of the two matrices: more columns are more exact, and take more bytes. Usually 1 to 4 (Vogels et al.
+    2019)."""
+    powersgd_start_step: int = key(1000, _POWERSGD, ONCE_SET, SCHEDULE, limits="≥ 2")
+    """First steps, in which whole gradients are sent: early training is sensitive to errors. torch's rule: a tenth of
+    the run."""
+    powersgd_error_feedback: bool = key(True, _POWERSGD, ONCE_SET, INCOMPATIBLE)
+    """The part of a gradient that was not sent is added to the next step's gradient. This takes the memory of the
+    gradients once more."""
+
 
 FEATURE = Feature(
     on="parallel.comm_hook",

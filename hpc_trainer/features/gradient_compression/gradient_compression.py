@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import GradBucket  # torch.distributed exports it, but not to type checkers
 
-from hpc_trainer.config.schema.parallel import CommHook, ParallelConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig
+from hpc_trainer.features.gradient_compression import CommHook
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays

@@ -1,10 +1,25 @@
 """`optim.in_backward`: a gradient is used and freed in the backward pass."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hpc_trainer.config.mesh import accum_steps
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.key import ALWAYS, ONCE_SET, key
 from hpc_trainer.config.table.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class Keys:
+    """Key in the section `optim`."""
+
+    in_backward: bool = key(False, ALWAYS, ONCE_SET)
+    """Each weight is updated as soon as its gradient is known, and the gradient is then freed: no memory for all
+    gradients. Needs parallel=none or fsdp, no clipping, no accumulation, no fp16, train.max_skipped_steps=null. The
+    bits stay the same."""
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hpc_trainer.config.load import Memo
-from hpc_trainer.config.schema.features.init_from import InitFromConfig
-from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.schema.key import ALWAYS, APART, ONCE_SET, SAFE, key, only_with, section
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row, later
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class WhichCheckpoint(str, enum.Enum):
+    """Checkpoint of a run to load."""
+
+    last = "last"
+    best = "best"
+
+
+_WITH_PATH = only_with("init_from.path")
+
+
+@dataclass(kw_only=True, slots=True)
+class InitFromConfig:
+    path: str | None = key(None, ALWAYS, APART)
+    """Source of the weights: a run (its id, or the beginning or end of the id, or its folder), one of its checkpoints,
+    a .safetensors file, or a folder of such files as Hugging Face writes it. `init_from=PATH` is short for it. null:
+    the model's own initial weights. The run's identity includes the content (`digest`), not the path."""
+    checkpoint: WhichCheckpoint = key(WhichCheckpoint.last, _WITH_PATH, APART)
+    """For a run: its last checkpoint, or the best one by its own `checkpoint.keep_best`."""
+    include: list[str] = key([], _WITH_PATH)
+    """Names of the model's weights and buffers, with * and ?, to load; []: all. The others keep their initial
+    values."""
+    exclude: list[str] = key([], _WITH_PATH)
+    """Names, with * and ?, that keep their initial values although `include` names them, as ['head.*']."""
+    rename: dict[str, str] = key({}, _WITH_PATH)
+    """Names in the source -> names in the model, as {'bert.*': 'encoder.*'}: the text that a * matches is kept."""
+    digest: str | None = key(None, _WITH_PATH)
+    """SHA-256 of the content; filled in by `plan`. If you set it, other content is refused."""
+
+
+class Keys:
+    """Key at the root."""
+
+    init_from: InitFromConfig = section(InitFromConfig, ONCE_SET, SAFE, in_graph=False)
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     yield from pattern_problems(config.init_from)
-
-
-def _fill(config: TrainConfig, memo: Memo) -> None:
-    from hpc_trainer.features.init_from.source import resolved  # late: most commands need nothing of it
-
-    config.init_from = memo.of(resolved, config.init_from, config.paths.runs_dir)
 
 
 FEATURE = Feature(
@@ -28,16 +61,16 @@ FEATURE = Feature(
         OF_SHARED_LOOP,
     ),
     problems=_problems,
-    fill=_fill,
+    fill=later("hpc_trainer.features.init_from.source", "fill"),
 )
 
 
 def pattern_problems(config: InitFromConfig) -> Iterator[str]:
     """Yield what is wrong with the patterns by themselves, a line each."""
-    for key in ("include", "exclude"):
-        for pattern in getattr(config, key):
+    for name in ("include", "exclude"):
+        for pattern in getattr(config, name):
             if not pattern.strip():
-                yield f"init_from.{key} holds {pattern!r}: names of weights, as 'head.*'. Leave it out."
+                yield f"init_from.{name} holds {pattern!r}: names of weights, as 'head.*'. Leave it out."
     for there, here in config.rename.items():
         if there.count("*") != here.count("*") or not there or not here:
             yield (

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import listed, parents, unfit
-from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import CheckpointError, ConfigError, StorageError
+from hpc_trainer.features.init_from import InitFromConfig
 from hpc_trainer.features.init_from.source import digest_of, files_in, is_checkpoint, is_wanted, renamed
 from hpc_trainer.record.checkpoint_folders import committed, step_of
 from hpc_trainer.record.files import sha256_of

@@ -21,11 +21,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from hpc_trainer.config.load import Memo
 from hpc_trainer.config.name_patterns import fits_any, there_are
-from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.record import checkpoint_folders as folders
 from hpc_trainer.record.checkpoint_folders import Retention
 from hpc_trainer.record.files import sha256_of, write_atomic
@@ -47,6 +49,11 @@ _CONVERT = (
     'It can run code when it is loaded. Convert it where you trust it: python -c "import torch, '
     "safetensors.torch as s; s.save_file(torch.load('{name}', weights_only=True), 'weights.safetensors')\""
 )
+
+
+def fill(config: TrainConfig, memo: Memo) -> None:
+    """Fill in the absolute place of the weights, and the digest of their content."""
+    config.init_from = memo.of(resolved, config.init_from, config.paths.runs_dir)
 
 
 def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:

@@ -1,10 +1,44 @@
 """`parallel.sync=post_local_sgd`, `diloco`: ranks step alone and meet at intervals."""
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from hpc_trainer.config.schema.parallel import Sync
-from hpc_trainer.config.schema.train import TrainConfig
+import enum
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hpc_trainer.config.schema.key import INCOMPATIBLE, ONCE_SET, RULED, SCHEDULE, key, only_with
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class Sync(str, enum.Enum):
+    """Rule that decides when ranks synchronise their weights."""
+
+    every_step = "every_step"
+    post_local_sgd = "post_local_sgd"
+    diloco = "diloco"
+
+
+_ROUNDS = only_with("parallel.sync=post_local_sgd", "parallel.sync=diloco")
+
+
+class Keys:
+    """Keys in the section `parallel`."""
+
+    sync: Sync = key(Sync.every_step, RULED, ONCE_SET, INCOMPATIBLE)
+    """ddp only. every_step: gradients are averaged in each step. post_local_sgd: ranks step alone, and weights are
+    averaged every sync_every_steps. diloco: the same, and an outer optimizer takes the average change as its
+    gradient."""
+    sync_every_steps: int = key(16, _ROUNDS, ONCE_SET, SCHEDULE, limits="≥ 1")
+    """Steps that ranks take alone between synchronisations; the last step of a run always ends with one."""
+    sync_warmup_steps: int = key(0, _ROUNDS, ONCE_SET, SCHEDULE, limits="≥ 0")
+    """First steps, in which gradients are averaged as with every_step; a multiple of sync_every_steps."""
+    outer_lr: float = key(0.7, only_with("parallel.sync=diloco"), ONCE_SET, SCHEDULE, limits="> 0")
+    """diloco: learning rate of the outer SGD (Douillard et al. 2023)."""
+    outer_momentum: float = key(0.9, only_with("parallel.sync=diloco"), ONCE_SET, SCHEDULE, limits="[0, 1)")
+    """diloco: Nesterov momentum of the outer SGD."""
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

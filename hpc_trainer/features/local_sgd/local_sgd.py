@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.mesh import averages_gradients
-from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.errors import DivergedError
+from hpc_trainer.features.local_sgd import Sync
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import LateFlag, in_pieces

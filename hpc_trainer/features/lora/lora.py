@@ -14,8 +14,8 @@ from torch import nn
 
 from hpc_trainer.config.name_patterns import fits_any, unfit
 from hpc_trainer.config.packages import optional
-from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.lora import LoraConfig
 from hpc_trainer.models.parts import blocks, match_weights
 from hpc_trainer.training.ability import Ability, Building
 

@@ -4,16 +4,29 @@
 have yet, such as the optimizer's state.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from hpc_trainer.config.schema.train import AUTO, TrainConfig
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hpc_trainer.config.schema.key import ONCE_SET, SAFE, key, only_with
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+class Keys:
+    """Key in the section `train`."""
+
+    memory_margin: float = key(0.1, only_with("train.micro_batch_size=auto"), ONCE_SET, SAFE, limits="[0, 1)")
+    """Share of a rank's memory that `micro_batch_size=auto` leaves free, for fragments and communication."""
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     train = config.train
     if isinstance(train.micro_batch_size, str) and not train.is_batch_auto:
-        yield f"train.micro_batch_size={train.micro_batch_size!r} must be a number ≥ 1, auto or null. Use {AUTO}."
+        yield f"train.micro_batch_size={train.micro_batch_size!r} must be a number ≥ 1, auto or null. Use auto."
 
 
 FEATURE = Feature(

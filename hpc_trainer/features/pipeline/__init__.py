@@ -1,13 +1,34 @@
 """`parallel.pipeline_parallel`: ranks hold stages of the model, micro-batches pass through them."""
 
+from __future__ import annotations
+
+import enum
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hpc_trainer.config.mesh import num_parts, whole_batch, with_batch
+from hpc_trainer.config.schema.key import ONCE_SET, SCHEDULE, key, only_with
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.schema.parallel import PipelineSchedule
-from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.table.kinds import models
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+# Created by a call, because 1f1b, the usual name, is no name in Python.
+PipelineSchedule = enum.Enum("PipelineSchedule", {"1f1b": "1f1b", "gpipe": "gpipe"})
+"""Order in which a stage computes the forward and backward passes of a step's micro-batches."""
+
+
+class Keys:
+    """Key in the section `parallel`."""
+
+    pipeline_schedule: PipelineSchedule = key(
+        PipelineSchedule["1f1b"], only_with("parallel.pipeline_parallel"), ONCE_SET, SCHEDULE
+    )
+    """1f1b: a stage keeps the activations of at most as many micro-batches as there are stages; it needs at least that
+    many train.grad_accum_steps. gpipe: a stage keeps those of all grad_accum_steps. Both give the same bits."""
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

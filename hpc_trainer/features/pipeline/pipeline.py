@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.features.pipeline import PipelineSchedule
 from hpc_trainer.features.pipeline.cut import Stage
 from hpc_trainer.features.pipeline.stage import Stages, cut_out
 from hpc_trainer.features.pipeline.step import PipelineStepper

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import fits_any
-from hpc_trainer.config.schema.features.compress import PruneConfig, PruneMethod
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.prune import final_sparsity
+from hpc_trainer.features.prune import PruneConfig, PruneMethod, final_sparsity
 from hpc_trainer.models.channels import Group, groups_of, shrink, tensors_of
 from hpc_trainer.models.parts import match_weights
 from hpc_trainer.runtime.rank_group import RankGroup

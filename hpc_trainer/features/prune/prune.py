@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.features.compress import PruneMethod
-from hpc_trainer.features.prune import end_step, final_sparsity, is_due, share_done
+from hpc_trainer.features.prune import PruneMethod, end_step, final_sparsity, is_due, share_done
 from hpc_trainer.features.prune.choose import (
     Masks,
     NamedGroup,

@@ -9,8 +9,8 @@ from torch import nn
 
 from hpc_trainer.config.name_patterns import fits_any, unfit
 from hpc_trainer.config.packages import check_installed, import_torchao
-from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat import QatConfig, QatTo
 from hpc_trainer.training.ability import Ability, Building, Quantization
 from hpc_trainer.training.state import TrainState
 

@@ -1,7 +1,20 @@
 """`train.recompute=budget`: the compiler chooses what to compute again, within a budget of memory."""
 
+from __future__ import annotations
+
+from hpc_trainer.config.schema.key import ONCE_SET, SCHEDULE, key, only_with
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import models
+
+
+class Keys:
+    """Key in the section `train`."""
+
+    recompute_budget: float = key(
+        0.5, only_with("train.recompute=budget"), ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1]"
+    )
+    """Share of the compiler's usual activations for the backward pass that `recompute=budget` may keep."""
+
 
 _BY_BLOCKS = "train.recompute=full train.compile_scope=blocks"
 
@@ -13,7 +26,7 @@ FEATURE = Feature(
     ),
     excludes=(
         Row(
-            models(key="dropout") + " & model.dropout>0",
+            lambda: f"{models(key='dropout')()} & model.dropout>0",
             "dropout would be drawn anew when it is computed again (a fault of torch up to 2.13)",
             use=f"model.dropout=0, or {_BY_BLOCKS}",
         ),

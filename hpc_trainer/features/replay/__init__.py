@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.load import Memo
-from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.feature import Feature, Row
-from hpc_trainer.features.replay.old_data import given_problems
+from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, ONCE_SET, key, only_with, section
+from hpc_trainer.config.table.feature import Feature, Row, later
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class ReplayConfig:
+    share: float | None = key(None, ALWAYS, limits="[0, 1)")
+    """Share of an epoch's training samples that are old: samples of the run that `init_from` names. Evaluations also
+    report its held-out samples, as `eval_old_loss`. 0: old samples are evaluated, not trained on. null: off."""
+    data: list[Any] = key([], only_with("replay.share"))
+    """Old data sets, each as a section `data`: [{name: image_folder, path: /data/old}]. []: the data of the run of
+    `init_from`, and the data that it replayed itself; filled in by `plan`."""
+
+
+class Keys:
+    """Key at the root."""
+
+    replay: ReplayConfig = section(ReplayConfig, ONCE_SET, INCOMPATIBLE, in_graph=False)
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     if config.replay.share is not None and config.replay.data:
-        yield from given_problems(config)
-
-
-def _fill(config: TrainConfig, memo: Memo) -> None:
-    from hpc_trainer.features.replay.old_data import resolved  # late: most commands need nothing of it
-
-    config.replay = memo.of(resolved, config.replay, config.init_from, config.data, config.task)
+        yield from later("hpc_trainer.features.replay.old_data", "given_problems")(config)
 
 
 FEATURE = Feature(
@@ -37,7 +50,7 @@ FEATURE = Feature(
         Row("data=table", "numbers and categories of two tables are encoded by the rows of each", use="data=arrays"),
     ),
     problems=_problems,
-    fill=_fill,
+    fill=later("hpc_trainer.features.replay.old_data", "fill"),
     after=("init_from",),
     before=("augment",),
 )

@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.load import plain_value, section_from_plain
+from hpc_trainer.config.load import Memo, plain_value, section_from_plain
 from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import section_problems
 from hpc_trainer.config.schema.data import DataConfig
-from hpc_trainer.config.schema.features.init_from import InitFromConfig
-from hpc_trainer.config.schema.features.replay import ReplayConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, valid
+from hpc_trainer.features.replay import ReplayConfig
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, read_spec
 
@@ -31,16 +30,24 @@ _SET_ASIDE = re.compile(r"\.old-\d+\Z")  # renamed by `submit --fresh`
 _BY_HAND = "Or name the old data yourself: replay.data=[{name: image_folder, path: /data/old}]"
 
 
-def resolved(replay: ReplayConfig, init_from: InitFromConfig, data: DataConfig, task: TaskConfig) -> ReplayConfig:
+def fill(config: TrainConfig, memo: Memo) -> None:
+    """Fill in the old data: those of the run that `init_from` names."""
+    config.replay = memo.of(resolved, config.replay, config.init_from.path, config.data, config.task)
+
+
+def resolved(replay: ReplayConfig, origin: str | None, data: DataConfig, task: TaskConfig) -> ReplayConfig:
     """Return `replay` with the old data: keys that differ from the defaults of their kind, paths absolute.
 
     Args:
-        init_from: resolved.
+        replay: as the user gave it.
+        origin: resolved `init_from.path`.
+        data: new data of the run.
+        task: of the run.
 
     Raises:
         ConfigError: the old data are not known, not there any more, or of another kind than `data`.
     """
-    old = [typed_data(values) for values in replay.data] or _of_run(init_from, task)
+    old = [typed_data(values) for values in replay.data] or _of_run(origin, task)
     for each in old:
         lines = [*data_problems(each, task), *_differences(each, data)]
         if lines:
@@ -81,9 +88,9 @@ def given_problems(config: TrainConfig) -> Iterator[str]:
             yield problem
 
 
-def _of_run(init_from: InitFromConfig, task: TaskConfig) -> list[DataConfig]:
+def _of_run(origin: str | None, task: TaskConfig) -> list[DataConfig]:
     """Return the data of the run that has the checkpoint, the oldest first."""
-    place = Path(str(init_from.path))
+    place = Path(str(origin))
     run = place.parent.parent
     where = f"replay: init_from={place}"
     if place.parent.name != "checkpoints":

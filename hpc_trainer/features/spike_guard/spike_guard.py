@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
+from hpc_trainer.features.spike_guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.training.ability import Ability, Building, GoBackError

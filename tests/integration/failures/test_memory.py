@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.models.mlp import Mlp
-from hpc_trainer.config.schema.model.shipped import MlpConfig
+from hpc_trainer.config.schema.model import MlpConfig
 
 
 class Net(nn.Module):

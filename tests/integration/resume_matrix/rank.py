@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.features.local_sgd import Sync
 from hpc_trainer.features.memory.search import Trials
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths

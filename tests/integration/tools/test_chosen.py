@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests import chosen
-from tests.chosen import ALWAYS, NEAR, ROOT, Chosen, choose, folders_near, long_files, play_all, scenarios_of
+from tests.chosen import (
+    ALWAYS,
+    MATRIX,
+    NEAR,
+    PAIRS,
+    ROOT,
+    Chosen,
+    choose,
+    folders_near,
+    long_files,
+    play_all,
+    scenarios_of,
+)
 from tests.each_alone import PASSED, UNFINISHED, main, passed_before, play
 
 DAY = datetime.date(2026, 11, 26)
@@ -27,6 +39,7 @@ def test_a_change_chooses_the_nearest_tests_first() -> None:
     assert touched[:2] == [test, "tests/unit/features/lion/test_sharded_ranks.py"]
     assert "tests/integration/resume_matrix/test_resume_matrix.py" in touched
     assert "tests/unit/features/muon/test_sharded_ranks.py" not in touched
+    assert all(each.more for each in choose([], long_files(), DAY) if each.path in (PAIRS, MATRIX)), "not for hours"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -102,7 +103,7 @@ def test_asking_alone(cli: Cli, at_work: SweepOnDisk) -> None:
     assert (request.num_steps, request.ranks, request.keep_s) == (20, (1,), 30.0)
     code, _, err = cli("profile", at_work.specs[0].run_id, "--no-wait")
     assert code == 1
-    assert "was asked for 0 s ago" in err
+    assert re.search(r"was asked for \d+ s ago", err), "on a busy machine not 0"
     write_json(at_work.run().profile_request, {**asdict(request), "time": request.time - 31})
     code, out, _ = cli("profile", at_work.specs[0].run_id, "--no-wait", "--json")
     assert (code, strict(out)["ranks"]) == (0, []), "nobody waits for the old one"

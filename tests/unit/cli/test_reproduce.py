@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_trainer.cli.verify.reproduce import _words
+from hpc_trainer.cli.verify.verbs import _reproduced_lines
 from hpc_trainer.record.environment import Difference
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.verify.reproduce import Comparison, Deviation, Original, Reproduced
+from hpc_trainer.verify.compare_metrics import Comparison, Deviation
+from hpc_trainer.verify.reproduce import Original, Reproduced
 
 ORIGINAL = Original(paths=RunPaths(Path("run-0123456789")), attempt=0, environment={}, last=20)
 SAME = Comparison(steps=(10, 20), names=("loss", "lr"), deviations=(), missing=())
@@ -18,7 +19,7 @@ def _said(comparison: Comparison, *differences: Difference, **more: object) -> l
     found = Reproduced(run_id="run-0123456789", comparison=comparison, differences=list(differences))
     for key, value in more.items():
         setattr(found, key, value)
-    return _words(found, ORIGINAL)
+    return _reproduced_lines(found, ORIGINAL)
 
 
 def test_identical_and_nothing_differs() -> None:

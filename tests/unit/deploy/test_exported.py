@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.load import section_from_plain
-from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.deploy.exported import (
     CARD,
     CONFIG,
@@ -21,6 +20,7 @@ from hpc_trainer.deploy.exported import (
     read_card,
 )
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
+from hpc_trainer.features.prune import PruneConfig
 from hpc_trainer.record.files import sha256_of
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.deploy.export_torch import SAME, TOLERANCES, compare
@@ -25,6 +24,7 @@ from hpc_trainer.deploy.graphs import (
 )
 from hpc_trainer.deploy.trained import quantization_of, write_weights
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat import QatConfig, QatTo
 from hpc_trainer.features.qat.qat import begin_rounding
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hpc_trainer.record.metrics import read_metrics
-from tests.unit.training.ranks import has_long, play_jobs
+from tests.unit.training.ranks import play_jobs
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dist, pytest.mark.long, pytest.mark.timeout(600)]
 # Eight micro-batches of two samples, whoever computes them.
 BASE = ("experiment=digits", "train.num_steps=3", "monitor.log_every_steps=1", "checkpoint.every_steps=1000",
         "train.global_batch_size=16", "train.micro_batch_size=2", "train.eval_every_steps=0", "schedule=constant",
@@ -38,16 +38,14 @@ WAYS = {
     "mobilenet-fsdp": ("parallel=fsdp", "train.recompute=full"),
     "mobilenet-ddp": ("train.channels_last=true",),
 }
-ALWAYS = ("gpt-tp",)
-"""In `make test`; the others take a second or two each."""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    path, ways = tmp_path_factory.mktemp("models"), WAYS if has_long(request) else ALWAYS
-    kinds = {name.partition("-")[0] for name in ways}
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    kinds = {name.partition("-")[0] for name in WAYS}
     _well(path, 1, [(name, MODELS[name]) for name in sorted(kinds)])
-    _well(path, 2, [(name, (*MODELS[name.partition("-")[0]], *WAYS[name])) for name in ways])
+    _well(path, 2, [(name, (*MODELS[name.partition("-")[0]], *WAYS[name])) for name in WAYS])
     return path
 
 
@@ -61,9 +59,7 @@ def _steps(run: Path) -> list[tuple[Any, ...]]:
     return [(line["loss"], line["grad_norm"]) for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each in ALWAYS else pytest.mark.long) for each in WAYS]
-)
+@pytest.mark.parametrize("name", WAYS)
 def test_the_steps_are_those_of_one_rank(folder: Path, name: str) -> None:
     alone, here = _steps(folder / name.partition("-")[0]), _steps(folder / name)
     assert len(alone) == 3

@@ -59,11 +59,11 @@ def test_what_is_lost_of_a_run_that_has_a_job_is_told_as_taken() -> None:
     assert kind_of_doubt(None) is DoubtKind.damaged
 
 
-@pytest.mark.parametrize("layer", ["state", "operate", "launch", "cli"])
-def test_no_code_looks_for_words_in_a_cause(layer: str) -> None:
+def test_no_code_looks_for_words_in_a_cause() -> None:
     """`"squeue" in run.cause` would go on working until somebody writes a better sentence."""
-    folder = Path(doubts.__file__).parents[1] / layer
-    for path in sorted(folder.rglob("*.py")):
+    paths = sorted(Path(doubts.__file__).parents[1].rglob("*.py"))
+    assert len(paths) > 200
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
                 name = ast.unparse(node.comparators[0]).rpartition(".")[2]

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.features.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -22,6 +21,7 @@ from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeigh
 from hpc_trainer.features.custom_optim import custom_optim as put_back
 from hpc_trainer.features.custom_optim.custom_optim import PutBack, is_put_back
 from hpc_trainer.features.muon.muon import MuonWithAdamw, ShardedMuon
+from hpc_trainer.features.spike_guard import GuardConfig, OnSpike
 from hpc_trainer.features.spike_guard.spike_guard import SpikeGuard
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup

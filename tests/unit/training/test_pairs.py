@@ -1,6 +1,6 @@
 """What the table of what goes with what takes trains: two steps of each pair of features, of every rank's own.
 
-A sample in `make test`, or all pairs of the features that HPC_TRAINER_PAIRS names, as `lion,zero1`; all of them in
+A sample in `make chosen`, or all pairs of the features that HPC_TRAINER_PAIRS names, as `lion,zero1`; all of them in
 `make test-long`. Pairs that need a GPU train nowhere here: their refusals and
 acceptance are looked at in tests/unit/config/table/test_declarations.py.
 """
@@ -60,6 +60,7 @@ def _train(folder: Path, ranks: int, chosen: dict[str, list[str]]) -> None:
         assert all(0 < loss < 20 for loss in losses.values()), (name, losses)
 
 
+@pytest.mark.long
 def test_a_sample_of_the_pairs_that_are_taken_trains(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     named = set(os.environ.get(VARIABLE, "").split(",")) - {""}

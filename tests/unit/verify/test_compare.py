@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpc_trainer.verify.reproduce import compare, last_step
+from hpc_trainer.verify.compare_metrics import compare, last_step
 
 
 def _line(step: int, loss: float, **more: float) -> dict[str, float]:

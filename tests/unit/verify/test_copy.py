@@ -13,7 +13,7 @@ from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import read_spec
 from hpc_trainer.record.submissions import read_submissions
-from hpc_trainer.verify.old_code import copy_of, place_of, start_copy, take_archive
+from hpc_trainer.verify.reproduce import copy_of, place_of, start_copy, take_archive
 from tests.unit.launch.frozen_code.projects import frozen, make_checkout
 from tests.unit.record.builders import make_spec
 

@@ -25,7 +25,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.verify.interruptions import NONE, PROBE, VARIABLE, Interruption
+from hpc_trainer.verify.interruptions import Interruption, environment
 from hpc_trainer.verify.probe import Probe, ProbedRun
 from hpc_trainer.worker.attempt import find_replacements
 from tests.unit.record.builders import make_config
@@ -65,8 +65,8 @@ def test_a_run_that_nobody_certifies_has_none(tmp_path: Path, monkeypatch: pytes
 
 
 def test_each_line_names_what_a_checkpoint_would_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROBE_VARIABLE, PROBE)
-    monkeypatch.setenv(VARIABLE, NONE)
+    for variable, value in environment([]).items():
+        monkeypatch.setenv(variable, value)
     folder, model, draws = tmp_path / "run", Net(), torch.Generator().manual_seed(1)
     run = _run(folder)
     assert isinstance(run, ProbedRun)
@@ -125,8 +125,8 @@ class Slots:
 
 
 def test_what_a_model_keeps_in_objects_of_its_own_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROBE_VARIABLE, PROBE)
-    monkeypatch.setenv(VARIABLE, NONE)
+    for variable, value in environment([]).items():
+        monkeypatch.setenv(variable, value)
     folder, model = tmp_path / "run", Net()
     bag = Bag(model)
     model.bag, model.after = bag, Slots(1)  # type: ignore[assignment]

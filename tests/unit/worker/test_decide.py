@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -44,22 +45,31 @@ BOTH = (False, True)
 SECONDS = [None, 120.0 + SIGNAL_SLACK_S, 120.0 + SIGNAL_SLACK_S + 1]
 # Noted or not; within its grace or not; by requeue, another way, or not known how.
 PREEMPTIONS = [(False, False, None), *itertools.product((True,), BOTH, (None, False, True))]
-ALL = [
-    StopFacts(
-        on_slurm=on_slurm, has_cancel_marker=marker, has_token=token, can_submit=can_submit, job_state=state,
-        seconds_left=seconds, ran_full_time=full, was_preempted=preempted, is_in_grace=grace,
-        preempts_by_requeue=by_requeue, was_requeued=requeued, accounting_state=accounting, keeps_accounting=kept,
-        reason=reason,
-    )
-    for on_slurm, marker, token, can_submit, state, seconds, full, (preempted, grace, by_requeue), requeued,
-    (accounting, kept, reason) in itertools.product(
+
+
+@functools.cache
+def every() -> list[tuple[StopFacts, Decision]]:
+    """Return all facts with what is decided; made once, and not in processes that play other files."""
+    product = itertools.product(
         BOTH, BOTH, BOTH, BOTH, STATES, SECONDS, BOTH, PREEMPTIONS, BOTH, ACCOUNTING
-    )
-]  # fmt: skip
+    )  # fmt: skip
+    found = []
+    for (
+        on_slurm, marker, token, can_submit, state, seconds, full, (preempted, grace, by_requeue), requeued,
+        (accounting, kept, reason),
+    ) in product:  # fmt: skip
+        facts = StopFacts(
+            on_slurm=on_slurm, has_cancel_marker=marker, has_token=token, can_submit=can_submit, job_state=state,
+            seconds_left=seconds, ran_full_time=full, was_preempted=preempted, is_in_grace=grace,
+            preempts_by_requeue=by_requeue, was_requeued=requeued, accounting_state=accounting, keeps_accounting=kept,
+            reason=reason,
+        )  # fmt: skip
+        found.append((facts, decide_stop(facts)))
+    return found
 
 
 def _broken(rule: Any) -> list[tuple[StopFacts, Decision]]:
-    return [(facts, made) for facts in ALL if not rule(facts, made := decide_stop(facts))][:3]
+    return [(facts, made) for facts, made in every() if not rule(facts, made)][:3]
 
 
 def test_a_cancelled_run_never_comes_back() -> None:
@@ -148,9 +158,9 @@ def test_cancelled_is_never_a_guess() -> None:
 
 
 def test_what_nobody_cancelled_the_next_submit_brings_back() -> None:
-    unexplained = [facts for facts in ALL if decide_stop(facts).cause in ("unexplained", "batch_shell")]
+    unexplained = [made for _, made in every() if made.cause in ("unexplained", "batch_shell")]
     assert len(unexplained) > 500
-    assert all(decide_stop(facts).state.needs_submit for facts in unexplained)
+    assert all(made.state.needs_submit for made in unexplained)
 
 
 # --- the rows of the table, one by one ---
@@ -287,8 +297,8 @@ def _after(made: Decision, num_requeues: int, *, is_requeued: bool) -> Iterator[
 
 
 def _all_endings() -> Iterator[tuple[StopFacts, Ending]]:
-    for facts in ALL:
-        for ending in _endings(facts, decide_stop(facts)):
+    for facts, made in every():
+        for ending in _endings(facts, made):
             yield facts, ending
 
 
@@ -339,7 +349,7 @@ def test_errors_that_may_pass_have_a_budget(max_failures: int) -> None:
 
 
 def test_a_failure_never_brings_back_what_was_cancelled_or_comes_back_anyway() -> None:
-    for facts in ALL:
+    for facts, _ in every():
         made = decide_failure(facts, cause="peer_lost", num_failures=1, max_failures=3)
         if facts.has_cancel_marker or (facts.on_slurm and "CANCELLED" in (facts.job_state, facts.accounting_state)):
             assert made is not None, facts

@@ -9,7 +9,7 @@ import pytest
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig
+from hpc_trainer.features.early_stop import EarlyStopConfig
 from tests.unit.record.builders import make_config, make_spec
 
 

@@ -25,8 +25,11 @@ from hpc_trainer.config import schema
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.feature_keys import keys_class
 from hpc_trainer.config.schema.key import Declared, Identity, Key, declared, declared_keys
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.optim import OptimConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig
+from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.config.store import ALL_KEYS, KEYS, VARIANTS
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "keys.md"
@@ -231,9 +234,36 @@ def _doc(each: Declared) -> str:
 def _docs(kind: Any) -> dict[str, str]:
     (node,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(node, ast.ClassDef)
-    return {
+    docs = {
         field.target.id: below.value.value
         for field, below in zip(node.body, node.body[1:], strict=False)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     }  # fmt: skip
+    for name, feature in _of_features(node).items():
+        docs[name] = _docs(keys_class(feature)).get(name, "")
+    return docs
+
+
+def _of_features(node: ast.ClassDef) -> dict[str, str]:
+    """Features by the keys of a section that they declare."""
+    return {
+        field.target.id: field.value.args[0].value
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Call)
+        and ast.unparse(field.value.func) == "of_feature"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, LoopConfig, ParallelConfig, OptimConfig])
+def test_a_section_and_a_feature_give_a_key_the_same_type(kind: Any) -> None:
+    (node,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(node, ast.ClassDef)
+    types = {
+        ast.unparse(field.target): ast.unparse(field.annotation)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+    }
+    found = {name: keys_class(feature).__annotations__[name] for name, feature in _of_features(node).items()}
+    assert found
+    assert {name: types[name] for name in found} == found

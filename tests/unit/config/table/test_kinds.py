@@ -31,24 +31,24 @@ class LettersConfig(DataConfig):
 
 def test_a_new_model_is_in_the_rows_of_its_traits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VARIANTS["model"], "tower", TowerConfig)
-    assert models(having=[Trait.reads_images]).endswith("|tower")
-    assert models(having=[Trait.batch_norm]) == "model=resnet|mobilenet_v3|tower"
-    assert models(without=[Trait.blocks], having=[Trait.batch_norm]) == "model=tower"
-    assert "tower" not in models(without=[Trait.batch_norm])
-    assert models(key="dropout").endswith("|tower")
-    assert models(having=[Trait.channel_groups], also=["custom"]).endswith("|vit|custom")
+    assert models(having=[Trait.reads_images])().endswith("|tower")
+    assert models(having=[Trait.batch_norm])() == "model=resnet|mobilenet_v3|tower"
+    assert models(without=[Trait.blocks], having=[Trait.batch_norm])() == "model=tower"
+    assert "tower" not in models(without=[Trait.batch_norm])()
+    assert models(key="dropout")().endswith("|tower")
+    assert models(having=[Trait.channel_groups], also=["custom"])().endswith("|vit|custom")
 
 
 def test_of_a_model_of_ones_own_no_row_says_anything() -> None:
     for trait in Trait:
-        both = f"{models(having=[trait])}|{models(without=[trait])}".replace("model=", "").split("|")
+        both = f"{models(having=[trait])()}|{models(without=[trait])()}".replace("model=", "").split("|")
         assert {"custom", "hf"}.isdisjoint(both)
 
 
 def test_a_new_data_set_is_in_the_rows_of_its_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VARIANTS["data"], "letters", LettersConfig)
-    assert datasets(of_text=True).endswith("|letters")
-    assert "letters" not in datasets(of_text=False)
+    assert datasets(of_text=True)().endswith("|letters")
+    assert "letters" not in datasets(of_text=False)()
 
 
 def test_each_data_set_says_if_it_is_text() -> None:
@@ -58,8 +58,8 @@ def test_each_data_set_says_if_it_is_text() -> None:
 
 def test_no_row_lists_models_by_hand() -> None:
     """Whoever adds one would have to find them all: `models(..)` (config/table/kinds.py) says of what sort they are."""
-    made = {models(having=has, without=lacks) for has in _SORTS for lacks in _SORTS}
-    made |= {models(key="dropout"), models(having=[Trait.channel_groups], also=["custom"])}
+    made = {models(having=has, without=lacks)() for has in _SORTS for lacks in _SORTS}
+    made |= {models(key="dropout")(), models(having=[Trait.channel_groups], also=["custom"])()}
     lists = {
         part
         for feature in declarations()

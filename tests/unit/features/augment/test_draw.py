@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
-from hpc_trainer.features.augment import draw
+from hpc_trainer.features.augment import AugmentConfig, Crop, draw
 from hpc_trainer.training.data.protocol import bits_of
 
 LOADED = draw.Shape(40, 60, 24, 24)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
-from hpc_trainer.features.augment import draw
+from hpc_trainer.features.augment import AugmentConfig, Crop, draw
 from hpc_trainer.features.augment.operators import Operators, by_index, by_slices, warped
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

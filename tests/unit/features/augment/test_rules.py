@@ -8,10 +8,9 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.features.augment import OF_IMAGES, Crop
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import keys_of
-from hpc_trainer.features.augment import FEATURE
+from hpc_trainer.features.augment import FEATURE, OF_IMAGES, Crop
 from tests.unit.record.builders import make_config
 
 PHOTOGRAPHS = ("model=resnet18", "data=synthetic_images")

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from hpc_trainer.config.schema.data import DigitsConfig
-from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop, RunOn
 from hpc_trainer.data.generated import SyntheticImagesConfig
 from hpc_trainer.data.generated import dataset as synthetic_images
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.augment import draw
+from hpc_trainer.features.augment import AugmentConfig, Crop, RunOn, draw
 from hpc_trainer.features.augment.augment import AugmentedSamples, Cropped
 from hpc_trainer.features.augment.draw import Drawn
 from hpc_trainer.training.data import digits

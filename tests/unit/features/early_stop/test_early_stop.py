@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig, Mode
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.early_stop import EarlyStopConfig, Mode
 from hpc_trainer.features.early_stop.early_stop import EarlyStop, is_better
 from hpc_trainer.runtime.rank_group import RankGroup
 from tests.unit.training.world_child import compose, play

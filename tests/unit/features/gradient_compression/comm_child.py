@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpc_trainer.config.schema.optim import SgdConfig
-from hpc_trainer.config.schema.parallel import CommHook, Dtype, ParallelConfig, PrecisionConfig, Strategy
+from hpc_trainer.config.schema.parallel import Dtype, ParallelConfig, PrecisionConfig, Strategy
+from hpc_trainer.features.gradient_compression import CommHook
 from hpc_trainer.features.gradient_compression.gradient_compression import add_comm_hook
 from hpc_trainer.features.in_backward.in_backward import step_in_backward
 from hpc_trainer.runtime.rank_group import RankGroup

@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, StorageError
+from hpc_trainer.features.init_from import InitFromConfig
 from hpc_trainer.features.init_from.init_from import load
 from hpc_trainer.features.init_from.source import resolved
 from hpc_trainer.record.journal import read_first_weights

@@ -14,9 +14,9 @@ import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from tests.unit.training.ranks import has_long, play_jobs
+from tests.unit.training.ranks import play_jobs
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dist, pytest.mark.long, pytest.mark.timeout(600)]
 GPT = ("experiment=gpt_bytes", "model.num_layers=2", "model.embed_dim=16", "model.num_heads=2", "data.seq_len=16",
        "train.global_batch_size=8", "train.num_steps=3", "train.eval_every_steps=0", "checkpoint.every_steps=2",
        "schedule=constant", "schedule.warmup_steps=0", "model.dropout=0", "monitor.log_every_steps=1")  # fmt: skip
@@ -29,11 +29,7 @@ WAYS = {
     "tp": ("parallel=tp", *FROZEN),
     "pp": ("parallel=pp", "train.micro_batch_size=4", "train.grad_accum_steps=2", "+optim.lr_of={blocks.1.*:0.5}"),
 }
-_ALWAYS = ("ddp", "fsdp")
-"""In `make test`; each way takes some ten seconds."""
-EACH_WAY = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in _ALWAYS else pytest.mark.long) for name in WAYS]
-)
+EACH_WAY = pytest.mark.parametrize("name", WAYS)
 # No weight moves, so the checkpoint shows what each way began with.
 STILL = ("optim=sgd", "optim.lr=1e-30", "optim.weight_decay=0", "optim.momentum=0", "optim.nesterov=false")
 
@@ -56,9 +52,8 @@ def _job(name: str, *words: str, **values: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source, and then every way: what it begins with, what it trains, and that cut in two."""
-    played = WAYS if has_long(request) else {name: WAYS[name] for name in _ALWAYS}
     path = tmp_path_factory.mktemp("weights")
     _well(path, 2, "source", [_job("source", "parallel=fsdp")])
     safetensors.torch.save_file(
@@ -67,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     run, file = f"init_from.path={path / 'source'}", f"init_from.path={path / 'w.safetensors'}"
     jobs = [
         job
-        for name, words in played.items()
+        for name, words in WAYS.items()
         for job in (
             _job(f"begun-{name}", *(word for word in words if word != "optim=muon"), *STILL, run),
             _job(f"whole-{name}", *words, file),

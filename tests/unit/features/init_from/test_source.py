@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.features.init_from import source as source_module
 from hpc_trainer.features.init_from.source import digest_of, names_in, read_names, renamed, resolved
 

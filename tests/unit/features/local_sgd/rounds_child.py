@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import SgdConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig, Sync
+from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import CheckpointError, DivergedError
+from hpc_trainer.features.local_sgd import Sync
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees

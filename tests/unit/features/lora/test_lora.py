@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.config.schema.model import CnnConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError, IncompatibleResumeError
 from hpc_trainer.features.init_from.init_from import BaseAbility
+from hpc_trainer.features.lora import LoraConfig
 from hpc_trainer.features.lora.lora import LoraAbility, leave_out_base, merge, put_in
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.runtime.rank_group import RankGroup

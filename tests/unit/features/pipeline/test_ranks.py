@@ -202,12 +202,14 @@ def divided(played: Path) -> Path:
     return played
 
 
+@pytest.mark.long
 def test_stages_whose_layers_are_divided_have_the_curve_of_one_rank(divided: Path) -> None:
     """Losses, norms and evaluations; and one rank reads the checkpoint."""
     close(divided / "chain" / "gpt", divided / "1" / "gpt", 2e-6)
     hold_near_tensors(*(leaves(tree(divided / which / "gpt")[0]) for which in ("chain", "1")))
 
 
+@pytest.mark.long
 def test_neighbours_that_share_a_stage_s_layers_write_each_part_once(divided: Path) -> None:
     folder = divided / "chain" / "gpt" / "checkpoints" / f"step-{STEPS:08}"
     manifest = json.loads((folder / "manifest.json").read_text())

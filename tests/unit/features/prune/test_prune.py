@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.features.compress import PruneMethod
-from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.prune import is_due, share_done
+from hpc_trainer.features.local_sgd import Sync
+from hpc_trainer.features.prune import PruneMethod, is_due, share_done
 from hpc_trainer.features.prune.prune import PruneAbility
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup

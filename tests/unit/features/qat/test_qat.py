@@ -14,8 +14,8 @@ from torch import nn
 
 from hpc_trainer.config.packages import import_torchao
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat import QatConfig, QatTo
 from hpc_trainer.features.qat.qat import (
     begin_rounding,
     convert_config,

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 import pytest
 import torch
 
-from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.features.averaged_weights.averaged_weights import AveragedWeights
+from hpc_trainer.features.spike_guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.features.spike_guard.spike_guard import SpikeGuard, Trouble
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.step import Batch

@@ -1,1 +1,0 @@
-"""Sections of single features, one dataclass each (`hpc_trainer/features/`)."""
