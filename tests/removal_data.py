@@ -10,7 +10,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from tests.removal_observe import _IMPORTS_ALL, _STANDS_ALONE, _ours, _python, without
+from tests.removal_observe import _IMPORTS_ALL, _ours, _python, without
 
 DOMAIN = "data"
 OF_THE_CORE = ("custom.yaml", "digits.yaml")
@@ -48,7 +48,7 @@ def play(root: Path) -> None:
     Raises:
         subprocess.CalledProcessError: a command failed; its output is on standard error.
     """
-    print(f"{_python(root, '-c', _IMPORTS_ALL, str(root), *_STANDS_ALONE).strip()} modules are imported")
+    print(f"{_python(root, '-c', _IMPORTS_ALL, str(root)).strip()} modules are imported")
     listed = _python(root, "-c", "from hpc_trainer.config.store import VARIANTS; print(*VARIANTS['data'])").split()
     assert listed == ["digits", "custom"], listed
     assert "bench" not in _ours(root, "--help")
