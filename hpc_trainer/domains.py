@@ -13,8 +13,9 @@ from typing import Any
 
 DOMAINS = (
     "deploy",
-    "data",
     "observe",
+    "verify",
+    "data",
 )
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 

@@ -79,6 +79,13 @@ class Traces:
     choices: tuple[tuple[str, str], ...]
     """Choices of groups that turn it on, as (`optim`, `lion`)."""
     pattern: re.Pattern[str]
+    words: tuple[str, ...]
+    """Texts of which each file that matches `pattern` has one: most files have none, and need no search."""
+
+    def are_in(self, path: Path) -> bool:
+        """Return True if a file mentions the feature."""
+        text = path.read_text(encoding="utf-8")
+        return any(word in text for word in self.words) and self.pattern.search(text) is not None
 
     @classmethod
     def of(cls, name: str) -> Traces:
@@ -92,12 +99,15 @@ class Traces:
             if sign == "=" and "." not in key and (ROOT / "conf" / key).is_dir()
             for value in values.split("|")
         )
+        plain = (f"features.{name}", f"features/{name}", *(key.rpartition(".")[2] for key in keys))
+        plain += tuple(f"{group}={value}" for group, value in choices)
+        plain += tuple(key for key in keys_of(feature.on) if "." in key) if feature.on else ()
         words = [re.escape(f"features.{name}"), re.escape(f"features/{name}"), *(re.escape(key) for key in keys)]
         words += [rf"{group}={value}\b" for group, value in choices]
         words += [rf"(?<![\w.]){key.rpartition('.')[2]}(?==)" for key in keys]
         words += [rf"\.{key.rpartition('.')[2]}\b(?!\()" for key in keys]
         words += [re.escape(key) for key in keys_of(feature.on) if "." in key] if feature.on else []
-        return cls(keys, choices, re.compile("|".join(words)))
+        return cls(keys, choices, re.compile("|".join(words)), plain)
 
 
 def _declared(name: str) -> Iterator[str]:
@@ -127,14 +137,10 @@ def remove(name: str, copy: Path, traces: Traces) -> tuple[str, ...]:
     lines = [each for each in root.read_text().splitlines() if not any(f"- {key}:" in each for key in gone)]
     root.write_text("\n".join(lines) + "\n")
     for path in sorted((copy / "tests").rglob("*.py")):
-        if path.name.startswith("test_") and traces.pattern.search(path.read_text(encoding="utf-8")):
+        if path.name.startswith("test_") and traces.are_in(path):
             path.unlink()
     files = sorted((copy / "hpc_trainer").rglob("*.py"))
-    return tuple(
-        str(path.relative_to(copy / "hpc_trainer"))
-        for path in files
-        if traces.pattern.search(path.read_text(encoding="utf-8"))
-    )
+    return tuple(str(path.relative_to(copy / "hpc_trainer")) for path in files if traces.are_in(path))
 
 
 def _chooses(path: Path, conf: Path, traces: Traces) -> bool:

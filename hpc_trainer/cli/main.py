@@ -38,7 +38,6 @@ from hpc_trainer.cli.options import (
     WithApp,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
-from hpc_trainer.cli.verify import app as verify
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, RunStateError
 
@@ -162,7 +161,7 @@ def cancel(
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
-for verbs in (runs.verbs, verify.verbs, *contributions("verbs")):
+for verbs in (runs.verbs, *contributions("verbs")):
     app.add_typer(verbs)
 
 

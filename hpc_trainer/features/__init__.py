@@ -1,9 +1,9 @@
-"""Features: one folder for each thing that a run may be asked for beside the core. Only the folder imports itself.
+"""Features: one folder for each training technique. Only the folder imports itself.
 
-    __init__.py    FEATURE, its declaration (config/table/feature.py): no torch, read at plan time
-    NAME.py        ABILITY, what it does to a run (training/ability.py)
-    others         whatever it needs for that
+    __init__.py    its keys, and FEATURE, its declaration (config/table/feature.py): no torch, read at plan time
+    NAME.py        ABILITY, its hooks on a rank (training/ability.py)
+    others         code of its own that is long, late or run in a process of its own
 
-A new feature is such a folder, and its key in `config/schema/` (docs/contributing.md). The core calls its hooks. Its
-declaration is read for refusals at plan time, the docs' matrix and the test of all pairs.
+A new feature is such a folder, and a line for each key in the key's section (docs/contributing.md). The core calls its
+hooks. Its declaration is read for refusals at plan time, the docs' matrix and the test of all pairs.
 """

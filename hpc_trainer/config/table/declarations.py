@@ -52,8 +52,31 @@ def num_threads(config: TrainConfig) -> int:
     return next((count for count in wanted if count is not None), config.hardware.cpus_per_rank)
 
 
+CARRIED_OUT = {
+    "precision=fp8": "float8", "precision=bf16_sr": "stochastic_rounding", "optim=lion": "lion", "optim=muon": "muon",
+    "optim=custom": "custom_optim", "model=hf": "hf_model", "train.recompute=full|selective": "recompute",
+    "train.recompute=budget": "recompute_budget", "train.micro_batch_size=auto": "memory", "train.compile": "compile",
+    "train.logical_ranks": "logical_ranks", "parallel.tensor_parallel>1": "tensor_parallel",
+    "parallel.pipeline_parallel>1": "pipeline",
+}  # fmt: skip
+"""Choices of keys that the core reads itself, and the feature that carries each out."""
+
+
+@functools.cache
+def _not_installed() -> tuple[tuple[str, str], ...]:
+    names = {feature.name for feature in features()}
+    return tuple((choice, name) for choice, name in CARRIED_OUT.items() if name not in names)
+
+
 def feature_problems(config: TrainConfig) -> Iterator[str]:
     """Yield each problem of features, alone and in combination with other choices."""
+    for choice, name in _not_installed():
+        if holds(config, choice):
+            other = defaults_of(choice)
+            yield (
+                f"{state(config, choice)} needs the feature {name}, and its folder hpc_trainer/features/{name} is "
+                f"missing. Restore it{f', or use {other}' if other else ''}."
+            )
     for feature in declarations():
         yield from feature.problems(config)
         if feature.is_on(config):

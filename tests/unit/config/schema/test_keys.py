@@ -46,7 +46,7 @@ def _schemas() -> Iterator[type]:
                 yield kind
     # A domain declares its choices itself (hpc_trainer/domains.py), a feature its sections.
     yield from (kind for variants in VARIANTS.values() for kind in variants.values())
-    yield from (each.kind for each in DECLARED.values())
+    yield from (each.kind for each in ALL_KEYS)
 
 
 def test_every_field_of_every_schema_says_what_hangs_on_it() -> None:

@@ -19,8 +19,9 @@ from hpc_trainer.config.schema.key import RULED, declared
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.table import declarations
-from hpc_trainer.config.table.choice import keys_of, reader
+from hpc_trainer.config.table.choice import defaults_of, holds, is_there, keys_of, reader
 from hpc_trainer.config.table.feature import Feature, Row
+from tests.composed import composed
 from tests.unit.config.table import pairs
 from tests.unit.config.table.page import page
 
@@ -145,3 +146,27 @@ def test_the_page_is_current() -> None:
     if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN") == "1":
         PAGE.write_text(text)
     assert PAGE.read_text() == text, "HPC_TRAINER_UPDATE_GOLDEN=1 writes it anew: read what changed"
+
+
+def test_choices_of_the_cores_keys_are_those_of_features() -> None:
+    by_name = {feature.name: feature for feature in declarations.features()}
+    for choice, name in declarations.CARRIED_OUT.items():
+        assert by_name[name].on in (choice, "train.recompute=full|selective"), name
+
+
+def test_a_choice_whose_feature_was_deleted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = composed(["precision=fp8", "hardware=gpu_x1"])
+    left = tuple(feature for feature in declarations.features() if feature.name != "float8")
+    monkeypatch.setattr(declarations, "features", lambda: left)
+    monkeypatch.setattr(declarations, "_not_installed", declarations._not_installed.__wrapped__)
+    said = "precision=fp8 needs the feature float8, and its folder hpc_trainer/features/float8 is missing. "
+    assert any(line.startswith(said) for line in declarations.feature_problems(config))
+
+
+def test_a_choice_of_a_key_that_is_not_installed_is_never_made() -> None:
+    assert not is_there("train.gone")
+    for text in ("train.gone", "train.gone=1", "train.gone!=1", "train.gone>1"):
+        assert not holds(TrainConfig(), text)
+    assert defaults_of("train.gone or train.compile") == "train.compile=false"
+    assert is_there("model.width")
+    assert is_there("train.guard.on_spike")

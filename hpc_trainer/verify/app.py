@@ -48,7 +48,7 @@ def preempt(
     as_json: Json = False,
 ) -> None:
     """Interrupt a run that trains, as Slurm would, and check that it goes on at the saved step."""
-    from hpc_trainer.cli.verify.verbs import run_preempt
+    from hpc_trainer.verify.verbs import run_preempt
 
     run_preempt(kind, names, sweep, runs_dir, timeout_s=timeout, as_json=as_json)
 
@@ -85,7 +85,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Interrupt this training at random, here, and show that it ends with the same bits, or what differs and why."""
-    from hpc_trainer.cli.verify.verbs import run_resume
+    from hpc_trainer.verify.verbs import run_resume
 
     given = Given(overrides, config_dir, trust)
     run_resume(
@@ -121,7 +121,7 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Repeat the first steps of a run with its original code; say whether they are the same, or what differs."""
-    from hpc_trainer.cli.verify.verbs import run_reproduce
+    from hpc_trainer.verify.verbs import run_reproduce
 
     run_reproduce(
         words, sweep, runs_dir, steps=steps, may_differ=may_differ, timeout_s=timeout, keep=keep, rebuilds=rebuild,
@@ -148,7 +148,7 @@ def find_lr(
     as_json: Json = False,
 ) -> None:
     """Try ever larger learning rates on this training, here, and suggest one; writes a plot, leaves no run behind."""
-    from hpc_trainer.cli.verify.verbs import run_find_lr
+    from hpc_trainer.verify.verbs import run_find_lr
 
     given = Given(overrides, config_dir, trust)
     run_find_lr(given, steps=steps, first=first, last=last, timeout_s=timeout, as_json=as_json)

@@ -215,18 +215,22 @@ class GpuNow:
 
 def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
     """Return the GPUs of the ranks' latest samples in this attempt; None if no sample has a GPU."""
-    devices = [each.device for each in newest_samples(paths, Faults(), of_attempt=attempt) if each.device is not None]
+    devices = [
+        sample.device for sample in newest_samples(paths, Faults(), of_attempt=attempt) if sample.device is not None
+    ]
     if not devices:
         return None
-    busy, power = ([each for each in values if each is not None] for values in (
+    busy, power = ([value for value in values if value is not None] for values in (
         (device.utilisation for device in devices), (device.power_w for device in devices)
     ))  # fmt: skip
     return GpuNow(
         num_gpus=len(devices),
         utilisation=statistics.fmean(busy) if busy else None,
-        memory_used=max((each.memory_used for each in devices if each.memory_used is not None), default=None),
-        memory_total=max((each.memory_total for each in devices if each.memory_total is not None), default=None),
-        temperature_c=max((each.temperature_c for each in devices if each.temperature_c is not None), default=None),
+        memory_used=max((device.memory_used for device in devices if device.memory_used is not None), default=None),
+        memory_total=max((device.memory_total for device in devices if device.memory_total is not None), default=None),
+        temperature_c=max(
+            (device.temperature_c for device in devices if device.temperature_c is not None), default=None
+        ),
         power_w=sum(power) if power else None,
     )
 

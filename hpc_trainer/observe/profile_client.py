@@ -66,8 +66,8 @@ def ask_for_profile(
     if before is not None and before.is_wanted() and any(_is_open(paths, rank, before) for rank in before.ranks):
         age = time.time() - before.time
         raise RunStateError(
-            f"a profile of {run.run_id} was asked for {age:.0f} s ago, and is not there yet. Wait for it; it is given "
-            f"up after {before.keep_s:.0f} s."
+            f"{run.run_id} has an open request for a profile, {age:.0f} s old. Wait for its profile, or until the "
+            f"request expires at {before.keep_s:.0f} s."
         )
     request = ProfileRequest(
         id=uuid.uuid4().hex, time=time.time(), keep_s=timeout_s, num_steps=num_steps, ranks=tuple(sorted({*ranks}))
@@ -94,16 +94,16 @@ def _check(run: RunStatus, num_steps: int, ranks: Sequence[int], timeout_s: floa
     if run.spec.is_own_loop:
         key = "train.command" if run.spec.is_program else "train.main"
         raise RunStateError(
-            f"{run.run_id} runs code of your own ({key}), and what is watched are the steps of the shared loop. Use "
+            f"{run.run_id} runs your own code ({key}), and only steps of the shared loop can be profiled. Use "
             "torch.profiler in your code."
         )
     if run.state is not RunState.RUNNING:
         later = (
             "Ask again when it runs."
             if run.state.is_active
-            else ("Ask a run that is at work, or start another: the same command with debug=profile sweep_name=NEW.")
+            else ("Name a running run, or start another: the same command with debug=profile sweep_name=NEW.")
         )
-        raise RunStateError(f"{run.run_id} is {run.state.value}, and a profile needs a run at work. {later}")
+        raise RunStateError(f"{run.run_id} is {run.state.value}, and only a running run can be profiled. {later}")
 
 
 def await_profile(
@@ -153,7 +153,7 @@ def _await(sweep: SweepPaths, run_id: str, request: ProfileRequest, say: Callabl
                 )
             newest = read_request(paths)
             if newest is None or newest.id != request.id:
-                raise RunStateError(f"another command has taken the place of this request for a profile of {run_id}.")
+                raise RunStateError(f"another command has replaced this request for a profile of {run_id}.")
         time.sleep(_POLL_S)
 
 
