@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hpc_trainer.config.compose.composer import ROOT, Composer
 from hpc_trainer.config.compose.hydra_parts import HydraParts
 from hpc_trainer.config.load import plain_value, section_from_plain
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 

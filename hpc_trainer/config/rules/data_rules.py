@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.known import known_of
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
+from hpc_trainer.config.schema.data import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, TargetKind, TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import holds
@@ -47,10 +46,9 @@ def _absolute(path: str) -> str:
 
 
 def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
-    facts = known_of(data)
     try:
-        yield from facts.problems(data)
-        facts.check(data, task.targets)
+        yield from data.problems()
+        data.check(task.targets)
     except HpcTrainerError as error:
         yield str(error)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.known import known_of
 from hpc_trainer.config.gpu_types import GpuType, find_gpu_type, peak_tflops
 from hpc_trainer.config.mesh import nearest_divisor, num_parts, whole_batch
 from hpc_trainer.config.rules.declared_rules import LARGEST
@@ -79,7 +78,7 @@ def batch_problems(config: TrainConfig) -> Iterator[str]:
     given = [size for size in (sizes.total, sizes.micro, sizes.accum) if size is not None]
     if min(given) < 1 or max(given) > LARGEST or parts < 1:
         return
-    num_samples = max(0, known_of(config.data).num_train_samples(config.data) or 0)  # another rule reports 0
+    num_samples = max(0, config.data.num_train_samples() or 0)  # another rule reports 0
     if num_samples and num_samples < parts:
         yield (
             f"data={config.data.name} has {num_samples} training samples, but each of {parts} ranks needs at least one "

@@ -26,7 +26,7 @@ from hpc_trainer.config.rules.step_rules import (
     with_schedule,
 )
 from hpc_trainer.config.schema.cluster import SnapshotConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
+from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.model import GptConfig, ModelConfig, VitConfig
 from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, TrackerConfig, small_is_better
 from hpc_trainer.config.schema.train import TrainConfig

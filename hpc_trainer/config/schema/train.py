@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, SnapshotConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
     ALWAYS,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DigitsConfig
+from hpc_trainer.config.schema.data import CustomDataConfig, DigitsConfig
 from hpc_trainer.config.schema.model import CustomModelConfig, MlpConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.data.tokens.text_bytes import TextBytes
+from hpc_trainer.data.text.dataset import TextBytes
 from hpc_trainer.errors import CheckpointError, ConfigError, IncompatibleResumeError, LoopError, UntrustedFileError
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths

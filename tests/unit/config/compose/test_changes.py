@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.config.compose.changes import with_data
-from hpc_trainer.config.schema.data.shipped import DigitsConfig, TextBytesConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.errors import ConfigError
 
 CONFIG = TrainConfig(data=DigitsConfig(num_eval=99))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.config.schema.model import GptConfig
-from hpc_trainer.data.tokens.text_bytes import build
+from hpc_trainer.data.text import TextBytesConfig
+from hpc_trainer.data.text.dataset import build
 from hpc_trainer.errors import DataError
 from tests.unit.record.builders import make_config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.rules.data_rules import task_problems
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig
+from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig, TaskConfig
 from tests.unit.record.builders import make_config
 

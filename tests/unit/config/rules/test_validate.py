@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.cluster import Executor, HardwareConfig
-from hpc_trainer.config.schema.data.shipped import (
-    DigitsConfig,
-    SyntheticImagesConfig,
-    SyntheticTokensConfig,
-    TextBytesConfig,
-)
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, Positions, ResnetConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, ScheduleName, SgdConfig
 from hpc_trainer.config.schema.output import SaveEvery
 from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
+from hpc_trainer.data.generated import SyntheticImagesConfig, SyntheticTokensConfig
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.spike_guard import GuardConfig, OnDivergence, OnSpike
 from tests.unit.record.builders import make_config
