@@ -30,7 +30,7 @@ def test_a_choice_begins_at_its_defaults() -> None:
     ("word", "said"),
     [
         ("optim.lr=3", "optim.lr=3: only the data can be changed here"),
-        ("data.num_eval=3,4", "each with one value"),
+        ("data.num_eval=3,4", "each key to one value"),
         ("data.num_evel=3", "num_eval"),
         ("data.num_eval=many", "num_eval"),
         ("data=digitz", "digits"),

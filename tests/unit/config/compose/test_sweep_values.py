@@ -26,7 +26,7 @@ def _message(*words: str) -> str:
         ("seed=interval(0,5)", "Use values, as seed=0,2,3,5."),
         ("optim.lr=tag(interval(0,0))", "Use values, as optim.lr=0."),
         ("tracker=interval(1,2)", "Use values, as tracker=mlflow,none,tensorboard,wandb."),
-        ("optim.lr=interval(1,2),3", "Write all values out, as optim.lr=1,2,3."),
+        ("optim.lr=interval(1,2),3", "List all values, as optim.lr=1,2,3."),
         ("seed=range(1,3),range(4,6)", "range() cannot be one of several values."),
         ("seed=range(0,10,0)", "a STEP other than 0. Use range(1,4)."),
         ("seed=range(0,inf)", "takes finite numbers"),
@@ -55,7 +55,7 @@ def test_what_is_no_list_of_values(word: str, use: str) -> None:
     ],
 )
 def test_a_space_makes_two_words(words: list[str], whole: str) -> None:
-    assert _message(*words).endswith(f"are one override. Write {whole} without the space.")
+    assert _message(*words).endswith(f"arguments. Write {whole} without spaces.")
 
 
 def test_a_space_in_one_word_is_fine() -> None:
