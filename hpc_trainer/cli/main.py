@@ -21,7 +21,6 @@ import typer
 
 from hpc_trainer.cli.apps import runs
 from hpc_trainer.cli.complete import complete_names
-from hpc_trainer.cli.data.app import data
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
     App,
@@ -39,7 +38,6 @@ from hpc_trainer.cli.options import (
     WithApp,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
-from hpc_trainer.cli.verify import app as verify
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, RunStateError
 
@@ -163,9 +161,8 @@ def cancel(
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
-for verbs in (runs.verbs, verify.verbs, *contributions("verbs")):
+for verbs in (runs.verbs, *contributions("verbs")):
     app.add_typer(verbs)
-app.add_typer(data)
 
 
 @app.callback(invoke_without_command=True)

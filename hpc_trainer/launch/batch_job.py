@@ -130,12 +130,12 @@ class BatchJob:
         for key in _COUNTS:
             value = getattr(self.shape, key)
             if type(value) is not int or value < 0:
-                yield f"the frozen {key}={value!r} must be a whole number. Submit the run anew."
+                yield f"the frozen {key}={value!r} must be a whole number. Submit the run again."
         for key in _MEMORY:
             value = getattr(self.shape, key)
             # 0 MB would be all memory of the node.
             if value is not None and not (type(value) in (int, float) and 1 / 1024 <= value < math.inf):
-                yield f"the frozen {key}={value!r} must be a number of GB, 1 MB or more. Submit the run anew."
+                yield f"the frozen {key}={value!r} must be a number of GB, 1 MB or more. Submit the run again."
         for line in self.setup:
             yield from words.setup_problem(line)
         yield from sbatch_problems(self.sbatch)

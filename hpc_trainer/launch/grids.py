@@ -279,7 +279,7 @@ def _checked(
     limits, notes = Limits(), []
     asks = grid.executor is Executor.slurm and bool(specs)
     if asks and not has_slurm():
-        notes.append("There is no sbatch here: the cluster's limits were not looked at.")
+        notes.append("There is no sbatch here: the cluster's limits were not checked.")
     elif asks:
         try:
             limits = read_limits(with_nodes=any(spec.shape not in known.shapes for spec in specs))
@@ -324,7 +324,7 @@ def _changes(
         try:
             now = read_code(kept, grid.sweep.folder.parent, is_look=True)
         except (ConfigError, UntrustedFileError) as error:  # this code is only compared, not submitted
-            return (), [f"Nobody knows whether the code of {len(kept)} run(s) has changed since: {error}"]
+            return (), [f"It is unknown whether the code of {len(kept)} run(s) has changed since: {error}"]
     changed, unknown = find_changes(grid.sweep, codes, now)
     return tuple(changed), unknown
 

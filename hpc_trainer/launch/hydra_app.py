@@ -125,8 +125,8 @@ def read_app(text: str) -> HydraApp:
     option = next((word for word in words if word.startswith("-")), None)
     if option is not None:
         raise ConfigError(
-            f"{option} stands after --app {app}, where all is the app's: overrides, --config-name, --config-path and "
-            "--config-dir. Our own words and options come before --app."
+            f"{option} comes after --app {app}, and what comes there is for the app: overrides, --config-name, "
+            "--config-path and --config-dir. Options and overrides of hpc-trainer come before --app."
         )
     answer = _ask(app, flags, words)
     if isinstance(answer, str):
@@ -212,7 +212,9 @@ def freeze_app(
     """
     taken = next((word for word in overrides if _OF_THE_APP.match(word)), None)
     if taken is not None:
-        raise ConfigError(f"{taken} is the app's to say: what it takes stands after --app, as the app names it.")
+        raise ConfigError(
+            f"{taken} is decided by the app: write the app's overrides after --app, with the app's own names."
+        )
     is_named = any(word.startswith("sweep_name=") for word in overrides)
     named = [] if is_named else [f"sweep_name={plain(app.name) or 'app'}"]
     command = override_value(_as_command([*app.start, *app.more]).replace("${", "\\${"))

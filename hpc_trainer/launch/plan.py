@@ -441,7 +441,9 @@ def _limit_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
         if cluster["executor"] != Executor.slurm.value or left_s > share * 60 * shape.time_limit_min:
             continue
         needed_min = shortest_limit_min(start_s, share, cluster["signal_lead_s"])
-        source = "assumed, as no run of this sweep has told it" if told_s is None else "the median of this sweep's runs"
+        source = "the median of this sweep's runs"
+        if told_s is None:
+            source = "assumed, because no run of this sweep has measured it"
         yield (
             f"{array.hardware}: hardware.time_limit_min={shape.time_limit_min} leaves {max(0.0, left_s):.0f} s for "
             f"training. A start takes {start_s:.0f} s ({source}); Slurm sends its warning {shape.signal_lead_s} s "

@@ -220,7 +220,7 @@ def _not_there(package: str) -> str:
     looked = [each for each in dict.fromkeys((str(Path.cwd()), *path)) if "lib-dynload" not in each]
     more = f" and {len(looked) - _FOLDERS_SHOWN} more" if len(looked) > _FOLDERS_SHOWN else ""
     above = [folder for folder in list(Path.cwd().parents)[:_FOLDERS_ABOVE] if _holds(folder, package)]
-    hint = f" It lies in {above[0]}: submit from there." if above else ""
+    hint = f" It is in {above[0]}: submit from there." if above else ""
     where = ", ".join(looked[:_FOLDERS_SHOWN])
     return f"there is no package or module {package} in {where}{more}.{hint} {TO_BE_FOUND}"
 

@@ -2,7 +2,7 @@
 
     telemetry.py         samples of GPUs and hosts, and warnings about devices: the files in the run folder
     sampler.py           the thread of a rank that takes the samples, from nvidia.py, amd.py and host_counters.py
-    telemetry_shown.py   where the samples go: `status`, `why`, `results`, `report`
+    telemetry_views.py   where the samples go: `status`, `why`, `results`, `report`
     stragglers.py        measurement of each rank's own work; straggler_log.py judges and records it
     flight_recorder.py   the last collectives of a rank, written when it fails; flight.py is the file, hang.py reads it
     profiler.py          profiles of some steps; profile_request.py asks for one, profile_figures.py reads it
@@ -19,9 +19,9 @@ CONTRIBUTES = {
     "recorders": ("hpc_trainer.observe.flight_recorder:FlightRecorder",),
     "warnings": ("hpc_trainer.observe.telemetry:warning_line",),
     "clues": ("hpc_trainer.observe.clues:clues_of",),
-    "result_columns": ("hpc_trainer.observe.telemetry_shown:ENERGY_COLUMNS",),
+    "result_columns": ("hpc_trainer.observe.telemetry_views:ENERGY_COLUMNS",),
     "report_parts": ("hpc_trainer.observe.clues:report_part",),
-    "page_parts": ("hpc_trainer.observe.hang:page_part", "hpc_trainer.observe.telemetry_shown:page_part"),
-    "live_figures": ("hpc_trainer.observe.telemetry_shown:live_figures",),
+    "page_parts": ("hpc_trainer.observe.hang:page_part", "hpc_trainer.observe.telemetry_views:page_part"),
+    "live_figures": ("hpc_trainer.observe.telemetry_views:live_figures",),
 }
 """What this domain contributes to the hooks of the core (hpc_trainer/domains.py)."""

@@ -112,7 +112,7 @@ MOST_RUNS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class AdvisedRun:
     """Run that has begun, with its advice."""
 
     run_id: str
@@ -123,14 +123,14 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class SharedAdvice:
     """Runs with the same advice; `advice` is that of the run with the largest gain."""
 
     advice: Advice
     run_ids: Sequence[str]
 
 
-def tune(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[Tuned], list[str]]:
+def advise_runs(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[AdvisedRun], list[str]]:
     """Return those of the runs that have begun, at most `MOST_RUNS`, with advice, and notes on runs not looked at."""
     begun = [run for run in map(status.run, run_ids[:MOST_RUNS]) if run.attempts]
     notes = [] if len(run_ids) <= MOST_RUNS else [f"the first {MOST_RUNS} of {len(run_ids)} runs were looked at."]
@@ -139,7 +139,7 @@ def tune(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[Tuned], list
         try:
             facts = gather(status, run, ask_limits)
             trusted = [word for package in facts.config.trust for word in ("--trust", package)]
-            tuned.append(Tuned(run.run_id, run.state, [*trusted, *run.spec.overrides], advice_of(facts)))
+            tuned.append(AdvisedRun(run.run_id, run.state, [*trusted, *run.spec.overrides], advice_of(facts)))
         except ConfigError as error:  # noqa: PERF203  (a run of another version must not stop the others)
             notes.append(f"{run.run_id}: {error}")
     if not begun and len(run_ids) <= MOST_RUNS:
@@ -147,7 +147,7 @@ def tune(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[Tuned], list
     return tuned, notes
 
 
-def alike(tuned: Sequence[Tuned]) -> list[Alike]:
+def shared_advice(tuned: Sequence[AdvisedRun]) -> list[SharedAdvice]:
     """Group advice by rule and change; the largest gain comes first."""
     groups: dict[tuple[str, tuple[str, ...], str], list[tuple[str, Advice]]] = {}
     for run in tuned:
@@ -156,16 +156,18 @@ def alike(tuned: Sequence[Tuned]) -> list[Alike]:
     found = []
     for group in groups.values():
         first = max((advice for _, advice in group), key=lambda advice: advice.gain.share)
-        found.append(Alike(first, [run_id for run_id, _ in group]))
+        found.append(SharedAdvice(first, [run_id for run_id, _ in group]))
     return sorted(found, key=lambda group: (*group.advice.rank, -len(group.run_ids)))
 
 
-def sweep_lines(tuned: Sequence[Tuned]) -> list[str]:
+def sweep_lines(tuned: Sequence[AdvisedRun]) -> list[str]:
     """Return a line for each piece of advice, with the number of its runs and one of their ids."""
-    return [f"{len(group.run_ids)} run(s), as {group.run_ids[0]}: {group.advice.line}" for group in alike(tuned)]
+    return [
+        f"{len(group.run_ids)} run(s), as {group.run_ids[0]}: {group.advice.line}" for group in shared_advice(tuned)
+    ]
 
 
-def next_words(tuned: Tuned, sweep: str) -> str | None:
+def next_command(tuned: AdvisedRun, sweep: str) -> str | None:
     """Return the run's own command with the first advice that sets a key; None if there is no such advice.
 
     The command is `plan ..`, or `retry RUN ..` if only a retry brings the run back.
@@ -183,17 +185,17 @@ def next_words(tuned: Tuned, sweep: str) -> str | None:
     return f"plan {typed_words([*kept, *words])}"
 
 
-def next_of_sweep(tuned: Sequence[Tuned], sweep: str) -> str | None:
-    """Return `next_words` of the first run in `sweep_lines` with such a command; else `advise` of the first run."""
-    groups = alike(tuned)
+def next_command_of_sweep(tuned: Sequence[AdvisedRun], sweep: str) -> str | None:
+    """Return `next_command` of the first run in `sweep_lines` with such a command; else `advise` of the first run."""
+    groups = shared_advice(tuned)
     runs = {run.run_id: run for run in tuned}
-    commands = (next_words(runs[group.run_ids[0]], sweep) for group in groups if group.advice.set)
+    commands = (next_command(runs[group.run_ids[0]], sweep) for group in groups if group.advice.set)
     return next(
         (words for words in commands if words is not None), f"advise {groups[0].run_ids[0]}" if groups else None
     )
 
 
-def count_of(status: SweepStatus, run: RunStatus) -> int:
+def count_advice(status: SweepStatus, run: RunStatus) -> int:
     """Return the number of pieces of advice of `advise` for a run; 0 for a run of another version."""
     if not run.attempts:
         return 0

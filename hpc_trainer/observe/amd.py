@@ -117,7 +117,7 @@ class AmdDevice:
         memory = self._ask("memory", lambda: smi.amdsmi_get_gpu_vram_usage(handle)) or {}
         power = self._ask("power", lambda: smi.amdsmi_get_power_info(handle)) or {}
         names = ("socket_power", "current_socket_power", "average_socket_power")
-        watts = next((each for name in names if (each := _number(power.get(name))) is not None), None)
+        watts = next((number for name in names if (number := _number(power.get(name))) is not None), None)
         limit = _number(power.get("power_limit"))
         ecc = self._ask("ECC", lambda: smi.amdsmi_get_gpu_total_ecc_count(handle)) or {}
         status = self._ask("throttle reasons", lambda: smi.amdsmi_get_violation_status(handle))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpc_trainer.observe.advice import count_of, next_of_sweep, sweep_lines, tune
+from hpc_trainer.observe.advice import advise_runs, count_advice, next_command_of_sweep, sweep_lines
 from hpc_trainer.observe.hang import flights_of, join
 from hpc_trainer.observe.straggler_log import Straggler, read_stragglers, straggler_lines
 from hpc_trainer.observe.telemetry import DeviceWarning, Trouble, read_warnings
-from hpc_trainer.observe.telemetry_shown import render_telemetry, telemetry_charts
+from hpc_trainer.observe.telemetry_views import render_telemetry, telemetry_charts
 from hpc_trainer.operate.report.data import ReportPart
 from hpc_trainer.operate.why import Clues
 from hpc_trainer.record.journal import MOVE_CAUSES, Move, read_move
@@ -32,7 +32,7 @@ def clues_of(status: SweepStatus, run: RunStatus, *, is_alone: bool) -> Clues:
     slow = read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id))
     moves = moves_of(status, run)
     device_evidence, device_advice = _device_clues(status, run, moves)
-    count = count_of(status, run) if is_alone and run.state in _ADVISED else 0
+    count = count_advice(status, run) if is_alone and run.state in _ADVISED else 0
     advised = f"hpc-trainer advise {run.run_id}: {count} suggestion(s) to make it faster or cheaper"
     return Clues(
         headline=joined.says,
@@ -62,11 +62,11 @@ def report_part(status: SweepStatus) -> ReportPart:
         for run in status.runs
         for line in straggler_lines(read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id)))
     ]
-    tuned = tune(status, [*status.specs])[0]
+    tuned = advise_runs(status, [*status.specs])[0]
     return ReportPart(
         notes=stragglers[:_MOST_STRAGGLERS],
         advice=sweep_lines(tuned),
-        next=next_of_sweep(tuned, status.sweep.name),
+        next=next_command_of_sweep(tuned, status.sweep.name),
         section=render_telemetry(telemetry_charts(status)),
     )
 

@@ -209,19 +209,19 @@ def _use(name: str, samples: Sequence[Sample], best: Mapping[str | None, float])
     devices = [sample.device for sample in samples if sample.device is not None]
     hosts = [sample.host for sample in samples if sample.host is not None]
     device = devices[-1] if devices else None
-    reasons = [each.throttle for each in devices if each.throttle is not None]
-    throttle = {word: sum(word in each for each in reasons) / len(reasons) for word in THROTTLE if reasons}
-    clock = mean_of(each.sm_clock_mhz for each in devices)
+    reasons = [gpu.throttle for gpu in devices if gpu.throttle is not None]
+    throttle = {word: sum(word in words for words in reasons) / len(reasons) for word in THROTTLE if reasons}
+    clock = mean_of(gpu.sm_clock_mhz for gpu in devices)
     return RankUse(
         name=name, node=samples[-1].node or "?", samples=len(samples),
-        utilisation=mean_of(each.utilisation for each in devices),
+        utilisation=mean_of(gpu.utilisation for gpu in devices),
         device=device.name if device else None, throttle={word: share for word, share in throttle.items() if share},
         clock_share=clock / best[device.name] if device and clock and best.get(device.name) else None,
         power_limit_w=device.power_limit_w if device else None,
-        cpus=mean_of(each.cpus for each in hosts),
-        most_cpus=nearest_rank([each.cpus for each in hosts if each.cpus is not None], 0.95),
-        cpus_allowed=max((each.cpus_allowed for each in hosts if each.cpus_allowed is not None), default=None),
-        most_rss=max((each.rss_bytes for each in hosts if each.rss_bytes is not None), default=None),
+        cpus=mean_of(host.cpus for host in hosts),
+        most_cpus=nearest_rank([host.cpus for host in hosts if host.cpus is not None], 0.95),
+        cpus_allowed=max((host.cpus_allowed for host in hosts if host.cpus_allowed is not None), default=None),
+        most_rss=max((host.rss_bytes for host in hosts if host.rss_bytes is not None), default=None),
     )  # fmt: skip
 
 
@@ -247,7 +247,9 @@ def _needs(status: SweepStatus, run: RunStatus) -> list[float]:
 
 def worked_s(run: RunStatus) -> float:
     """Return the total seconds of a run's attempts; attempts without a recorded end do not count."""
-    return sum(max(0.0, each.end_time - each.start_time) for each in run.attempts if each.end_time is not None)
+    return sum(
+        max(0.0, attempt.end_time - attempt.start_time) for attempt in run.attempts if attempt.end_time is not None
+    )
 
 
 TIME = "time"

@@ -1,4 +1,4 @@
-"""Flight records of an attempt's ranks together: who did not come to a collective, and lanes on one axis of time.
+"""Flight records of all ranks of an attempt: which rank never entered a collective, and a drawing of the last seconds.
 
 The lanes are SVG text without scripts, with the colours of the page's style sheet.
 """
@@ -65,15 +65,15 @@ def _verdict(flights: Mapping[int, Flight], world: int) -> tuple[str | None, int
     behind = _behind(flights)
     if behind is not None:
         flight, group, seq = behind
-        others = [each for each in flights.values() if (found := _entered(each, group, seq)) and found.is_open]
+        others = [flight for flight in flights.values() if (found := _entered(flight, group, seq)) and found.is_open]
         if others:
             entered = _entered(others[0], group, seq)
             assert entered is not None
-            waiting = f"{_told(entered)}, in which {_listed(others)} waited"
+            waiting = f"{_described(entered)}, in which {_listed(others)} waited"
             return f"{_name(flight)} never entered {waiting}: {_doing(flight)}.", flight.rank
     if silent:
         left = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {_numbers(silent)}"
-        wait = "" if waited is None else f" {_listed(waited[1])} waited in {_told(waited[0])}."
+        wait = "" if waited is None else f" {_listed(waited[1])} waited in {_described(waited[0])}."
         why = "killed, lost with the node, with Python's lock held, or damaged"
         return f"{left} left no record that can be read: {why}.{wait}", silent[0] if len(silent) == 1 else None
     mixed = _mixed_up(flights)
@@ -81,7 +81,7 @@ def _verdict(flights: Mapping[int, Flight], world: int) -> tuple[str | None, int
         return mixed, None
     if waited is not None and len(waited[1]) == len(flights):
         stuck = "the network, or the library that moves the data, is stuck"
-        return f"all {world} ranks are in {_told(waited[0])}: {stuck}.", None
+        return f"all {world} ranks are in {_described(waited[0])}: {stuck}.", None
     return None, None
 
 
@@ -92,15 +92,19 @@ def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:
     group is behind because of yet another rank.
     """
     found, seqs = [], {rank: _last_seqs(flight) for rank, flight in flights.items()}
-    for group in dict.fromkeys(group for each in seqs.values() for group in each):
+    for group in dict.fromkeys(group for numbers in seqs.values() for group in numbers):
         # Every rank belongs to the default group; a rank belongs to another group if it has collectives in that group.
-        last = {rank: each.get(group, 0) for rank, each in seqs.items() if group in each or "default" in group}
+        last = {rank: numbers.get(group, 0) for rank, numbers in seqs.items() if group in numbers or "default" in group}
         top = max(last.values(), default=0)
         found += [(flights[rank], group, seq + 1) for rank, seq in last.items() if seq < top]
     if not found:
         return None
     return min(
-        found, key=lambda each: (_is_waiting(each[0]), each[0].collectives[-1].begin if each[0].collectives else 0)
+        found,
+        key=lambda lagging: (
+            _is_waiting(lagging[0]),
+            lagging[0].collectives[-1].begin if lagging[0].collectives else 0,
+        ),
     )
 
 
@@ -144,7 +148,7 @@ def _mixed_up(flights: Mapping[int, Flight]) -> str | None:
             other = first.setdefault((collective.group, collective.seq), (flight, collective))
             if (other[1].name, other[1].shape) != (collective.name, collective.shape):
                 return (
-                    f"{_name(other[0])} is in {_told(other[1])}, and {_name(flight)} in the same place in "
+                    f"{_name(other[0])} is in {_described(other[1])}, and {_name(flight)} in the same place in "
                     f"{collective.name} of {collective.shape or 'nothing'}: the code of the ranks does not agree."
                 )
     return None
@@ -154,15 +158,19 @@ def _name(flight: Flight) -> str:
     return f"rank {flight.rank} on {flight.node}"
 
 
-def _told(each: Collective) -> str:
-    """Describe a collective: `the 812th collective (all-reduce, 4.2 MB, step 41)`."""
-    of = [each.name.replace("_", "-"), size(each.num_bytes)]
-    if each.step is not None:
-        at = f"the evaluation after step {each.step - 1}" if each.during == "evaluation" else f"step {each.step}"
+def _described(collective: Collective) -> str:
+    """Return a collective in words: `the 812th collective (all-reduce, 4.2 MB, step 41)`."""
+    of = [collective.name.replace("_", "-"), size(collective.num_bytes)]
+    if collective.step is not None:
+        at = (
+            f"the evaluation after step {collective.step - 1}"
+            if collective.during == "evaluation"
+            else f"step {collective.step}"
+        )
         of.append(at)
-    what = "message" if each.is_p2p else "collective"
-    where = "" if "default" in each.group else f" of group {each.group}"
-    return f"the {_ordinal(each.seq)} {what}{where} ({', '.join(of)})"
+    what = "message" if collective.is_p2p else "collective"
+    where = "" if "default" in collective.group else f" of group {collective.group}"
+    return f"the {_ordinal(collective.seq)} {what}{where} ({', '.join(of)})"
 
 
 def _doing(flight: Flight) -> str:
@@ -188,7 +196,7 @@ def _last_words(flight: Flight) -> str:
     last = ""
     if newest is not None:
         since = f", for {seconds(flight.time - newest.begin)}" if newest.is_open else ""
-        last = f"; {'in' if newest.is_open else 'last'} {_told(newest)}{since}"
+        last = f"; {'in' if newest.is_open else 'last'} {_described(newest)}{since}"
     return f"{_name(flight)}{step}: {_doing(flight)}{last}"
 
 

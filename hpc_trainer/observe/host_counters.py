@@ -1,4 +1,4 @@
-"""Counters of a node and of a rank's processes: cores, memory, disk, network and energy.
+"""Counters of a node and of a rank's processes: cores, memory, disk and energy.
 
 Processes are read from /proc, the control group and psutil. proc(5): in `stat` of a process, the name in brackets is
 followed by the state. Counted from the state as field 1, field 10 is majflt, 11 cmajflt, 12 utime, 13 stime, 14 cutime,
@@ -76,25 +76,22 @@ class HostEnergy:
             if _word(folder / "name") in _METERS and (folder / "power1_average").exists()
         ]
         self._last_uj = {zone: value for zone in self._zones if (value := self._read(zone / "energy_uj")) is not None}
-        self._last: tuple[float, float] | None = None
         self._energy_j = 0.0
         self._added = AddedPower()
 
-    def read(self, now: float) -> tuple[float | None, float | None]:
-        """Return (watts, joules so far), each None if it cannot be read.
+    def read(self, now: float) -> float | None:
+        """Return the joules so far; None if they cannot be read.
 
         Args:
             now: seconds of a monotonic clock.
         """
-        power = next((value / 1e6 for meter in self._meters if (value := self._read(meter)) is not None), None)
         if self._last_uj:
-            rapl_w = self._count(now)
-            return (rapl_w if power is None else power), self._energy_j
-        return power, None if power is None else self._added.add(now, power)
+            return self._count()
+        power = next((value / 1e6 for meter in self._meters if (value := self._read(meter)) is not None), None)
+        return None if power is None else self._added.add(now, power)
 
-    def _count(self, now: float) -> float | None:
-        """Add the energy used by the packages since the last call, and return the mean watts; None if unknown."""
-        used = 0.0
+    def _count(self) -> float:
+        """Add the energy used by the packages since the last call, and return the joules so far."""
         for zone, last in list(self._last_uj.items()):
             value = self._read(zone / "energy_uj")
             if value is None:
@@ -102,11 +99,9 @@ class HostEnergy:
             passed = value - last
             if passed < 0:  # the counter has restarted
                 passed += self._read(zone / "max_energy_range_uj") or 0
-            used += max(0, passed) / 1e6
+            self._energy_j += max(0, passed) / 1e6
             self._last_uj[zone] = value
-        before, self._last = self._last, (now, used)
-        self._energy_j += used
-        return None if before is None or now <= before[0] else used / (now - before[0])
+        return self._energy_j
 
     def _read(self, path: Path) -> int | None:
         try:
@@ -127,7 +122,6 @@ def _word(path: Path) -> str:
 _TICK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 # Control groups of version 1 without a limit report the largest number of pages, in bytes.
 _NO_LIMIT = 2**60
-_IB_WORD = 4  # port_rcv_data and port_xmit_data count words of four bytes (sysfs-class-infiniband)
 Found = TypeVar("Found")
 
 
@@ -155,7 +149,6 @@ class HostCounters:
         self._notes, self._root = notes, root
         self._energy = HostEnergy(notes, root) if has_energy else None
         self._first = self._tree()
-        self._first_net = self._told("network", self._net)
         self._last_cpu: tuple[float, float] | None = None
         self._group = _MemoryGroup.find(root)
         self._most_cpu = self._first.cpu_s
@@ -166,12 +159,11 @@ class HostCounters:
         Args:
             now: seconds of a monotonic clock.
         """
-        tree, net = self._tree(), self._told("network", self._net)
+        tree = self._tree()
         # The time of a child that ended without being waited for is lost: the sum must not fall.
         self._most_cpu = max(self._most_cpu, tree.cpu_s)
         before, self._last_cpu = self._last_cpu, (now, self._most_cpu)
         limit, available = self._told("memory", self._memory) or (None, None)
-        power, energy = (None, None) if self._energy is None else self._energy.read(now)
         return Host(
             cpus=None if before is None or now <= before[0] else (self._most_cpu - before[1]) / (now - before[0]),
             cpus_allowed=self._told("cores", self._cpus_allowed),
@@ -181,9 +173,7 @@ class HostCounters:
             major_faults=max(0, tree.major_faults - self._first.major_faults),
             disk_read_bytes=max(0, tree.read_bytes - self._first.read_bytes),
             disk_write_bytes=max(0, tree.write_bytes - self._first.write_bytes),
-            net_bytes=None if net is None or self._first_net is None else max(0, net - self._first_net),
-            power_w=power,
-            energy_j=energy,
+            energy_j=None if self._energy is None else self._energy.read(now),
         )
 
     def _told(self, what: str, read: Callable[[], Found]) -> Found | None:
@@ -205,12 +195,6 @@ class HostCounters:
                 tree.read_bytes += read
                 tree.write_bytes += written
         return tree
-
-    def _net(self) -> int:
-        cards = psutil.net_io_counters(pernic=True)
-        total = sum(card.bytes_sent + card.bytes_recv for name, card in cards.items() if name != "lo")
-        ports = self._root.glob("sys/class/infiniband/*/ports/*/counters/port_*_data")
-        return int(total) + sum(int(port.read_text()) * _IB_WORD for port in ports)
 
     def _memory(self) -> tuple[int, int]:
         """Return (limit, available) in bytes."""

@@ -196,8 +196,6 @@ class NvidiaDevice:
         self._energy_j: float | None = None
         self._bytes = {"nvlink": _Counted(), "pcie": _Counted()}
         self._added_bytes = AddedPower()
-        self._ecc: tuple[int | None, ...] | None = None
-        self._aggregate: tuple[int | None, int | None] = (None, None)
         self._events = self._event_set()
         self._limit_before: int | None = None
 
@@ -229,7 +227,6 @@ class NvidiaDevice:
             mem_clock_mhz=self._ask("clocks", nvml.nvmlDeviceGetClockInfo, self.gpu, nvml.NVML_CLOCK_MEM),
             throttle=None if reasons is None else tuple(word for bit, word in _REASONS.items() if reasons & bit),
             ecc_corrected=ecc[0], ecc_uncorrected=ecc[1],
-            ecc_corrected_aggregate=self._aggregate[0], ecc_uncorrected_aggregate=self._aggregate[1],
             xid=xid, nvlink_bytes=nvlink, pcie_bytes=pcie, is_lost=self._lost(),
         )  # fmt: skip
         self._tell_absent()
@@ -291,19 +288,12 @@ class NvidiaDevice:
         return min((float(limit) for limit in limits if limit), default=None)
 
     def _ecc_counts(self) -> tuple[int | None, int | None]:
-        """Return (corrected, uncorrected) errors since the driver was loaded; read lifetime counts if these changed."""
+        """Return (corrected, uncorrected) errors since the driver was loaded."""
         nvml = self.nvml
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
-
-        def counts(since: int) -> tuple[int | None, int | None]:
-            ask = nvml.nvmlDeviceGetTotalEccErrors
-            first, second = (self._ask("ECC", ask, self.gpu, kind, since) for kind in kinds)
-            return first, second
-
-        now = counts(nvml.NVML_VOLATILE_ECC)
-        if now != self._ecc:  # the aggregate is read from the board's own memory
-            self._ecc, self._aggregate = now, counts(nvml.NVML_AGGREGATE_ECC)
-        return now
+        ask, since = nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_VOLATILE_ECC
+        corrected, uncorrected = (self._ask("ECC", ask, self.gpu, kind, since) for kind in kinds)
+        return corrected, uncorrected
 
     def _event_set(self) -> Any | None:
         nvml = self.nvml

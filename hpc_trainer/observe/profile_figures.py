@@ -155,7 +155,7 @@ def figures_of(
         usual_between_share=(sum(between_s) - longest_wait[0]) / usual_s if usual_s > 0 else 0.0,
         longest_between=longest_wait,
         num_kernels=len(work),
-        work=dict(sorted(shares.items(), key=lambda each: -each[1])),
+        work=dict(sorted(shares.items(), key=lambda share: -share[1])),
         optimizer_share=_length(merged(optimizer, begin, end)) / wall,
         gaps=[((stop - start) / 1e3, _at(start, stop, host, waits)) for start, stop in longest],
         peak_memory_share=peak_memory_share,

@@ -76,7 +76,7 @@ class ProfiledStepper:
         return getattr(self._stepper, name)
 
     def step(self, state: Any, batches: Iterator[Batch], **words: Any) -> StepResult:
-        """Run the stepper's step; in the window with a profile of it."""
+        """Run the stepper's step, and profile it if it is in the window."""
         # One step more than the window: the profiler's own first step is slow, and its schedule leaves it out.
         if self._num_done == self._first - 1:
             self._start()
@@ -104,7 +104,7 @@ class ProfiledStepper:
         return self._num_done >= self._end
 
     def close(self) -> None:
-        """End the window, wherever it is; what it has recorded is written."""
+        """End the window early, and write what it has recorded."""
         seen, self._torch = self._torch, None
         if seen is not None:
             self._safely(seen.stop)
@@ -266,7 +266,7 @@ class StepperOnRequest:
         return getattr(self._stepper, name)
 
     def step(self, state: Any, batches: Iterator[Batch], **words: Any) -> StepResult:
-        """Run the stepper's step; in a requested window with a profile of it."""
+        """Run the stepper's step, and profile it if it is in a requested window."""
         if self._watched is None and time.monotonic() >= self._next_look:
             self._look(state.step)
         watched = self._watched
@@ -279,7 +279,7 @@ class StepperOnRequest:
         return result
 
     def close(self) -> None:
-        """Write what an open window has recorded, when the run leaves its steps."""
+        """Write the profile of an open window at the end of the run's steps."""
         if self._watched is not None:
             self._watched.close()
             self._end("the run left its steps before one was seen whole")

@@ -207,9 +207,9 @@ class Mover:
         """Return why the run cannot leave this node; None if it can."""
         job_id = self._env.job_id
         if not job_id[:1].isdecimal():
-            return "it is no Slurm job, and nobody would give it another node."
+            return "it is not a Slurm job, so no scheduler would give it another node."
         if num_moves(self._paths) >= MAX_MOVES:
-            return f"it has left {MAX_MOVES} nodes since it was submitted, and leaves no more."
+            return f"it has left {MAX_MOVES} nodes since it was submitted, which is the limit."
         without = node
         try:
             without = ",".join(filter(None, (show_job(job_id).excluded, node)))
@@ -272,8 +272,8 @@ class PrometheusFile:
         """
         if not self._folder.is_dir():
             raise ConfigError(
-                f"monitor.prometheus_dir={self._folder} is no folder on {socket.gethostname()}. Make it there, or name "
-                "the one that node_exporter reads (--collector.textfile.directory)."
+                f"monitor.prometheus_dir={self._folder} is not a folder on {socket.gethostname()}. Create it there, or "
+                "name the one that node_exporter reads (--collector.textfile.directory)."
             )
         if self._prometheus is None:  # in the sampler's thread: nothing of this may end the training
             self._families = optional("prometheus_client.core", "monitor.prometheus_dir")
@@ -421,7 +421,7 @@ class Sampler:
         try:
             thread.start()
         except RuntimeError as error:  # no more threads for this user
-            self.notes.tell("start", f"there is none: {error}")
+            self.notes.tell("start", f"no samples are taken: {error}")
             yield
             return
         try:
@@ -435,7 +435,7 @@ class Sampler:
             make_folder(self.paths.telemetry)
             host, devices = self.host(self.notes), self.devices(self.notes)
         except Exception as error:
-            self.notes.tell("start", f"there is none: {type(error).__name__}: {error}")
+            self.notes.tell("start", f"no samples are taken: {type(error).__name__}: {error}")
             return
         self._first = time.monotonic()
         try:

@@ -34,7 +34,7 @@ _WORSE = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """News of one rank: it is slow, slower than reported (`is_slow`), or as quick as the others again.
+    """Change of one rank: it is slow, slower than reported (`is_slow`), or as quick as the others again.
 
     `factor`: its own work over the median of the other ranks', both over the last `LOOKS` looks. Seconds are of a step.
     """
@@ -49,7 +49,7 @@ class Verdict:
 
 
 class Judge:
-    """Looks of one attempt, which every rank sees alike. A rank is slow above `factor` > 1."""
+    """Measurements of one attempt, which are equal on all ranks. A rank is slow above `factor` > 1."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -57,7 +57,7 @@ class Judge:
         self._told: dict[int, float] = {}
 
     def see(self, ranks: Sequence[tuple[float, float, float]]) -> list[Verdict]:
-        """Record a look, and return what is new.
+        """Record a measurement, and return what is new.
 
         Args:
             ranks: for each of two ranks or more, seconds of a step: its own work, its wait for data in that, the step.

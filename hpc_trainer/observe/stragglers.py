@@ -1,4 +1,4 @@
-"""Each rank's own time of a step, told to all in one small message between steps, to find stragglers."""
+"""Measurement of the time that each rank itself needs for a step, exchanged in one small message between steps."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.state import TrainState
 
 MOST_STEPS = 16
-"""Steps before each logged line that are measured, so that what is read then is bounded."""
+"""Number of steps before a logged line that are measured; it bounds the stamps to read."""
 _Part = tuple[bool, float | tuple[Any, Any]]
 """(True for a wait for data, its seconds or its first and last stamp)."""
 
 
 class OwnTime:
-    """Clocks of one rank, in hooks of its modules. They change no value, and nothing waits for the device.
+    """Clock of one rank's own work, by hooks of its modules. It changes no value and never waits for the device.
 
     Args:
-        module: what ranks share the loss by.
-        loss: the same, or inside of it.
-        kind: kind of the device; it has stamps.
-        waited_s: seconds that this rank has waited for data so far; None: stamps measure it.
+        module: the module through which ranks share the loss.
+        loss: the loss, which is `module` or a module inside it.
+        kind: kind of the device, which has stamps.
+        waited_s: returns the seconds that this rank has waited for data so far; None if stamps measure the wait.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class OwnTime:
         self._steps = deque[list[_Part]](maxlen=MOST_STEPS)
         module.register_forward_pre_hook(self._arrive, prepend=True)
         inner = list(blocks(loss.model)) or [loss] if is_fully_sharded(module) else []
-        for each in inner:
-            each.register_forward_pre_hook(self._enter)  # behind FSDP's own, which waits for the weights
-            each.register_forward_hook(self._leave, prepend=True)
+        for block in inner:
+            block.register_forward_pre_hook(self._enter)  # behind FSDP's own, which waits for the weights
+            block.register_forward_hook(self._leave, prepend=True)
         self._is_whole = not inner
         if self._is_whole:
             loss.register_forward_pre_hook(self._enter)
@@ -68,9 +68,9 @@ class OwnTime:
     def take(self) -> tuple[float, float] | None:
         """Return (seconds of a rank's own work in a step, seconds of it spent waiting for data).
 
-        They are those of the step at the lower quarter of the steps measured since the last call: other load on a
-        machine only ever adds time, and a slow rank is slow in each step. None if no step was measured. The device must
-        have done all steps.
+        The result is that of the step at the lower quartile of the steps measured since the last call: other load on
+        the machine only adds time, and a slow rank is slow in every step. None if no step was measured. The device must
+        have finished all steps.
         """
         self._end()
         if not self._steps:
@@ -122,18 +122,18 @@ class OwnTime:
 
 
 _LOOK_EVERY_S = 1.0
-"""Least seconds between two messages: a message takes some 100 µs, and lines may come every few milliseconds."""
+"""Shortest time in seconds between two messages: a message takes about 100 µs, and lines may be milliseconds apart."""
 
 
 class StragglersAbility(Ability):
     _run: RunContext
     _time: OwnTime | None = None
-    """None: stragglers are not looked for."""
+    """None if stragglers are not looked for."""
     _judge: Judge
     _log: StragglerLog | None = None
     _nodes: Sequence[str] = ()
     _next_look: int | None = None
-    """First step whose line is a look; None: the next line is one, and only warms up."""
+    """First step whose logged line is a measurement; None if the next line is one that only warms up."""
     _slow: dict[int, str]
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
@@ -144,7 +144,7 @@ class StragglersAbility(Ability):
         kind = kind_of(building.device)
         if shape.tp > 1 or shape.pp > 1 or not kind.has_stamps:
             return
-        loss = next((each for each in module.modules() if isinstance(each, VotingLoss)), None)
+        loss = next((part for part in module.modules() if isinstance(part, VotingLoss)), None)
         if loss is None:
             return
         counted = groups_to_count(building.task, building.dataset, building.mesh, num_micro_batches=1)
@@ -169,7 +169,7 @@ class StragglersAbility(Ability):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Begin the step anew after an evaluation, whose time is no wait for data."""
+        """Restart the measurement of the step after an evaluation, which is no wait for data."""
         yield
         if self._time is not None:
             self._time.begin(is_measured=self._is_measured(self._run.step + 1))

@@ -1,7 +1,7 @@
 """Files of a run with samples of its GPUs and hosts, and with warnings about GPUs. No torch.
 
 telemetry/attempt-000.rank-0.jsonl has a sample of a rank's GPU and host for each period, and
-attempt-000.rank-0.warnings.json the problems of the GPU. sampler.py writes both, telemetry_shown.py shows them.
+attempt-000.rank-0.warnings.json the problems of the GPU. sampler.py writes both, telemetry_views.py shows them.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class Device:
     """Reasons from THROTTLE; () if the clocks are not limited."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
-    """Memory errors since the driver was loaded (volatile); the aggregates count over the device's whole life."""
-    ecc_corrected_aggregate: int | None = None
-    ecc_uncorrected_aggregate: int | None = None
+    """Memory errors since the driver was loaded (volatile)."""
     xid: tuple[int, ...] | None = None
     """NVIDIA's numbers of the faults since the previous line."""
     nvlink_bytes: int | None = None
@@ -98,9 +96,6 @@ class Host:
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
     """Bytes of the rank's processes since the attempt began; network file systems count if the kernel counts them."""
-    net_bytes: int | None = None
-    """Bytes of the node in both directions since the attempt began, InfiniBand included."""
-    power_w: float | None = None
     energy_j: float | None = None
     """Energy of the node's processors and their memory (RAPL), else of the whole node by its power meter.
 

@@ -14,8 +14,8 @@ from hpc_trainer.cli.complete import complete_runs
 from hpc_trainer.cli.options import Json, Names, RunsDir, SweepOption, Verb, renamed
 
 if TYPE_CHECKING:
-    from hpc_trainer.observe.advice import Tuned
-    from hpc_trainer.observe.ask_profile import RankProfile
+    from hpc_trainer.observe.advice import AdvisedRun
+    from hpc_trainer.observe.profile_client import RankProfile
     from hpc_trainer.observe.profile_request import ProfileRequest
 
 verbs = typer.Typer()
@@ -34,11 +34,11 @@ def advise(
 
     from hpc_trainer.cli.common import print_json, warn
     from hpc_trainer.cli.given import resolve_runs_dir
-    from hpc_trainer.observe.advice import tune
+    from hpc_trainer.observe.advice import advise_runs
     from hpc_trainer.operate.find import select
 
     status, run_ids = select(resolve_runs_dir(runs_dir), names or [], sweep, is_look=True)
-    tuned, notes = tune(status, run_ids)
+    tuned, notes = advise_runs(status, run_ids)
     warn(status)
     if as_json:
         print_json({"sweep": status.sweep.name, "runs": [_advice_json(run) for run in tuned], "notes": notes})
@@ -54,7 +54,7 @@ def advise(
 verbs.command("tune", cls=renamed("advise"), hidden=True)(advise)
 
 
-def _advice_json(tuned: Tuned) -> dict[str, Any]:
+def _advice_json(tuned: AdvisedRun) -> dict[str, Any]:
     """Return one run of `advise --json` (docs/json.md)."""
     import dataclasses
 
@@ -64,11 +64,11 @@ def _advice_json(tuned: Tuned) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_advice(tuned: Tuned, sweep: str) -> None:
+def _print_advice(tuned: AdvisedRun, sweep: str) -> None:
     from rich.markup import escape
 
     from hpc_trainer.cli.common import print_next, say, state_markup
-    from hpc_trainer.observe.advice import next_words
+    from hpc_trainer.observe.advice import next_command
 
     say("", f"[bold]{escape(tuned.run_id)}[/]  {state_markup(tuned.state)}")
     for advice in tuned.advice:
@@ -77,16 +77,16 @@ def _print_advice(tuned: Tuned, sweep: str) -> None:
         say("Nothing stands out.")
         if tuned.state.has_failed:
             print_next(f"why {tuned.run_id}")
-    elif (words := next_words(tuned, sweep)) is not None:
+    elif (words := next_command(tuned, sweep)) is not None:
         print_next(words)
 
 
-def _print_common_advice(tuned: Sequence[Tuned]) -> None:
+def _print_common_advice(tuned: Sequence[AdvisedRun]) -> None:
     """Print each piece of advice once, with the runs that share it."""
     from hpc_trainer.cli.common import print_next, say
-    from hpc_trainer.observe.advice import alike
+    from hpc_trainer.observe.advice import shared_advice
 
-    groups = alike(tuned)
+    groups = shared_advice(tuned)
     for group in groups:
         names = ", ".join(group.run_ids[:_SHOWN_RUNS])
         more = f" and {len(group.run_ids) - _SHOWN_RUNS} more" if len(group.run_ids) > _SHOWN_RUNS else ""
@@ -121,7 +121,7 @@ def profile(
     from hpc_trainer.cli.common import print_json, say
     from hpc_trainer.cli.given import resolve_runs_dir
     from hpc_trainer.errors import RunStateError
-    from hpc_trainer.observe.ask_profile import ask_for_profile, await_profile
+    from hpc_trainer.observe.profile_client import ask_for_profile, await_profile
     from hpc_trainer.operate.find import select
 
     status, chosen = select(resolve_runs_dir(runs_dir), [run], sweep)

@@ -46,12 +46,12 @@ BY_STATE: dict[RunState, Verdict] = {
         (_RETRY + ": it is trained again from the beginning",),
     ),
     RunState.HELD: Verdict("Slurm holds its job.", ("scontrol release {job}",)),
-    RunState.PREEMPTED: Verdict("It was interrupted, and nobody could bring it back.", (_SUBMIT,)),
+    RunState.PREEMPTED: Verdict("It was interrupted, and could not be restarted automatically.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(
-        "Its time limit ended it, and nobody could bring it back.",
+        "Its time limit ended it, and it could not be restarted automatically.",
         (_SUBMIT, "if a step and a save take long: " + _LONGER),
     ),
-    RunState.NODE_FAIL: Verdict("Its node failed, and nobody could bring it back.", (_SUBMIT,)),
+    RunState.NODE_FAIL: Verdict("Its node failed, and it could not be restarted automatically.", (_SUBMIT,)),
     RunState.OUT_OF_MEMORY: Verdict(
         "It used more host memory than it had asked for, and Slurm killed it.",
         (
@@ -164,7 +164,7 @@ BY_CAUSE: dict[str, Verdict] = {
         ("a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32", "NaN in the data?"),
     ),
     NOT_FINITE: Verdict(
-        "It did all its steps, and what came of them is no number: a final metric is NaN or infinite.",
+        "It did all its steps, but a final metric is NaN or infinite.",
         (
             "hpc-trainer results {sweep}, and the losses in metrics.jsonl: where did it begin?",
             "a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32; NaN in the data?",

@@ -96,9 +96,9 @@ def _stands_since(run: RunStatus, before: tuple[object, float] | None, now: floa
 def _no_longer(runs: Sequence[RunStatus]) -> str:
     first = runs[0]
     return (
-        f"No longer waiting for {len(runs)} run(s) that nobody is known to have; for {_PATIENCE_S / 60:.0f} minutes "
-        f"nothing has changed. {first.run_id} is {first.state.value}: {first.reason}. What to do: hpc-trainer why "
-        f"{first.run_id}"
+        f"No longer waiting for {len(runs)} run(s) that no scheduler is known to have; for {_PATIENCE_S / 60:.0f} "
+        f"minutes nothing has changed. {first.run_id} is {first.state.value}: {first.reason}. What to do: "
+        f"hpc-trainer why {first.run_id}"
     )
 
 

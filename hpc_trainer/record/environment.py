@@ -77,10 +77,10 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
             return
     code = record["code"]
     if not isinstance(code.get("packages"), dict) or not isinstance(code.get("places") or {}, dict):
-        yield "code.packages or code.places is no object"
+        yield "code.packages or code.places is not an object"
     checkouts = code.get("checkouts") or []
     if not isinstance(checkouts, list) or not all(map(_is_checkout, checkouts)):
-        yield "code.checkouts is no list of objects with top and revision"
+        yield "code.checkouts is not a list of objects with top and revision"
     if not all(isinstance(item, dict) for item in (*record["origins"].values(), *record["devices"])):
         yield "origins or devices hold something else than objects"
 
@@ -102,8 +102,8 @@ def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, An
             return attempt, record
         if faults:
             raise RunStateError(
-                f"the record of what attempt {attempt} ran with cannot be read: {'; '.join(faults)}. Without it nobody "
-                "can say what differs. Restore the file, or move it away: then losses alone are compared."
+                f"the record of what attempt {attempt} ran with cannot be read: {'; '.join(faults)}. Without it "
+                "the differences are not known. Restore the file, or move it away: then losses alone are compared."
             )
     return None
 

@@ -132,7 +132,7 @@ _TO_MARK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEX
 def to_json(value: Any) -> str:
     """Return a line of JSON, in which numbers that are not finite become the texts NaN, Infinity and -Infinity.
 
-    These texts are those of protobuf's JSON. `record_values.metric_values` turns metrics back into numbers.
+    These texts are those of protobuf's JSON. `reading.metric_values` turns metrics back into numbers.
     """
     try:
         return json.dumps(value, allow_nan=False)
@@ -304,7 +304,7 @@ class OwnLines:
                 os.close(descriptor)
 
 
-_NO_FILE = "{path} is no file, and must be one. Move it away, then try again."
+_NO_FILE = "{path} is not a regular file. Move it away, then try again."
 
 
 def _append(descriptor: int, path: Path, text: str) -> None:
@@ -396,7 +396,7 @@ def open_own(path: Place, mode: int = 0o666) -> int:
     info = os.fstat(descriptor)
     if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1 or info.st_uid != os.geteuid():
         os.close(descriptor)
-        raise OSError(errno.EEXIST, "somebody else made a file of this name", os.fspath(path))
+        raise OSError(errno.EEXIST, "another user made a file of this name", os.fspath(path))
     if info.st_size:
         os.ftruncate(descriptor, 0)
     return descriptor

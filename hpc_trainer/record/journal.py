@@ -510,7 +510,7 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     if event not in ("resume", "guard", "end"):
         raise ValueError(f"event {event[:20]!r} is of a newer version")
     if number not in attempts:
-        raise ValueError(f"it is of attempt {number}, and no line tells of its start")
+        raise ValueError(f"it belongs to attempt {number}, whose start no line records")
     if event == "resume":
         attempts[number].resumed_step = as_count(record["step"])
     elif event == "guard":

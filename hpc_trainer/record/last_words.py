@@ -190,7 +190,7 @@ def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, A
     said = [line for line in said[earlier[-1] + 1 if earlier else 0 :] if not _SETUP.match(line)]
     why = _most_telling(said) if said else f"exit status {status}"
     if any(_SYNTAX in line for line in said[-2:]):  # the number is of the line before; bash's own message is right
-        return _words(f"cluster.setup is no shell that can be read: {why}", said)
+        return _words(f"bash cannot parse cluster.setup: {why}", said)
     line = f"`{setup[number - 1]}`" if 0 < number <= len(setup) else f"exit status {status}"
     return _words(f"cluster.setup line {number} failed: {line}: {why}", said)
 

@@ -232,7 +232,7 @@ class NewLines:
             self._tell('a line has no "step"')
             return None
         except ValueError as error:
-            self._tell(f"a line is no metrics: {error}")
+            self._tell(f"a line is not a record of metrics: {error}")
             return None
         numbers = {
             key: value for key, value in metric_values(record).items() if key not in _NOT_METRICS and value is not None

@@ -95,8 +95,8 @@ def check_place(folder: Path) -> None:
             return
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
             raise UntrustedFileError(
-                f"{above} has mode {stat.S_IMODE(info.st_mode):o}: everybody may rename what lies in it, {folder.name} "
-                f"too. chmod o-w {above} (or chmod +t), or choose another paths.runs_dir."
+                f"{above} has mode {stat.S_IMODE(info.st_mode):o}: everybody may rename its content, including "
+                f"{folder.name}. chmod o-w {above} (or chmod +t), or choose another paths.runs_dir."
             )
 
 
@@ -309,28 +309,28 @@ def as_text(value: object) -> str:
     """Return a text value; raise ValueError for anything else."""
     if isinstance(value, str):
         return value
-    raise ValueError(f"{_shown(value)} is no text")
+    raise ValueError(f"{_shown(value)} is not text")
 
 
 def as_count(value: object) -> int:
     """Return an integer in [0, 2**63), such as a step, an attempt or a pid; raise ValueError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
-    raise ValueError(f"{_shown(value)} is no whole number from 0")
+    raise ValueError(f"{_shown(value)} is not a whole number ≥ 0")
 
 
 def as_time(value: object) -> float:
     """Return seconds since 1970 in [0, 2**36) as a float; raise ValueError for anything else."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**36:
         return float(value)
-    raise ValueError(f"{_shown(value)} is no time")
+    raise ValueError(f"{_shown(value)} is not a time")
 
 
 def as_amount(value: object) -> float:
     """Return a finite number ≥ 0 as a float; raise ValueError for anything else."""
     if isinstance(value, (int, float)) and is_number(value) and 0 <= value < math.inf:
         return float(value)
-    raise ValueError(f"{_shown(value)} is no number from 0")
+    raise ValueError(f"{_shown(value)} is not a number ≥ 0")
 
 
 def as_bool(value: object) -> bool:
@@ -353,7 +353,7 @@ def tuple_of(convert: Callable[[Any], T]) -> Callable[[object], tuple[T, ...]]:
     def as_tuple(value: object) -> tuple[T, ...]:
         if isinstance(value, list):
             return tuple(map(convert, value))
-        raise ValueError(f"{_shown(value)} is no list")
+        raise ValueError(f"{_shown(value)} is not a list")
 
     return as_tuple
 

@@ -74,7 +74,7 @@ class RunFolder:
     result: Mapping[str, Any]
     markers: frozenset[str]
     waits: str | None
-    """Why the run waits in the sweep's own queue; None if it does not."""
+    """Reason why the run waits in the sweep's own queue; None if it does not wait there."""
     faults: tuple[str, ...] = ()
     """Faults of the run's files that cannot be read."""
     doubt: str | None = None

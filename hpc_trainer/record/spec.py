@@ -123,7 +123,7 @@ class RunSpec:
         if digest != self.digest:
             raise ConfigError(
                 f"{self.run_id}: the frozen configuration was changed after submission (digest {digest[:8]}, "
-                f"frozen {self.digest[:8]}). Submit it anew under another sweep_name."
+                f"frozen {self.digest[:8]}). Submit it again under another sweep_name."
             )
         return config
 

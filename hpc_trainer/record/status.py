@@ -6,7 +6,6 @@ and jobs whose lines are lost are found by their folders, the queue, batch scrip
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -94,7 +93,7 @@ class RunStatus:
     num_steps: int
     """Steps of the whole run; 0 if the number is not known."""
     speed: Mapping[str, float] = field(default_factory=dict)
-    """The newest values of `runs.metrics_log.SPEED`, for a run that works or is complete."""
+    """The newest values of `record.metrics.SPEED`, for a run that works or is complete."""
     remarks: Sequence[str] = ()
     """Remarks of the running attempt for the user, such as a rank that delays the others."""
     failure: Mapping[str, Any] = field(default_factory=dict)
@@ -109,7 +108,7 @@ class RunStatus:
     waiting_job: str | None = None
     """Id of the run's Slurm job, if the queue shows that the job has not begun."""
     elsewhere: str | None = None
-    """Why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
+    """Reason why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
     device_warning: str | None = None
     """Problem of a running run that a domain found, such as a GPU that is too hot or fails.
 
@@ -481,25 +480,7 @@ def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, Holder]:
     return runs
 
 
-def lost_notes(causes: Iterable[str], jobs: Iterable[str]) -> Iterator[str]:
-    """Yield notes on jobs that have runs of the sweep although submissions.jsonl has lost the line that says so.
-
-    Args:
-        causes: causes of the UNKNOWN runs.
-        jobs: ids of the jobs that runs themselves name as theirs.
-    """
-    for cause, count in Counter(cause for cause in causes if kind_of_doubt(cause) in _LOST_LINE).items():
-        yield f"{count} run(s) are left alone: {cause}."
-    for job_id, count in Counter(map(array_of, jobs)).items():
-        yield (
-            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
-            "lost the line that says so."
-        )
-
-
-_LOST_LINE = (DoubtKind.taken, DoubtKind.maybe_taken, DoubtKind.untold_job)
 _SWEEPS_SHOWN = 10
-__all__ = ["RunStatus", "SweepStatus", "gpu_hours", "read_status"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -645,7 +626,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         needs_submit=not is_told or any(run.state.needs_submit for run in runs),
     )  # fmt: skip
     if not is_told and was_on_slurm and view.queue is None:
-        lost = dataclasses.replace(lost, unseen=_unseen(ledger))
+        lost = replace(lost, unseen=_unseen(ledger))
     faults += [*ledger.damage, *(fault for folder in folders.values() for fault in folder.faults)]
     open_runs = {run.run_id: _doubted(run, lost) for run in runs}
     left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
@@ -657,7 +638,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, left_alone=left_alone,
     )  # fmt: skip
     if status.waiting:
-        return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
+        return replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
     return status
 
 
@@ -666,11 +647,21 @@ def _elsewhere_notes(runs: Iterable[RunStatus]) -> list[str]:
     return [f"{count} run(s) were {place}." for place, count in counts.items()]
 
 
+_LOST_LINE = (DoubtKind.taken, DoubtKind.maybe_taken, DoubtKind.untold_job)
+
+
 def _lost_notes(runs: Iterable[RunStatus]) -> Iterator[str]:
+    """Yield notes on jobs that have runs of the sweep although submissions.jsonl has lost the line that says so."""
     active = [run for run in runs if run.state.is_active]
     causes = [run.cause for run in active if run.cause is not None and run.state is RunState.UNKNOWN]
+    for cause, count in Counter(cause for cause in causes if kind_of_doubt(cause) in _LOST_LINE).items():
+        yield f"{count} run(s) are left alone: {cause}."
     jobs = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
-    return lost_notes(causes, jobs)
+    for job_id, count in Counter(map(array_of, jobs)).items():
+        yield (
+            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
+            "lost the line that says so."
+        )
 
 
 def _may_be_on_slurm(spec: RunSpec) -> bool:
@@ -729,16 +720,14 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
     """Return the run, as UNKNOWN if a job that no file names may have it, or if a submit would need its lost spec."""
     if run.state is RunState.COMPLETED or (run.state.is_active and not run.waits_in_sweep):
         job_id = lost.job_of(run.run_id) if run.state is RunState.UNKNOWN else None
-        return run if job_id is None else dataclasses.replace(run, job_id=job_id, own_job=job_id)
+        return run if job_id is None else replace(run, job_id=job_id, own_job=job_id)
     cause = None if run.state is RunState.CANCELLED else lost.cause(run.run_id)
     if cause is not None:
         lost_job = lost.job_of(run.run_id)
         job_id, own_job = lost_job or run.job_id, lost_job or run.own_job
-        return dataclasses.replace(
-            run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False
-        )
+        return replace(run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False)
     if run.spec.is_lost and run.state.needs_submit:
-        return dataclasses.replace(run, state=RunState.UNKNOWN, cause=doubts.lost_spec(WRITE_AGAIN))
+        return replace(run, state=RunState.UNKNOWN, cause=doubts.lost_spec(WRITE_AGAIN))
     return run
 
 

@@ -43,21 +43,21 @@ def as_run_ids(value: object) -> tuple[str, ...]:
     """Return a list of run ids as a tuple; each id must be a possible folder name."""
     if isinstance(value, list) and all(isinstance(run_id, str) and is_run_id(run_id) for run_id in value):
         return tuple(value)
-    raise ValueError("run_ids is no list of ids of runs")
+    raise ValueError("run_ids is not a list of run ids")
 
 
 def as_job_id(value: object) -> str:
     """Return a job id of Slurm (123_4), or a process name (host:pid:time); file names are made of it."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,300}", value):
         return value
-    raise ValueError("job_id is no id of a job")
+    raise ValueError("job_id is not a job id")
 
 
 def as_digest(value: object) -> str:
     """Return the digest of the frozen code, which is part of the name of the code's archive."""
     if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value):
         return value
-    raise ValueError("code is no digest")
+    raise ValueError("code is not a digest")
 
 
 CHANGE = {"run_ids": as_run_ids, "changes": tuple_of(as_text), "user": as_text, "time": as_time}
@@ -151,7 +151,7 @@ class Ledger:
     """Faults: lines that cannot be read, or that refer to a submission whose line is lost."""
 
     unread: str | None = None
-    """Why the file, or its rest, could not be read just now (`may_fail`); the unread part may hold anything."""
+    """Reason why the file, or its rest, could not be read just now (`may_fail`); the unread part may hold anything."""
 
     @property
     def unsettled(self) -> list[Submission]:
@@ -369,7 +369,7 @@ class _Reader:
         if uuid not in self.intents and event == "dropped":
             return  # the intent's line is lost, so it took no run out of the queue
         if uuid not in self.intents:
-            raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
+            raise ValueError(f"it answers submission {uuid[:8]}, which no line describes")
         if event == "confirmed":
             # The scheduler's answer may come after the intent was dropped, and is more reliable.
             answer: dict[str, Any] = {"job_id": as_job_id(record["job_id"]), "dropped": False}

@@ -32,7 +32,7 @@ class JobInfo:
     time_limit_s: float | None
     partition: str = ""
     reason: str = ""
-    """Why the job is in this state; "None" if Slurm gives no reason."""
+    """Slurm's reason for the job's state; "None" if Slurm gives none."""
     excluded: str = ""
     """Host list of the nodes that Slurm must not give to the job."""
 

@@ -1,4 +1,4 @@
-"""What Slurm says of jobs: its queue (squeue) and its accounting (sacct), each read once for all jobs of a command."""
+"""Slurm's queue (squeue) and accounting (sacct), each read once for all jobs of a command."""
 
 from __future__ import annotations
 

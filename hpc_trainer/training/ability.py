@@ -1,4 +1,4 @@
-"""What a feature may do to a run: the only way in which the shared loop and a feature know of each other.
+"""Hooks of a feature in a run: the only interface between the shared loop and a feature.
 
 The hooks that are called belong to the abilities of the features that are on, found by the names of their folders.
 """

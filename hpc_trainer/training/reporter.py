@@ -1,4 +1,4 @@
-"""What rank 0 writes of a run while it trains: metrics.jsonl, the tracker, and signs of life.
+"""Reports of rank 0 on its run during training: metrics.jsonl, the tracker, and signs of life.
 
 A logged metric is one number. With its heartbeat rank 0 looks for a cancel, a deadline and a newer job of the run.
 """

@@ -77,7 +77,7 @@ def section_problems(name: str, section: Any) -> list[str]:
 
 
 def _section_problems(name: str, section: Any) -> tuple[list[str], list[str]]:
-    declarations = _declarations(type(section), name)
+    declarations = _declarations(section.__class__, name)
     wrong_items = [
         line for key, kind in declarations.items for line in _items(f"{name}.{key}", getattr(section, key), kind)
     ]
@@ -115,7 +115,7 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
     if config.train.main is not None:
         return
     for section in _SECTIONS:
-        for declared in _declarations(type(getattr(config, section)), section).conditional:
+        for declared in _declarations(getattr(config, section).__class__, section).conditional:
             key, value, default = declared.name, attrgetter(declared.name)(config), declared.default
             needs = declared.key.needs or ()
             if value != default and not any(holds(config, need) for need in needs):

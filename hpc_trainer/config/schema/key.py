@@ -145,7 +145,8 @@ def declared_keys(
             raise TypeError(
                 f"{kind.__name__}.{field.name} must say what hangs on it. Declare it with key(...) (schema/key.py)."
             )
-        name, metadata, make = f"{prefix}{field.name}", _filled_in(own, above), field.default_factory
+        name, metadata = f"{prefix}{field.name}", _filled_in(own, above)
+        make: Any = field.default_factory
         default = field.default if make is dataclasses.MISSING else make()
         section = make if dataclasses.is_dataclass(make) else None
         keys.append(Declared(name, kind, field, metadata, section, default))

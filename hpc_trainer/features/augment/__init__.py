@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_trainer.config.packages import missing
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, ONCE_SET, RULED, SCHEDULE, key, only_with, section
 from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row

@@ -9,7 +9,7 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.features.mfu.flops import BATCH, peak_flops
 from hpc_trainer.runtime.own_process import OwnProcess
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.data.stand_in import StandIn
+from hpc_trainer.training.data.batches import StandIn
 from hpc_trainer.training.rng import random_state_kept
 from hpc_trainer.training.state import TrainState
 

@@ -26,7 +26,7 @@ from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.ability import Building
 from hpc_trainer.training.checkpoint.objects import set_whole
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, Box, Shard, pack_sharded, unpack
-from hpc_trainer.training.data.stand_in import StandIn
+from hpc_trainer.training.data.batches import StandIn
 from hpc_trainer.training.optim.build import counts_here
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh

@@ -57,7 +57,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
                 raise RefusedCodeError(f"{archive} holds other code of the same short digest")
         except RefusedCodeError as error:
             raise SubmitError(
-                f"{error}. Runs that wait refuse to start from it. Move it away and submit again: that writes it anew."
+                f"{error}. Waiting runs refuse to start from it. Move it away and submit again: that writes a new one."
             ) from error
         return archive
     _remove_stale(paths.code)
@@ -127,7 +127,7 @@ def find_changes(
     """
     changes, notes = [], []
     for code, num_runs in codes.items():
-        unknown = f"Nobody knows whether the code of {num_runs} run(s) has changed since"
+        unknown = f"It is unknown whether the code of {num_runs} run(s) has changed since"
         if not code:
             notes.append(f"{unknown}: snapshot=off froze nothing.")
             continue

@@ -219,7 +219,7 @@ def main() -> None:
             return
         use_frozen_code(archive)
     except RefusedCodeError as error:
-        advice = "Move it away and submit again: that writes it anew"
+        advice = "Move it away and submit again: that writes a new one"
         sys.stderr.write(f"the frozen code is refused: {error}. {advice}.\n")
         sys.exit(_CONFIG_ERROR)
     runpy.run_module("hpc_trainer.worker", run_name="__main__", alter_sys=True)

@@ -277,7 +277,7 @@ def _git(top: Path, *argv: str) -> list[str] | None:
         return None
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"git took more than {_GIT_TIMEOUT_S:g} s to list {top}. Put what is no code into .gitignore, or use "
+            f"git took more than {_GIT_TIMEOUT_S:g} s to list {top}. Add what is not code to .gitignore, or use "
             "snapshot=copy, or snapshot=off."
         ) from error
     if done.returncode == 0:
@@ -286,7 +286,7 @@ def _git(top: Path, *argv: str) -> list[str] | None:
     if "not a git repository" in said:
         return None
     first = said.splitlines()[0] if said else f"exit {done.returncode}"
-    raise ConfigError(f"git does not list {top}: {first}. Put that right, or use snapshot=copy, or snapshot=off.")
+    raise ConfigError(f"git does not list {top}: {first}. Fix that, or use snapshot=copy, or snapshot=off.")
 
 
 def importable_files(root: Path, packages: Iterable[str], rules: Rules, kinds: tuple[str, ...] = MODULES) -> list[str]:
@@ -373,8 +373,9 @@ def too_many(root: Path, names: Sequence[str], limit: int) -> str:
     listed = ", ".join(f"{top} ({count} files)" for top, count in most)
     largest = most[0][0]
     return (
-        f"the code to freeze in {root} has more than snapshot.max_files={limit} files. Most are in {listed}. Leave out "
-        f"what is no code: 'snapshot.exclude=[{largest}]', or .gitignore; or raise snapshot.max_files; or snapshot=off."
+        f"the code to freeze in {root} has more than snapshot.max_files={limit} files. Most are in {listed}. Leave "
+        f"out what is not code: 'snapshot.exclude=[{largest}]', or .gitignore; or raise snapshot.max_files; or "
+        "snapshot=off."
     )
 
 
@@ -701,7 +702,7 @@ def _check_size(roots: Sequence[Root], config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"the code to freeze in {', '.join(root.source for root in roots)} has {total / 1e6:.1f} MB in "
             f"{num_files} files, more than snapshot.max_mb={config['max_mb']:g}. The biggest: {listed}. Leave out what "
-            f"is no code: 'snapshot.exclude=[{json.dumps(biggest[0][1])}]', or .gitignore; or raise snapshot.max_mb; "
+            f"is not code: 'snapshot.exclude=[{json.dumps(biggest[0][1])}]', or .gitignore; or raise snapshot.max_mb; "
             "or snapshot=off."
         )
 

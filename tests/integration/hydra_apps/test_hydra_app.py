@@ -90,7 +90,7 @@ def test_ours_and_the_apps_words_never_meet(app: LocalDriver) -> None:
         pytest.param(("model.degre=3",), "Did you mean model.degree?", marks=pytest.mark.long),
         pytest.param(("modl=cubic",), "Did you mean model?", marks=pytest.mark.long),
         pytest.param(("lr=(1",), "Error parsing override 'lr=(1'", marks=pytest.mark.long),
-        (("lr=1", "--wait"), "--wait stands after --app train.py, where all is the app's"),
+        (("lr=1", "--wait"), "--wait comes after --app train.py, and what comes there is for the app"),
     ],
 )
 def test_what_does_not_compose_is_said_at_plan_time(app: LocalDriver, words: tuple[str, ...], told: str) -> None:
@@ -119,7 +119,7 @@ def test_what_is_no_hydra_app_is_told_so(app: LocalDriver) -> None:
     assert "is no Hydra app" in app.run("plan", *OURS, "--app", "plain.py", "lr=1", check=False).stderr
     assert "has no such file" in app.run("plan", *OURS, "--app", "other.py", check=False).stderr
     taken = app.run("plan", *OURS, "params.lr=1", "--app", "train.py", check=False)
-    assert (taken.returncode, "params.lr=1 is the app's to say" in taken.stderr) == (2, True)
+    assert (taken.returncode, "params.lr=1 is decided by the app" in taken.stderr) == (2, True)
     both = app.run("plan", *OURS, "--command", "true", "--app", "train.py", check=False)
     assert (both.returncode, "Keep one" in both.stderr) == (2, True)
 
@@ -216,10 +216,12 @@ def test_a_task_that_no_command_starts_is_pickled_for_its_owner_alone(app: Local
 def test_the_plugin_costs_a_hydra_program_nothing() -> None:
     """Hydra imports it at the start of each of its programs."""
     code = (
-        "import sys, hydra.core.plugins as p; p.Plugins.instance(); "
+        "import sys, time, hydra, hydra.core.plugins as p; began = time.process_time(); "  # the clock counts other work
+        "import hydra_plugins.hpc_trainer_launcher; seconds = time.process_time() - began; "
+        "del sys.modules['hydra_plugins.hpc_trainer_launcher']; p.Plugins.instance(); "
         "assert 'hydra_plugins.hpc_trainer_launcher' in sys.modules; "
         "print([m for m in ('torch', 'submitit', 'numpy', 'hpc_trainer', 'cloudpickle') if m in sys.modules], "
-        "p.Plugins.instance().get_stats().modules_import_time['hydra_plugins.hpc_trainer_launcher'])"
+        "seconds)"
     )
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     # The sweeper of Optuna, where it is installed, imports numpy itself.

@@ -100,6 +100,6 @@ def test_a_run_whose_evaluation_is_nan_says_so_everywhere(local: LocalDriver) ->
     assert (run["state"], run["cause"], run["metrics"]["eval_loss"]) == ("COMPLETED", "not_finite", None)
     assert "eval_loss=nan" in local.run("status", "blind").stdout
     said = local.run("why", "blind").stdout
-    assert "what came of them is no number" in said
+    assert "but a final metric is NaN or infinite" in said
     assert "eval_loss=nan" in said
     assert local.json("results", "blind")[0]["eval_loss"] is None

@@ -26,9 +26,9 @@ SOURCES = ("folder", "shards")
 # (ranks, cells of source and loader processes).
 CASES = [
     (2, [("folder", 2), ("shards", 0)]),
-    pytest.param((2, [("folder", 0), ("shards", 2)]), marks=pytest.mark.long),
-    pytest.param((1, list(itertools.product(SOURCES, (0, 2)))), marks=pytest.mark.long),
-    pytest.param((4, list(itertools.product(SOURCES, (0, 2)))), marks=pytest.mark.long),
+    (2, [("folder", 0), ("shards", 2)]),
+    (1, list(itertools.product(SOURCES, (0, 2)))),
+    (4, list(itertools.product(SOURCES, (0, 2)))),
 ]
 
 

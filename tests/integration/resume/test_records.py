@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.data.records import test_arrays, test_hf_dataset, test_table, test_tokens
+from tests.unit.data import test_arrays, test_tokens
+from tests.unit.data import test_hf as test_hf_dataset
+from tests.unit.data import test_tables as test_table
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -24,8 +26,6 @@ LOADING = (
     "hardware=cpu_x1 data.num_workers=0",
     "hardware=cpu_x2 hardware.tasks_per_node=4 data.num_workers=1",
 )
-SAMPLE = (SOURCES[0], LOADING[0])
-"""In `make test`: the batches of each source on each are compared there too (unit/datasets/test_resumed_batches.py)."""
 
 
 def _words(source: str, folder: Path) -> Iterator[str]:
@@ -46,14 +46,8 @@ def _words(source: str, folder: Path) -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    ("source", "loading"),
-    [
-        pytest.param(source, loading, marks=() if (source, loading) == SAMPLE else pytest.mark.long)
-        for source in SOURCES
-        for loading in LOADING
-    ],
-)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("loading", LOADING)
 def test_stopped_by_a_signal(local: LocalDriver, tmp_path: Path, source: str, loading: str) -> None:
     words = [*BASE, *_words(source, tmp_path), *loading.split()]
     process = local.start("train", *words, "sweep_name=stopped")

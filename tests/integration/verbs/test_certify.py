@@ -281,9 +281,7 @@ def test_a_run_that_takes_too_long_does_not_train_on(short_lived: LocalDriver) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_command_leaves_nothing(short_lived: LocalDriver, number: signal.Signals, code: int) -> None:
     command = short_lived.start("verify", "resume", "experiment=digits", *LONG)
     deadline = time.monotonic() + 120

@@ -57,11 +57,9 @@ def _load(told: dict[str, Any]) -> torch.nn.Module:
     "shared",
     [
         ("parallel=fsdp", "train.ema_decay=0.5"),
-        pytest.param(("parallel=tp", "parallel.tensor_parallel=2"), marks=pytest.mark.long),
-        pytest.param(
-            ("parallel=pp", "parallel.pipeline_parallel=2", "train.grad_accum_steps=2"), marks=pytest.mark.long
-        ),
-        pytest.param(("parallel=ddp", "precision=bf16", "parallel.zero1=true"), marks=pytest.mark.long),
+        ("parallel=tp", "parallel.tensor_parallel=2"),
+        ("parallel=pp", "parallel.pipeline_parallel=2", "train.grad_accum_steps=2"),
+        ("parallel=ddp", "precision=bf16", "parallel.zero1=true"),
     ],
     ids=lambda words: words[0],
 )
@@ -189,9 +187,7 @@ class Talkative(Net):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "to"), [("Net", "safetensors"), pytest.param("Talkative", "torch", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("name", "to"), [("Net", "safetensors"), ("Talkative", "torch")])
 def test_a_class_of_a_persons_own(local: LocalDriver, name: str, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (local.folder / "my_net.py").write_text(CLASS)
     words = ("--trust", "my_net", "model=custom", f"model._target_=my_net.{name}", "+model.kwargs.width=5")

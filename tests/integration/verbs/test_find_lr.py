@@ -41,9 +41,7 @@ def test_a_rate_is_found_and_the_same_one_again(local: LocalDriver, monkeypatch:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_an_interrupted_command_leaves_nothing(
     local: LocalDriver, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:

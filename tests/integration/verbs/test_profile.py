@@ -35,4 +35,4 @@ def test_a_live_run_is_watched_on_both_ranks_and_goes_on(local: LocalDriver) -> 
     local.run("cancel", "live")
     refused = local.run("profile", folder.name, check=False)
     assert refused.returncode == 1
-    assert "a profile needs a run at work" in refused.stderr
+    assert "only a running run can be profiled" in refused.stderr

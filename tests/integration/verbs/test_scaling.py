@@ -19,9 +19,7 @@ TINY = (
 
 @pytest.mark.long
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    ("kind", "batches"), [("weak", [64, 128]), pytest.param("strong", [64, 64], marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("kind", "batches"), [("weak", [64, 128]), ("strong", [64, 64])])
 def test_an_experiment_over_hardware(local: LocalDriver, kind: str, batches: list[int]) -> None:
     # A profile too: of rank 0, also where it is one of two.
     profile = ("debug=profile", "monitor.profile_warmup_steps=2", "monitor.profile_steps=2")

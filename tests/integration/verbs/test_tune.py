@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpc_trainer.observe.advice import Advice, tune
+from hpc_trainer.observe.advice import Advice, advise_runs
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, append_specs
 from hpc_trainer.record.states import RunState
@@ -144,7 +144,7 @@ class Player:
         sweep, played = self._played[name]
         played.result(timeout=500)
         status = read_status(sweep, is_look=True)
-        found, notes = tune(status, [*status.specs])
+        found, notes = advise_runs(status, [*status.specs])
         assert notes == []
         assert {each.state for each in found} == {RunState.COMPLETED}
         return list(found[0].advice)

@@ -110,7 +110,7 @@ def test_what_nobody_can_know_is_said(project: Path, sweep: SweepPaths, fake_slu
     _submit("snapshot=off")
     _finish(sweep, fake_slurm)
     (note,) = _submit().plan.notes
-    assert note == "Nobody knows whether the code of 2 run(s) has changed since: snapshot=off froze nothing."
+    assert note == "It is unknown whether the code of 2 run(s) has changed since: snapshot=off froze nothing."
     _submit("seed=2,3")
     _finish(sweep, fake_slurm)
     write_files(project, {"my_lab/net.py": "class Net: changed = True\n"})
@@ -120,7 +120,7 @@ def test_what_nobody_can_know_is_said(project: Path, sweep: SweepPaths, fake_slu
     (archive,) = sweep.code.glob("*.zip")
     archive.unlink()
     (note,) = _plan("seed=2,3").notes
-    assert note.startswith(f"Nobody knows whether the code of 2 run(s) has changed since: {archive} cannot be read")
+    assert note.startswith(f"It is unknown whether the code of 2 run(s) has changed since: {archive} cannot be read")
 
 
 @pytest.mark.usefixtures("project")
@@ -131,7 +131,7 @@ def test_a_look_at_code_that_cannot_be_frozen_is_no_error(
     _finish(sweep, fake_slurm)
     write_files(project, {"my_lab/large.py": "#" * 2000})
     (note,) = _submit("snapshot.max_mb=0.001").plan.notes
-    assert note.startswith("Nobody knows whether the code of 2 run(s) has changed since: the code to freeze in")
+    assert note.startswith("It is unknown whether the code of 2 run(s) has changed since: the code to freeze in")
 
 
 def test_fresh_runs_them_anew_with_the_code_of_now(project: Path, sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:

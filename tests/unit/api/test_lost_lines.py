@@ -82,7 +82,7 @@ def test_submit_gives_no_run_to_slurm_twice_and_writes_its_spec_anew(
         grid.sweep.specs.unlink()
     if loss == "a folder":
         grid.sweep.specs.mkdir()
-        with pytest.raises(RunStateError, match=r"specs.jsonl is no file, and must be one. Move it away"):
+        with pytest.raises(RunStateError, match=r"specs.jsonl is not a regular file. Move it away"):
             submit(grid)
         assert len(fake_slurm.calls("sbatch")) == 1
         grid.sweep.specs.rmdir()

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_trainer.cli import live
 from hpc_trainer.cli.live_table import table_of
-from hpc_trainer.observe.telemetry_shown import GpuNow, gpu_now
+from hpc_trainer.observe.telemetry_views import GpuNow, gpu_now
 from hpc_trainer.operate import waits
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.reading import read_json

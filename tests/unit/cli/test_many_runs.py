@@ -15,7 +15,6 @@ from hpc_trainer.cli import live, run_verbs
 from hpc_trainer.cli.grid_verbs import run_retry
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
 from hpc_trainer.cli.verbs.why import run_why
-from hpc_trainer.cli.verify.verbs import run_preempt
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
 from hpc_trainer.record import status as status_module
@@ -23,6 +22,7 @@ from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.run_state import RunFolder, read_folder
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.verify.interruptions import Drill
+from hpc_trainer.verify.verbs import run_preempt
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm

@@ -12,7 +12,7 @@ import pytest
 
 from hpc_trainer.cli.main import main
 from hpc_trainer.errors import UntrustedFileError
-from hpc_trainer.observe.ask_profile import ask_for_profile
+from hpc_trainer.observe.profile_client import ask_for_profile
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import keep_allocations

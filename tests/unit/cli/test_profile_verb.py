@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.observe import ask_profile as module
+from hpc_trainer.observe import profile_client as module
 from hpc_trainer.observe.profile_request import ProfileAnswer, read_request, write_answer
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths
@@ -103,7 +103,7 @@ def test_asking_alone(cli: Cli, at_work: SweepOnDisk) -> None:
     assert (request.num_steps, request.ranks, request.keep_s) == (20, (1,), 30.0)
     code, _, err = cli("profile", at_work.specs[0].run_id, "--no-wait")
     assert code == 1
-    assert re.search(r"was asked for \d+ s ago", err), "on a busy machine not 0"
+    assert re.search(r"an open request for a profile, \d+ s old", err), "on a busy machine not 0"
     write_json(at_work.run().profile_request, {**asdict(request), "time": request.time - 31})
     code, out, _ = cli("profile", at_work.specs[0].run_id, "--no-wait", "--json")
     assert (code, strict(out)["ranks"]) == (0, []), "nobody waits for the old one"
@@ -173,8 +173,8 @@ def test_what_cannot_be_asked(cli: Cli, at_work: SweepOnDisk, words: tuple[str, 
     ("changes", "state", "says"),
     [
         ({}, RunState.COMPLETED, "start another: the same command with debug=profile sweep_name=NEW."),
-        ({"train__main": "mine.main", "trust": ["mine"]}, None, "code of your own (train.main)"),
-        ({"train__command": "sleep 9"}, None, "code of your own (train.command)"),
+        ({"train__main": "mine.main", "trust": ["mine"]}, None, "your own code (train.main)"),
+        ({"train__command": "sleep 9"}, None, "your own code (train.command)"),
     ],
 )
 def test_a_run_that_cannot_be_watched(

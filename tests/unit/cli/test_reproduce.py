@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_trainer.cli.verify.verbs import _reproduced_lines
 from hpc_trainer.record.environment import Difference
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.verify.compare_metrics import Comparison, Deviation
 from hpc_trainer.verify.reproduce import Original, Reproduced
+from hpc_trainer.verify.verbs import _reproduced_lines
 
 ORIGINAL = Original(paths=RunPaths(Path("run-0123456789")), attempt=0, environment={}, last=20)
 SAME = Comparison(steps=(10, 20), names=("loss", "lr"), deviations=(), missing=())

@@ -96,7 +96,7 @@ def test_a_wait_for_what_nobody_has_ends_with_a_sentence(sweep: SweepOnDisk, clo
     assert clock.now == PATIENCE_S
     (run,) = status.runs
     assert run.state in (RunState.UNKNOWN, RunState.PENDING)
-    assert status.notes[-1].startswith("No longer waiting for 1 run(s) that nobody is known to have")
+    assert status.notes[-1].startswith("No longer waiting for 1 run(s) that no scheduler is known to have")
     assert f"{run.run_id} is {run.state.value}: {run.reason}" in status.notes[-1]
     assert status.notes[-1].endswith(f"hpc-trainer why {run.run_id}")
 

@@ -119,7 +119,7 @@ def test_our_axes_and_the_apps_make_one_grid(frozen: Any) -> None:
 
 @pytest.mark.parametrize("word", ["params.lr=1", "train.command=true", "train.main=my.main", "train.command_dir=/"])
 def test_what_is_the_apps_to_say_is_refused_among_ours(frozen: Any, word: str) -> None:
-    with pytest.raises(ConfigError, match="is the app's to say"):
+    with pytest.raises(ConfigError, match="is decided by the app"):
         frozen(_app("lr=0.1"), word)
 
 
@@ -179,9 +179,9 @@ def test_an_app_that_is_not_there_is_told_from_words_that_are_wrong(
     with pytest.raises(ConfigError, match=r"--app train.py: .* has no such file"):
         read_app("train.py lr=0.1")
     (tmp_path / "train.py").touch()
-    with pytest.raises(ConfigError, match=r"--info stands after --app train.py"):
+    with pytest.raises(ConfigError, match=r"--info comes after --app train.py"):
         read_app("train.py lr=0.1 --info")
-    with pytest.raises(ConfigError, match=r"--info stands after --app my_lab.train"):  # no file, but a module
+    with pytest.raises(ConfigError, match=r"--info comes after --app my_lab.train"):  # no file, but a module
         read_app("my_lab.train lr=0.1 --info")
     with pytest.raises(ConfigError, match="takes a Hydra app and its words"):
         read_app("train.py 'lr=0.1")

@@ -169,10 +169,10 @@ def _limit_notes(
 def test_a_time_limit_that_leaves_nothing_for_training_is_noted_with_a_longer_one() -> None:
     (note,) = _limit_notes("cluster=slurm", "hardware.time_limit_min=1", "cluster.signal_lead_s=30")
     assert note == (
-        "cpu_x1: hardware.time_limit_min=1 leaves 0 s for training. A start takes 30 s (assumed, as no run of this "
-        "sweep has told it); Slurm sends its warning 30 s before the limit (cluster.signal_lead_s) and may send it "
-        "60 s earlier. A run that is not done by then may do one step an attempt. Use hardware.time_limit_min=3 or "
-        "more."
+        "cpu_x1: hardware.time_limit_min=1 leaves 0 s for training. A start takes 30 s (assumed, because no run of "
+        "this sweep has measured it); Slurm sends its warning 30 s before the limit (cluster.signal_lead_s) and may "
+        "send it 60 s earlier. A run that is not done by then may do one step an attempt. Use "
+        "hardware.time_limit_min=3 or more."
     )
     assert _limit_notes("cluster=slurm", "hardware.time_limit_min=3", "cluster.signal_lead_s=30") == []
     assert _limit_notes("cluster=local", "hardware.time_limit_min=1") == [], "nobody ends a run there"

@@ -44,8 +44,8 @@ FAILS = {
     "set -e in a function": (1, ("set -e", "f() { false; }", "f"), "line 3 failed: `f`: exit status 1"),
     "killed": (143, ("true", "bash -c 'kill -TERM $$'"), "line 2 failed: `bash -c 'kill -TERM $$'`: "),
     "an unset variable": (None, ("set -u", "echo $NOT_SET_HERE"), "line 2 failed: `echo $NOT_SET_HERE`: "),
-    "no shell": (2, ("echo hello", "if then"), "cluster.setup is no shell that can be read: "),
-    "unfinished": (2, ("echo hello", "if true; then"), "cluster.setup is no shell that can be read: "),
+    "no shell": (2, ("echo hello", "if then"), "bash cannot parse cluster.setup: "),
+    "unfinished": (2, ("echo hello", "if true; then"), "bash cannot parse cluster.setup: "),
 }  # fmt: skip
 
 

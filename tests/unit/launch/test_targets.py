@@ -125,7 +125,7 @@ def test_a_package_in_a_folder_above_is_pointed_to(
     monkeypatch.chdir(project / "notebooks")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(project)])
     (told,) = _found(tmp_path, "my_lab.net.Net").problems
-    assert f"It lies in {project}: submit from there." in told
+    assert f"It is in {project}: submit from there." in told
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_nothing_hangs(tmp_path: Path) -> None:
     assert faults == [f"loop cannot be read: {os.strerror(errno.ELOOP)}"]
     assert read_json(tmp_path / "none" / "x", faults) is None
     assert len(faults) == 1, "what is not there is no fault"
-    with pytest.raises(RunStateError, match="pipe is no file"):
+    with pytest.raises(RunStateError, match="pipe is not a regular file"):
         append_lines(tmp_path / "pipe", [{"a": 1}])
 
 

@@ -74,7 +74,7 @@ def test_a_job_id_that_is_none_is_a_damaged_line(paths: SweepPaths, job_id: str)
     write_confirmation(paths, intent, job_id)
     ledger = read_ledger(paths)
     assert [each.job_id for each in ledger.submissions] == [None]
-    assert any("job_id is no id of a job" in str(each) for each in ledger.damage)
+    assert any("job_id is not a job id" in str(each) for each in ledger.damage)
 
 
 @pytest.mark.parametrize("code", ["\0", "../../c", "C" * 64, ""])
@@ -83,7 +83,7 @@ def test_a_digest_that_is_none_is_a_damaged_line(paths: SweepPaths, code: str) -
     write_waiting(paths, ["a"], reason="no room", code=code)
     ledger = read_ledger(paths)
     assert (ledger.waiting, ledger.refused) == ({}, {})
-    assert any("code is no digest" in str(each) for each in ledger.damage)
+    assert any("code is not a digest" in str(each) for each in ledger.damage)
 
 
 def test_local_runs_share_the_queues_id(paths: SweepPaths) -> None:

@@ -23,7 +23,11 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
-    [({"loaded": 5}, "5 is no JSON object"), ({"unused": "abc"}, "'abc' is no list"), ({"path": None}, "is no text")],
+    [
+        ({"loaded": 5}, "5 is no JSON object"),
+        ({"unused": "abc"}, "'abc' is not a list"),
+        ({"path": None}, "is not text"),
+    ],
 )
 def test_a_damaged_file_is_a_fault_and_ends_no_command(tmp_path: Path, wrong: dict[str, object], why: str) -> None:
     paths, faults = RunPaths(tmp_path), Faults()

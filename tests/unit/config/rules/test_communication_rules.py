@@ -9,11 +9,11 @@ import pytest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import compare
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig
 from hpc_trainer.config.schema.parallel import Dtype, Strategy
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.features.gradient_compression import CommHook
 from hpc_trainer.features.local_sgd import Sync
 from hpc_trainer.features.spike_guard import OnSpike

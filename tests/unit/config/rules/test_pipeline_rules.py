@@ -8,11 +8,11 @@ import pytest
 
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.config.schema.model import CnnConfig, CustomModelConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import CompileScope, Recompute
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.features.gradient_compression import CommHook
 from hpc_trainer.features.local_sgd import Sync
 from hpc_trainer.features.pipeline import PipelineSchedule

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.observe.advice import Advice, tune
+from hpc_trainer.observe.advice import Advice, advise_runs
 from hpc_trainer.observe.facts import uses_of
 from hpc_trainer.observe.telemetry import Device, Host, Sample, append_samples, newest_of_ranks
 from hpc_trainer.record.files import write_json
@@ -79,7 +79,7 @@ def _run(tmp_path: Path, words: tuple[str, ...], plant: Callable[[RunPaths], Non
     sweep.end(state=RunState.COMPLETED, cause="done")
     sweep.done(eval_loss=0.5)
     status = read_status(sweep.paths, is_look=True)
-    ((tuned,), notes) = tune(status, [*status.specs])
+    ((tuned,), notes) = advise_runs(status, [*status.specs])
     assert notes == []
     return list(tuned.advice)
 

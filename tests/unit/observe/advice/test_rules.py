@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.schema.data.images import ImageShardsConfig
+from hpc_trainer.data.images import ImageShardsConfig
 from hpc_trainer.observe import facts
-from hpc_trainer.observe.advice import RULES, Advice, Tuned, advice_of, next_words, with_values
+from hpc_trainer.observe.advice import RULES, Advice, AdvisedRun, advice_of, next_command, with_values
 from hpc_trainer.observe.facts import Facts, Pace, RankUse, pace_of
 from hpc_trainer.observe.rules_of_resources import _idle_among
 from hpc_trainer.observe.rules_of_time import _not_staged
@@ -387,12 +387,12 @@ def test_what_the_cluster_refuses_is_not_proposed() -> None:
 
 
 def test_commands_have_no_quotes_that_nobody_needs() -> None:
-    tuned = Tuned(
+    tuned = AdvisedRun(
         run_id="r1", state=RunState.COMPLETED,
         words=("params.name='a_b'", "params.one='1'", "train.command='python t.py {params.lr}'", "data.path='a b'"),
         advice=advice_of(facts_of((*SMALL, "hardware.cpus_per_task=4"), pace=waiting(0.5))),
     )  # fmt: skip
-    assert next_words(tuned, "s") == (
+    assert next_command(tuned, "s") == (
         "plan params.name=a_b \"params.one='1'\" \"train.command='python t.py {params.lr}'\" \"data.path='a b'\" "
         "data.num_workers=2 sweep_name=s-tuned"
     )

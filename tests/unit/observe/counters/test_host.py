@@ -116,12 +116,12 @@ def test_rapl_counts_packages_and_memory_and_begins_anew(tmp_path: Path) -> None
     memory = _zone(tmp_path, "intel-rapl:0:1", "dram", 10)
     notes = Notes()
     energy = HostEnergy(notes, tmp_path)
-    assert energy.read(100.0) == (None, 0.0)
+    assert energy.read(100.0) == 0.0
     (package / "energy_uj").write_text("49000000")  # 50 J on, past the range
     (tmp_path / "sys/class/powercap/intel-rapl:0:0/energy_uj").write_text("900000000")  # in the package already
     (memory / "energy_uj").write_text("10000010")
-    assert energy.read(110.0) == (pytest.approx(6.0), pytest.approx(60.0))
-    assert energy.read(110.0) == (None, pytest.approx(60.0))  # a clock that stands
+    assert energy.read(110.0) == pytest.approx(60.0)
+    assert energy.read(110.0) == pytest.approx(60.0), "nothing was used since"
     assert not notes.told
 
 
@@ -135,15 +135,15 @@ def test_rapl_for_root_only_is_told_once_and_the_meter_is_taken(tmp_path: Path) 
     (meter / "power1_average").write_text("300000000\n")
     notes = Notes()
     energy = HostEnergy(notes, tmp_path)
-    assert energy.read(0.0) == (300.0, 0.0)
+    assert energy.read(0.0) == 0.0
     (meter / "power1_average").write_text("500000000\n")
-    assert energy.read(10.0) == (500.0, 4000.0)
+    assert energy.read(10.0) == 4000.0
     assert notes.told == {"energy"}
 
 
 def test_a_node_without_meters_is_silent(tmp_path: Path) -> None:
     notes = Notes()
-    assert HostEnergy(notes, tmp_path).read(1.0) == (None, None)
+    assert HostEnergy(notes, tmp_path).read(1.0) is None
     assert not notes.told
 
 

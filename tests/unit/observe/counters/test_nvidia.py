@@ -54,7 +54,7 @@ def test_all_figures_of_a_device() -> None:
         uuid=A, name="NVIDIA H100 80GB HBM3", utilisation=0.97, memory_used=61_203_283_968, memory_total=85_520_809_984,
         temperature_c=61, temperature_limit_c=87, power_w=612.345, power_limit_w=700.0, energy_j=6_000.0,
         sm_clock_mhz=1755, mem_clock_mhz=2619, throttle=("power_cap", "sw_thermal"), ecc_corrected=4, ecc_uncorrected=1,
-        ecc_corrected_aggregate=9, ecc_uncorrected_aggregate=2, xid=(), nvlink_bytes=2_000 * 1024, pcie_bytes=2_000,
+        xid=(), nvlink_bytes=2_000 * 1024, pcie_bytes=2_000,
     )  # fmt: skip
     assert not notes.told
 

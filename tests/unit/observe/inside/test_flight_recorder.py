@@ -158,6 +158,7 @@ from tests.unit.observe.inside.flights import entered, flight
 import dataclasses
 one = dataclasses.replace(flight(0, 5), collectives=tuple(entered(seq, name="x" * 400) for seq in range(256)))
 paths = RunPaths(sys.argv[1])
+write_flight(paths, one)  # so that there is one, however busy the machine is
 print("begins", flush=True)
 while True:
     write_flight(paths, one)
@@ -165,7 +166,7 @@ while True:
 
 
 def test_a_kill_while_it_writes_leaves_no_half_file(paths: RunPaths) -> None:
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     for wait_s in (0.0, 0.003, 0.011):
         writer = subprocess.Popen(
             [sys.executable, "-c", _WRITER, paths.place],

@@ -17,7 +17,7 @@ import pytest
 from hpc_trainer.cli.main import main
 from hpc_trainer.observe.flight import Flight, FlightSpan, write_flight
 from hpc_trainer.observe.hang import LANES_STYLE, lanes, last_moments
-from hpc_trainer.observe.telemetry_shown import Chart, render_telemetry
+from hpc_trainer.observe.telemetry_views import Chart, render_telemetry
 from hpc_trainer.operate.report.charts import Line
 from hpc_trainer.operate.run_page import Log, PagePart, RunPage, render_run_page
 from hpc_trainer.operate.why import Why

@@ -109,7 +109,7 @@ def test_a_run_has_it_while_it_works(tmp_path: Path, is_there: bool, caplog: pyt
             seen = {each.name for each in folder.glob("*.prom")}
     assert seen == ({"hpc_trainer_my-run.rank-0.prom"} if is_there else set())
     assert len(caplog.records) == (0 if is_there else 1)
-    assert is_there or f"monitor.prometheus_dir={tmp_path / 'none'} is no folder on " in caplog.text
+    assert is_there or f"monitor.prometheus_dir={tmp_path / 'none'} is not a folder on " in caplog.text
     deadline = time.monotonic() + 60
     while list(folder.iterdir()) and time.monotonic() < deadline:  # the thread may outlive the block by its last sample
         time.sleep(0.01)

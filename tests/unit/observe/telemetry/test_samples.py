@@ -47,14 +47,25 @@ def test_every_field_comes_back(paths: RunPaths) -> None:
     device = Device(
         uuid="GPU-1", name="NVIDIA H100", utilisation=0.5, memory_used=7, memory_total=9, temperature_c=60.0,
         temperature_limit_c=87.0, power_w=300.5, power_limit_w=700.0, energy_j=12.0, sm_clock_mhz=1980,
-        mem_clock_mhz=2619, throttle=("power_cap",), ecc_corrected=1, ecc_uncorrected=0, ecc_corrected_aggregate=3,
-        ecc_uncorrected_aggregate=0, xid=(79,), nvlink_bytes=5, pcie_bytes=6, is_lost=True,
+        mem_clock_mhz=2619, throttle=("power_cap",), ecc_corrected=1, ecc_uncorrected=0,
+        xid=(79,), nvlink_bytes=5, pcie_bytes=6, is_lost=True,
     )  # fmt: skip
     host = Host(**{each.name: 3 for each in dataclasses.fields(Host)})
     assert None not in dataclasses.asdict(device).values()
     wrote = dataclasses.replace(_sample(4), device=device, host=host)
     append_samples(paths, [wrote])
     assert read_telemetry(paths) == newest_samples(paths) == [wrote]
+
+
+def test_columns_of_earlier_versions_are_passed_over(paths: RunPaths) -> None:
+    host = '{"cpus": 1.5, "net_bytes": 7, "power_w": 300.0}'
+    device = '{"uuid": "GPU-1", "ecc_corrected": 1, "ecc_corrected_aggregate": 3, "ecc_uncorrected_aggregate": 0}'
+    line = f'{{"time": 1, "elapsed_s": 1, "node": "n1", "step": 2, "host": {host}, "device": {device}}}\n'
+    append_texts(paths.telemetry_file(0, 0), [line])
+    faults = Faults()
+    (sample,) = read_telemetry(paths, faults)
+    assert (sample.host, sample.device) == (Host(cpus=1.5), Device(uuid="GPU-1", ecc_corrected=1))
+    assert not faults
 
 
 def test_no_telemetry_is_no_fault(tmp_path: Path) -> None:
@@ -138,7 +149,8 @@ def test_a_pipe_and_an_endless_file_are_told_and_nobody_waits_for_them(paths: Ru
 
 
 _ODD = (
-    '{"cpus": NaN, "rss_bytes": -5, "cpus_allowed": 1e999, "major_faults": "3", "power_w": 1.7e308, "net_bytes": [1]}',
+    '{"cpus": NaN, "rss_bytes": -5, "cpus_allowed": 1e999, "major_faults": "3", "energy_j": 1.7e308, '
+    '"disk_read_bytes": [1]}',
     '{"xid": [[1], {}, "79", true, 48], "throttle": [1, ["hw_thermal"], "hw_thermal"], "power_w": -Infinity}',
 )
 

@@ -9,7 +9,7 @@ import pytest
 from hpc_trainer.observe import telemetry
 from hpc_trainer.observe.sampler import move_of
 from hpc_trainer.observe.telemetry import Device, DeviceWarning, Host, Sample, Trouble, append_samples, write_warnings
-from hpc_trainer.observe.telemetry_shown import render_telemetry, telemetry_charts
+from hpc_trainer.observe.telemetry_views import render_telemetry, telemetry_charts
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.journal import write_move
