@@ -48,7 +48,7 @@ FEATURE = Feature(
         ),
         Row("parallel.pipeline_parallel", "it cuts a model by its own parts, and names none", use="parallel=fsdp"),
         Row("train.loss_chunk_size", "it runs the output layer apart, which the model does not show"),
-        Row("train.channels_last", "nobody has tried both"),
+        Row("train.channels_last", "the combination is untested"),
         Row("task=multi_label|regression", "its last layer is one of classes", use="task=classification"),
     ),
     problems=_problems,

@@ -261,7 +261,7 @@ def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Be
     if "error" in answer:
         raise ConfigError(
             f"parallel.pipeline_parallel={building.mesh.shape.pp}: a forward pass of {type(model).__name__} tells "
-            f"where to cut, and it failed ({answer['error']}). Mend the model, or use parallel=fsdp."
+            f"where to cut, and it failed ({answer['error']}). Fix the model, or use parallel=fsdp."
         )
     return Measured.from_plain(answer)
 

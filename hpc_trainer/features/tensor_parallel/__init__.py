@@ -49,7 +49,7 @@ FEATURE = Feature(
         ),
         Row(
             "train.compile & train.compile_mode!=default",
-            "it would capture what ranks send each other, which nobody has tried",
+            "it would capture messages between ranks, which is untested",
             use="train.compile_mode=default",
         ),
         OF_SHARED_LOOP,

@@ -124,7 +124,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"parallel__zero1": True},
-        "parallel.zero1=true does not go with world_size=1 (hardware=cpu_x1): one rank shares nothing out. Use "
+        "parallel.zero1=true does not go with world_size=1 (hardware=cpu_x1): one rank has nothing to share. Use "
         "hardware with more ranks, or parallel.zero1=false.",
     ),
     ({"train__global_batch_size": 0}, "train.global_batch_size=0 must be at least 1. Use 1."),
@@ -368,7 +368,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__channels_last": True, "model": ResnetConfig(), "parallel__strategy": Strategy.fsdp},
-        "train.channels_last=true does not go with parallel=fsdp: FSDP cannot cut weights up in that order. Use "
+        "train.channels_last=true does not go with parallel=fsdp: FSDP cannot shard weights in that order. Use "
         "parallel=ddp, or train.channels_last=false.",
     ),
     ({"optim": CustomOptimConfig(_target_="os.system")}, "optim._target_=os.system: not on the list"),
