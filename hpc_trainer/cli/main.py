@@ -21,7 +21,6 @@ import typer
 
 from hpc_trainer.cli.apps import runs
 from hpc_trainer.cli.complete import complete_names
-from hpc_trainer.cli.data.app import data
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
     App,
@@ -164,7 +163,6 @@ def cancel(
 
 for verbs in (runs.verbs, *contributions("verbs")):
     app.add_typer(verbs)
-app.add_typer(data)
 
 
 @app.callback(invoke_without_command=True)
