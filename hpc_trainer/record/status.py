@@ -725,9 +725,7 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
     if cause is not None:
         lost_job = lost.job_of(run.run_id)
         job_id, own_job = lost_job or run.job_id, lost_job or run.own_job
-        return replace(
-            run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False
-        )
+        return replace(run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False)
     if run.spec.is_lost and run.state.needs_submit:
         return replace(run, state=RunState.UNKNOWN, cause=doubts.lost_spec(WRITE_AGAIN))
     return run

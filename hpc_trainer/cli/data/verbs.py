@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hpc_trainer.cli.common import console, ended_by_signals, print_json, print_next, print_table, say, short_number
-from hpc_trainer.cli.given import Chosen, Given, only_point
+from hpc_trainer.cli.options import Chosen, Given, only_point
 from hpc_trainer.data.images.index import build_index
 from hpc_trainer.errors import ConfigError, ExitCode
 from hpc_trainer.operate.data_reads import Checked, Measured, bench_data, check_data
