@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
-from hpc_trainer.cli.given import Chosen, Given, only_point, resolve_runs_dir, tell_notes
 from hpc_trainer.cli.live import watch
+from hpc_trainer.cli.options import Chosen, Given, only_point, resolve_runs_dir, tell_notes
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_plan import (
     memory_json,

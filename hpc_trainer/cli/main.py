@@ -1,6 +1,7 @@
-"""`hpc-trainer`, and its commands that take a grid or runs of a grid; the other commands are in `cli/apps`.
+"""The command line `hpc-trainer`: its verbs with their options, and what an error becomes.
 
-No slow imports: each command imports what it needs.
+Each verb imports what it needs when it runs, so that `--help` and completion stay fast. The hook `verbs` adds the verbs
+of domains (hpc_trainer/domains.py).
 """
 
 from __future__ import annotations
@@ -19,27 +20,32 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.apps import runs
-from hpc_trainer.cli.complete import complete_names
-from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
     App,
+    Chosen,
     Command,
     ConfigDir,
+    EveryRun,
     Extend,
     Fresh,
+    Given,
     Json,
     Names,
     Overrides,
     RunsDir,
+    SweepArgument,
     SweepOption,
     Trust,
     Verb,
     WithApp,
+    complete_names,
+    complete_runs,
+    one_sweep,
+    renamed,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import HpcTrainerError, RunStateError
+from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 
 app = typer.Typer(
     name="hpc-trainer",
@@ -161,7 +167,216 @@ def cancel(
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
-for verbs in (runs.verbs, *contributions("verbs")):
+@app.command(cls=Verb)
+def status(
+    name: SweepArgument = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,
+    every_run: EveryRun = False,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show every run of a sweep: state, step, attempt, node, metrics."""
+    from hpc_trainer.cli.run_verbs import run_status
+
+    run_status(one_sweep(name, sweep), runs_dir, watch=watch, as_json=as_json, every_run=every_run)
+
+
+@app.command(cls=Verb)
+def logs(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's id, or its beginning or end.", autocompletion=complete_runs),
+    ] = None,
+    sweep: SweepOption = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="One rank's logs; else rank 0's.")] = None,
+    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Every rank's logs.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print lines as they come.")] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", help="Only the last lines of each file.")
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a run printed, over all its attempts."""
+    from hpc_trainer.cli.run_verbs import run_logs
+
+    chosen = None if all_ranks else (rank or 0)
+    run_logs(run, sweep, runs_dir, rank=chosen, follow=follow, tail=tail, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def sweeps(runs_dir: RunsDir = None, as_json: Json = False) -> None:
+    """List the sweeps in the folder of runs, the newest first; asks no scheduler."""
+    from hpc_trainer.cli.show_verbs import run_sweeps
+
+    run_sweeps(runs_dir, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def show(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
+    ],
+    every_key: Annotated[bool, typer.Option("--all", "-a", help="Keys at their default too.")] = False,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a run was frozen with: its configuration, where each value came from, command and code."""
+    from hpc_trainer.cli.show_verbs import run_show
+
+    run_show(run, sweep, runs_dir, every_key=every_key, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def diff(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Runs, by their ids or parts of them.", autocompletion=complete_runs),
+    ],
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the keys in which runs differ, and whether their frozen code does."""
+    from hpc_trainer.cli.show_verbs import run_diff
+
+    run_diff(names, sweep, runs_dir, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def why(
+    names: Names = None,
+    sweep: SweepOption = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write all that is known of one run as one HTML page."),
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Say in a sentence why a run is not done, what that rests on, and what to do."""
+    from hpc_trainer.cli.why_verbs import run_why
+
+    run_why(names or [], sweep, runs_dir, page=page, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def results(
+    name: SweepArgument = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            "--sort", metavar="COLUMN", help="Column to sort by, best first: losses ascending, all else descending."
+        ),
+    ] = None,
+    every_run: EveryRun = False,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print a table of results, one row a run."""
+    from hpc_trainer.cli.run_verbs import run_results
+
+    run_results(one_sweep(name, sweep), runs_dir, sort=sort, as_json=as_json, every_run=every_run)
+
+
+@app.command(cls=Verb)
+def report(
+    name: SweepArgument = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="The page's file; else report.html in the sweep's folder."),
+    ] = None,
+    warmup_steps: Annotated[
+        int | None,
+        typer.Option("--warmup-steps", metavar="N", help="Steps of each attempt left out of speeds; else 20."),
+    ] = None,
+    exports: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--exports",
+            metavar="PATH",
+            help="Exports, or a folder of some: accuracy against size and latency; may be repeated.",
+        ),
+    ] = None,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page: runs, curves, and speed-up and efficiency of a sweep over hardware."""
+    from hpc_trainer.cli.report_verbs import run_report
+
+    run_report(
+        one_sweep(name, sweep),
+        runs_dir,
+        output=output,
+        warmup_steps=warmup_steps,
+        exports=exports or (),
+        as_json=as_json,
+    )
+
+
+@app.command(cls=Verb)
+def sync(
+    names: Names = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="TRACKER", help="wandb or mlflow; else the tracker of each run.")
+    ] = None,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Send W&B or MLflow what runs have logged; from a login node, as often as you like."""
+    from hpc_trainer.cli.report_verbs import run_sync
+
+    run_sync(names or [], sweep, runs_dir, to=to, as_json=as_json)
+
+
+@app.command("log-metrics", cls=Verb)
+def log_metrics(
+    words: Annotated[
+        list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="The step that is done, and its metrics.")
+    ],
+) -> None:
+    """Record a step and its metrics from inside a program that runs as a run."""
+    _log_metrics(words)
+
+
+app.command("log", cls=renamed("log-metrics"), hidden=True)(log_metrics)
+
+
+_LOG_HINT = "Write: hpc-trainer log-metrics step=10 loss=0.3"
+
+
+def _log_metrics(words: list[str]) -> None:
+    """Record one line of metrics of the run that calls this command.
+
+    Raises:
+        ConfigError: there is no step, a value is not a number, or the caller is not a run.
+    """
+    from hpc_trainer.record.metrics import VARIABLE, log_metrics
+
+    given = dict(word.partition("=")[::2] for word in words)
+    try:
+        step = int(given.pop("step"))
+        num_steps = int(given.pop("num_steps")) if "num_steps" in given else None
+        metrics = {key: float(value) for key, value in given.items()}
+    except KeyError:
+        raise ConfigError(f"log-metrics needs the step that was done. {_LOG_HINT}") from None
+    except ValueError as error:
+        raise ConfigError(f"log-metrics takes numbers: {error}. {_LOG_HINT}") from None
+    if step < 0 or "" in metrics:
+        raise ConfigError(f"log-metrics takes a step ≥ 0 and names of metrics. {_LOG_HINT}")
+    if VARIABLE not in os.environ:
+        raise ConfigError(
+            f"log-metrics records metrics of the run that calls it, and ${VARIABLE} is not set: no run calls it here."
+        )
+    log_metrics(step, metrics, num_steps=num_steps)
+
+
+for verbs in contributions("verbs"):
     app.add_typer(verbs)
 
 
@@ -216,7 +431,7 @@ _NO_ROOM = "Free some space (quota -s, df -h), or name another folder: paths.run
 
 def _closed_words(path: Path) -> str:
     """Return the owner of a file that the user may not access, and advice if it is in a colleague's folder of runs."""
-    from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.cli.options import resolve_runs_dir
 
     place = next((parent for parent in (path, *path.parents) if os.path.lexists(parent)), path)
     info = place.lstat()
@@ -233,7 +448,7 @@ def _closed_words(path: Path) -> str:
 
 def _tell_unused_project() -> None:
     """Print a note on an unused project file: the sweep or run that was not found may be in its folder of runs."""
-    from hpc_trainer.cli.given import tell_notes
+    from hpc_trainer.cli.options import tell_notes
     from hpc_trainer.config.compose.own_files import read_project
 
     with contextlib.suppress(HpcTrainerError):

@@ -1,17 +1,123 @@
-"""Options and arguments that several commands share. No slow imports."""
+"""Options and arguments that several verbs share: their completion in a shell, and what is made of their values.
+
+No slow imports: every command line imports this file at its start.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from hpc_trainer.cli.complete import complete_names, complete_overrides, complete_runs, complete_sweeps
 from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.errors import ConfigError, HpcTrainerError
+
+if TYPE_CHECKING:
+    from hpc_trainer.launch.freeze import Grid
+    from hpc_trainer.record.spec import RunSpec
+
+
+# --- completion of words ---
+
+
+_INSTRUCTION = "_HPC_TRAINER_COMPLETE"
+
+
+def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the groups, choices, keys and values that begin with the typed text."""
+    from hpc_trainer.config.compose.completion import overrides_like
+    from hpc_trainer.config.compose.overrides import in_full
+
+    said, key = _of_bash(_texts(ctx, "overrides"), incomplete)
+    word = incomplete if key is None else f"{key}={incomplete}"
+    if word.startswith("grid="):  # another name of the group (config/compose/overrides.py, `in_full`)
+        files = _or_nothing(lambda: overrides_like(in_full(word), said, _config_dirs(ctx)))
+        overrides = [f"grid={override.removeprefix('sweep=')}" for override in files]
+    else:
+        overrides = _or_nothing(lambda: overrides_like(word, said, _config_dirs(ctx)))
+    return overrides if key is None else [override.removeprefix(f"{key}=") for override in overrides]
+
+
+def complete_sweeps(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the sweeps that begin with the typed text."""
+    from hpc_trainer.operate.names import sweep_names
+
+    return _or_nothing(lambda: [name for name in sweep_names(_runs_dir(ctx)) if name.startswith(incomplete)])
+
+
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the runs that begin with the typed text, of --sweep or else of all sweeps."""
+    from hpc_trainer.operate.names import run_names
+
+    return _or_nothing(lambda: run_names(_runs_dir(ctx), ctx.params.get("sweep"), incomplete))
+
+
+def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return sweeps and runs; before any text is typed, return only sweeps, which are fewer."""
+    if ctx.params.get("sweep") is not None:
+        return complete_runs(ctx, incomplete)
+    return [*complete_sweeps(ctx, incomplete), *(complete_runs(ctx, incomplete) if incomplete else ())]
+
+
+def _or_nothing(find: Callable[[], list[str]]) -> list[str]:
+    """Return the words of `find`, or none after an error: the command itself will report the error."""
+    try:
+        return find()
+    except (HpcTrainerError, OSError):
+        return []
+
+
+def _texts(ctx: typer.Context, name: str) -> list[str]:
+    return [str(value) for value in ctx.params.get(name) or ()]
+
+
+def _runs_dir(ctx: typer.Context) -> Path:
+    from hpc_trainer.operate.find import configured_runs_dir
+
+    given = ctx.params.get("runs_dir")
+    return configured_runs_dir() if given is None else Path(given)
+
+
+def _config_dirs(ctx: typer.Context) -> list[Path]:
+    from hpc_trainer.config.compose.own_files import read_project
+
+    return [*map(Path, _texts(ctx, "config_dir")), *read_project().config_dirs]
+
+
+def _of_bash(said: Sequence[str], incomplete: str) -> tuple[list[str], str | None]:
+    """Join words that bash cut at `=` (COMP_WORDBREAKS): `model=cnn` comes as three words, and bash replaces the last.
+
+    Returns:
+        The overrides as they were typed, and the key of a value that is being typed, else None.
+    """
+    parts = list(said)
+    if os.environ.get(_INSTRUCTION) == "complete_bash":
+        words = os.environ.get("COMP_WORDS", "").split("\n")
+        here = int(os.environ.get("COMP_CWORD") or 0)
+        if not incomplete and here < len(words) and words[here] == "=":  # typer drops this word
+            parts.append("=")
+    joined: list[str] = []
+    is_open = False  # a key and its `=`, without a value yet
+    for part in parts:
+        begins = part == "=" and bool(joined) and not is_open
+        if begins or is_open:
+            joined[-1] += part
+        else:
+            joined.append(part)
+        is_open = begins
+    return (joined[:-1], joined[-1][:-1]) if is_open else (joined, None)
+
+
+# --- options and arguments ---
 
 
 def _verb(context: Any) -> str:
@@ -153,3 +259,118 @@ SweepOption = Annotated[
         "--sweep", metavar="SWEEP", help="A sweep, by its name; else the newest one.", autocompletion=complete_sweeps
     ),
 ]
+
+
+# --- values that were given ---
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Overrides and folders of the command line; None if they were not given."""
+
+    overrides: list[str] | None
+    config_dirs: list[Path] | None
+    trust: list[str] | None
+    app: str | None = None
+    """Hydra app and its arguments as a shell command (`--app`)."""
+
+    @classmethod
+    def of_grid(
+        cls, overrides: list[str] | None, command: str | None, app: str | None, config_dirs: list[Path] | None,
+        trust: list[str] | None,
+    ) -> Given:  # fmt: skip
+        """Return the input of a grid; `--command` or `--app` name the user's own program instead of a training."""
+        if command is None:
+            return cls(overrides, config_dirs, trust, app)
+        if app is not None:
+            raise ConfigError("--command and --app are two programs for one run. Keep one.")
+        from hpc_trainer.config.compose.overrides import override_value
+
+        # ${NAME} belongs to the program; OmegaConf must not resolve it.
+        kept = override_value(command.replace("${", "\\${"))
+        return cls([*(overrides or ()), f"train.command={kept}"], config_dirs, trust)
+
+    @property
+    def places(self) -> dict[str, list[Any]]:
+        """Allowed sources of configuration and code: the arguments of `freeze_grid` besides overrides."""
+        return {"config_dirs": self.config_dirs or [], "trust": self.trust or []}
+
+    def here(self, verb: str, without: tuple[str, ...] = ()) -> Given:
+        """Return the input for this machine, without the overrides that begin with one of `without`."""
+        from hpc_trainer.config.compose.overrides import overrides_for_here
+
+        local = overrides_for_here(self.overrides or (), verb)
+        return dataclasses.replace(self, overrides=[override for override in local if not override.startswith(without)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Choice of the grid's runs to submit, and of their starting points."""
+
+    retry_failed: bool
+    fresh: bool
+    extend: bool
+
+    def of(self, grid: Grid) -> Grid:
+        """Return the grid; with `extend`, its runs start from the ends of shorter runs."""
+        if not self.extend:
+            return grid
+        from hpc_trainer.launch.extend import extend_grid
+
+        return extend_grid(grid)
+
+
+def resolve_runs_dir(option: Path | None) -> Path:
+    """Return the folder of --runs-dir, else the configured folder."""
+    from hpc_trainer.operate.find import configured_runs_dir
+
+    return configured_runs_dir(option)
+
+
+def one_sweep(positional: str | None, option: str | None) -> str | None:
+    """Return the sweep of a command that takes its name as an argument or as --sweep; None if neither is given.
+
+    Raises:
+        ConfigError: both are given, and differ.
+    """
+    if positional is not None and option is not None and positional != option:
+        raise ConfigError(
+            f"{positional} and --sweep {option} are two sweeps, and this takes one. Leave one of them out."
+        )
+    return positional if option is None else option
+
+
+def tell_notes(notes: Sequence[str]) -> None:
+    """Print notes on standard error."""
+    for note in notes:
+        print(f"Note: {note}", file=sys.stderr)
+
+
+def only_point(grid: Grid, takes: str, use: str) -> RunSpec:
+    """Return the single point of a grid.
+
+    Args:
+        grid: the grid.
+        takes: the start of the message, as `train runs`.
+        use: the message's last sentence: what to use instead.
+
+    Raises:
+        ConfigError: the grid has another number of points than one.
+    """
+    if len(grid.specs) != 1:
+        raise ConfigError(f"{takes} one configuration, and this is a grid of {len(grid.specs)}. {use}")
+    return grid.specs[0]
+
+
+def at_defaults(section: str, fresh: Any) -> Iterator[str]:
+    """Yield overrides that reset a section that a command does not use: choices there would be refused as useless.
+
+    Args:
+        section: the section.
+        fresh: the section's dataclass with its defaults.
+    """
+    from hpc_trainer.config.compose.overrides import override_value
+
+    for field in dataclasses.fields(fresh):
+        value = getattr(fresh, field.name)
+        yield f"{section}.{field.name}={override_value(value.name if isinstance(value, enum.Enum) else value)}"

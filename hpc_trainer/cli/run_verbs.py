@@ -25,7 +25,7 @@ from hpc_trainer.cli.common import (
     throughput_words,
     warn,
 )  # fmt: skip
-from hpc_trainer.cli.given import tell_notes
+from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs

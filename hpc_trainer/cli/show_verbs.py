@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.cli.common import print_json, print_next, print_table
-from hpc_trainer.cli.given import resolve_runs_dir
+from hpc_trainer.cli.options import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.show import DEFAULT, as_text, difference, find_run, sweep_lines, values

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.given import Given
-from hpc_trainer.cli.options import ConfigDir, Json, Overrides, Trust, Verb
+from hpc_trainer.cli.options import ConfigDir, Given, Json, Overrides, Trust, Verb
 
 verbs = typer.Typer(
     name="data", help="Prepare, check and measure data.", no_args_is_help=True, rich_markup_mode=None,

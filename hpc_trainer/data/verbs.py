@@ -18,7 +18,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hpc_trainer.cli.common import console, ended_by_signals, print_json, print_next, print_table, say, short_number
-from hpc_trainer.cli.given import Chosen, Given, only_point
+from hpc_trainer.cli.options import Chosen, Given, only_point
 from hpc_trainer.data.images.index import build_index
 from hpc_trainer.data.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.data.prepare.job import BROKEN, Prepared, Settings

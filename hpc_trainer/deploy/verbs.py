@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_trainer.cli.complete import complete_runs
 from hpc_trainer.cli.options import (
     Best,
     ConfigDir,
@@ -24,6 +23,7 @@ from hpc_trainer.cli.options import (
     SweepOption,
     Trust,
     Verb,
+    complete_runs,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _export(
     import dataclasses
 
     from hpc_trainer.cli.common import print_json
-    from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.cli.options import resolve_runs_dir
     from hpc_trainer.deploy import export
     from hpc_trainer.errors import ConfigError
     from hpc_trainer.operate.show import find_run
@@ -171,7 +171,7 @@ def _export_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Pat
     import sys
 
     from hpc_trainer.cli.common import print_json, print_next
-    from hpc_trainer.cli.verbs.report import run_report
+    from hpc_trainer.cli.report_verbs import run_report
     from hpc_trainer.deploy.export import EVERY, Wanted, export_all
     from hpc_trainer.errors import ConfigError
 
@@ -281,7 +281,7 @@ def _target(
     name: str, overrides: list[str] | None, best: bool, step: int | None, raw: bool, sweep: str | None,
     config_dirs: list[Path] | None, trust: list[str] | None, runs_dir: Path | None,
 ) -> Target:  # fmt: skip
-    from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.cli.options import resolve_runs_dir
     from hpc_trainer.deploy.evaluate import Target
     from hpc_trainer.deploy.request import Which
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_trainer.cli.complete import complete_runs
-from hpc_trainer.cli.options import Json, Names, RunsDir, SweepOption, Verb, renamed
+from hpc_trainer.cli.options import Json, Names, RunsDir, SweepOption, Verb, complete_runs, renamed
 
 if TYPE_CHECKING:
     from hpc_trainer.observe.advice import AdvisedRun
@@ -33,7 +32,7 @@ def advise(
     import sys
 
     from hpc_trainer.cli.common import print_json, warn
-    from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.cli.options import resolve_runs_dir
     from hpc_trainer.observe.advice import advise_runs
     from hpc_trainer.operate.find import select
 
@@ -119,7 +118,7 @@ def profile(
     import sys
 
     from hpc_trainer.cli.common import print_json, say
-    from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.cli.options import resolve_runs_dir
     from hpc_trainer.errors import RunStateError
     from hpc_trainer.observe.profile_client import ask_for_profile, await_profile
     from hpc_trainer.operate.find import select

@@ -6,16 +6,17 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.complete import complete_names, complete_runs
-from hpc_trainer.cli.given import Given
 from hpc_trainer.cli.options import (
     ConfigDir,
+    Given,
     Json,
     Overrides,
     RunsDir,
     SweepOption,
     Trust,
     Verb,
+    complete_names,
+    complete_runs,
     renamed,
 )
 from hpc_trainer.verify.interruptions import Drill

@@ -16,7 +16,7 @@ from hpc_trainer.cli.common import (
     short_duration,
     short_number,
 )  # fmt: skip
-from hpc_trainer.cli.given import resolve_runs_dir
+from hpc_trainer.cli.options import resolve_runs_dir
 from hpc_trainer.cli.run_verbs import speed_words
 from hpc_trainer.record.states import RunState
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli import live
-from hpc_trainer.cli.live_table import table_of
+from hpc_trainer.cli.live import table_of
 from hpc_trainer.observe.telemetry_views import GpuNow, gpu_now
 from hpc_trainer.operate import waits
 from hpc_trainer.record.files import append_lines, write_json

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.grid_verbs import run_retry
+from hpc_trainer.cli.report_verbs import run_report
 from hpc_trainer.cli.run_verbs import run_cancel, run_results, run_status, status_json
 from hpc_trainer.cli.show_verbs import run_show
-from hpc_trainer.cli.verbs.report import run_report
-from hpc_trainer.cli.verbs.why import run_why
+from hpc_trainer.cli.why_verbs import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.layout import SweepPaths

@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from hpc_trainer.cli.common import counts_line, print_json, print_next, say, state_markup, warn
-from hpc_trainer.cli.given import resolve_runs_dir
+from hpc_trainer.cli.options import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import prepare_to_write, select

@@ -1,1 +1,0 @@
-"""Commands and their options, by purpose. No logic: each command imports what it needs when it is called."""

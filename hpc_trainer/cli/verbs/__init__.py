@@ -1,1 +1,0 @@
-"""Output and exit codes of commands, one file per command; `cli/apps/` has their options."""
