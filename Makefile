@@ -42,9 +42,11 @@ unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 	PATH="$(CURDIR)/tests/no_slurm:$$PATH" HPC_TRAINER_SLURM_CALLS=$(CURDIR)/$(VENV)/.slurm-calls nice -n 5 $(BIN)/python $(UNIT)
 
 # In every process that tests start. The last report is for people: it names what no test has run yet.
-coverage: $(VENV)/.dev  ## The lines that `make unit` runs, in ranks too; fails under 95 % of the core's or of launch's
+RANKS = $(wildcard tests/unit/*/test_*ranks.py tests/unit/*/*/test_*ranks.py) tests/unit/training/test_world.py
+coverage: $(VENV)/.dev  ## The lines that `make unit` and the long tests of ranks run; fails under 95 % of the core's or of launch's
 	@$(BIN)/coverage erase
 	nice -n 5 $(BIN)/coverage run $(UNIT)
+	nice -n 5 $(BIN)/coverage run -m pytest -m long --numprocesses 3 --dist loadfile $(RANKS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='hpc_trainer/training/*' --fail-under=95
 	$(BIN)/coverage report --include='hpc_trainer/launch/*' --fail-under=95

@@ -11,7 +11,12 @@ import functools
 import importlib
 from typing import Any
 
-DOMAINS = ("deploy", "observe", "verify")
+DOMAINS = (
+    "deploy",
+    "observe",
+    "verify",
+    "data",
+)
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 
 HOOKS = {
@@ -27,6 +32,7 @@ HOOKS = {
     "report_options": "mapping from an option of `report` to a function of its value that returns a `ReportPart`",
     "page_parts": "section of a run's page (operate/run_page.py, `PagePart`)",
     "live_figures": "figures of a running run for `status --watch` (cli/live.py)",
+    "data_sets": "dataclass of a choice of `data=` (config/store.py; the methods are those of schema/data.py)",
 }
 """What a domain may contribute to, and where the core describes and calls it."""
 

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 grid=(
-  experiment=digits sweep=digits_grid sweep_name=digits_grid
+  experiment=digits grid=digits_grid sweep_name=digits_grid
   "cluster=${CLUSTER:-slurm}" "hardware=${HARDWARE:-cpu_x1}" "$@"
 )
 hpc-trainer plan "${grid[@]}"

@@ -174,7 +174,8 @@ def unresolved(copy: Path) -> Iterator[str]:
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("hpc_trainer."):
                 continue
             place = copy / str(node.module).replace(".", "/")
-            source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+            package = place / "__init__.py"
+            source = package if package.is_file() else place.with_suffix(".py")
             text = source.read_text(encoding="utf-8") if source.is_file() else None
             for each in node.names:
                 is_module = (place / each.name).is_dir() or (place / f"{each.name}.py").is_file()

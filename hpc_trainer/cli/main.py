@@ -20,7 +20,6 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.data.app import data
 from hpc_trainer.cli.options import (
     App,
     Chosen,
@@ -379,7 +378,6 @@ def _log_metrics(words: list[str]) -> None:
 
 for verbs in contributions("verbs"):
     app.add_typer(verbs)
-app.add_typer(data)
 
 
 @app.callback(invoke_without_command=True)

@@ -35,10 +35,15 @@ _INSTRUCTION = "_HPC_TRAINER_COMPLETE"
 def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the groups, choices, keys and values that begin with the typed text."""
     from hpc_trainer.config.compose.completion import overrides_like
+    from hpc_trainer.config.compose.overrides import in_full
 
     said, key = _of_bash(_texts(ctx, "overrides"), incomplete)
     word = incomplete if key is None else f"{key}={incomplete}"
-    overrides = _or_nothing(lambda: overrides_like(word, said, _config_dirs(ctx)))
+    if word.startswith("grid="):  # another name of the group (config/compose/overrides.py, `in_full`)
+        files = _or_nothing(lambda: overrides_like(in_full(word), said, _config_dirs(ctx)))
+        overrides = [f"grid={override.removeprefix('sweep=')}" for override in files]
+    else:
+        overrides = _or_nothing(lambda: overrides_like(word, said, _config_dirs(ctx)))
     return overrides if key is None else [override.removeprefix(f"{key}=") for override in overrides]
 
 

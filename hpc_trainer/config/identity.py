@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_trainer.config.load import Memo, plain_value
 from hpc_trainer.config.program import is_of_shell, program_name
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.task import TaskConfig

@@ -45,14 +45,14 @@ class Memo:
 
 # Key of the root -> True if it is a section: a dataclass, or a mapping of free names.
 ROOT_KEYS = {
-    each.name: each.name in FREE_KEYS or dataclasses.is_dataclass(each.default_factory)
-    for each in dataclasses.fields(TrainConfig)
+    field.name: field.name in FREE_KEYS or dataclasses.is_dataclass(field.default_factory)
+    for field in dataclasses.fields(TrainConfig)
 }
 
 BUT_SEED = tuple(name for name in ROOT_KEYS if name != "seed")
 
 _LATER = frozenset(
-    name for name in VARIANTS if (said := declared(TrainConfig, name)) is not None and said.identity is ONCE_SET
+    name for name in VARIANTS if (own := declared(TrainConfig, name)) is not None and own.identity is ONCE_SET
 )
 """Groups that older specs lack; such a spec means the default."""
 

@@ -1,4 +1,4 @@
-"""`train.command`: a user's own program, as words with placeholders that are filled in without a shell.
+"""`train.command`: a user's own program, as arguments with placeholders that are filled in without a shell.
 
     python train.py --lr {params.lr} --out {run.dir}
 
@@ -85,7 +85,7 @@ def placeholders(command: str) -> Iterator[str]:
         if match[1] is not None:
             yield match[1]
         elif match[0] in "{}":
-            raise ValueError(f"the brace at character {match.start() + 1} is alone")
+            raise ValueError(f"the brace at character {match.start() + 1} is unmatched")
 
 
 def fill(word: str, value_of: Callable[[str], str]) -> str:
@@ -125,8 +125,8 @@ def unknown(name: str, config: Mapping[str, Any]) -> str:
     names = [*RUN_PLACES, *flatten(config)]
     if name.startswith("run.resume"):
         return (
-            f"{{{name}}} needs the words of a program that goes on, as {{run.resume:--init_from=resume}}, or "
-            "{run.resume[last.pt]:--resume} with the file, of the run's folder, that must be there."
+            f"{{{name}}} needs the arguments with which the program resumes, as {{run.resume:--init_from=resume}}, or "
+            "{run.resume[last.pt]:--resume} with the file of the run's folder from which it resumes."
         )
     if not name.strip():
         return "{} names nothing. Write the key, as {params.lr}; {{}} for braces."
@@ -138,12 +138,12 @@ def unknown(name: str, config: Mapping[str, Any]) -> str:
     if head == "params":
         problem = f"has no value: add {name}=VALUE. {nearest}"
     elif head == "run":
-        problem = f"is no place of the run; these are {', '.join(RUN_PLACES)}. {nearest}"
+        problem = f"is not a place of the run; its places are {', '.join(RUN_PLACES)}. {nearest}"
     else:
         problem = (
-            f"is no key of the configuration, and no place of the run. {nearest}Values for your program are params: "
-            f"{{params.{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_') or 'x'}}} and params.NAME=VALUE; places are "
-            f"{', '.join(RUN_PLACES)}. "
+            f"is neither a key of the configuration nor a place of the run. {nearest}Values for your program are "
+            f"params: {{params.{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_') or 'x'}}} and params.NAME=VALUE; "
+            f"places are {', '.join(RUN_PLACES)}. "
         )
     return f"{{{name}}} {problem}Write {{{{ and }}}} for braces."
 
@@ -227,7 +227,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
     command = config.train.command or ""
     if config.train.main is not None:
         yield (
-            f"train.command and train.main={config.train.main} are two programs for one run. Keep one: a "
+            f"train.command and train.main={config.train.main} exclude each other. Keep one: a "
             "main(config, run) of your own, or a program that is started."
         )
     if is_one_a_node(config) and config.train.command_env is CommandEnv.torchrun:
@@ -265,19 +265,22 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
     for key in ("command_dir", "command_from"):
         given = getattr(config.train, key)
         if given is not None and not is_of_run(given) and not is_folder(Path(given).expanduser()):
-            yield f"train.{key}={given} must be a folder; there is none."
+            yield f"train.{key}={given}: there is no such folder."
             return
     if is_of_run(config.train.command_from):
         yield "train.command_from must be a folder that is there when the run is submitted. Name one, or leave it out."
         return
     for word in shell_words(command)[:1]:
-        yield f"train.command: {word} is a shell's, and no shell reads the command. Write sh -c {shlex.quote(command)}."
+        yield (
+            f"train.command: {word} is shell syntax, but no shell reads the command. Write "
+            f"sh -c {shlex.quote(command)}."
+        )
     yield from _no_program(config, words[0], folder)
     for name in script_files(words):
         if not is_file(folder / name):
             yield (
                 f"train.command runs {name}, and {folder.absolute()} has no such file. Submit from the folder that it "
-                "is relative to, name that by train.command_dir, or write the whole path."
+                "is relative to, set train.command_dir to that folder, or write the full path."
             )
 
 
@@ -288,15 +291,15 @@ def _no_program(config: TrainConfig, word: str, folder: Path) -> Iterator[str]:
     if "/" in word:
         file = folder / word
         if is_file(file) and not os.access(file, os.X_OK):
-            yield f"train.command: {word} is not executable: chmod +x {word}, or name what runs it, as: python {word}"
+            yield f"train.command: {word} is not executable: chmod +x {word}, or name its interpreter: python {word}"
         return
     cluster = config.cluster
     is_here = cluster.executor is Executor.local and not cluster.setup and "PATH" not in cluster.env
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if is_here and cluster.python is None and shutil.which(word, path=path) is None:
         yield (
-            f"train.command: {word} is no program on this machine's PATH. Write its whole path, or sh -c '...' for "
-            "what a shell knows."
+            f"train.command: {word} is not a program on this machine's PATH. Write its full path, or sh -c '...' for "
+            "a command of the shell."
         )
 
 
@@ -322,19 +325,19 @@ def unread_overrides(config: TrainConfig, overrides: Iterable[str], axes: Iterab
         is_read = any(f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.") for name in read)
         if head == "params" and key in axes and not is_read:
             yield (
-                f"{key} is an axis of the grid, and train.command does not read it: its runs would all do the same. "
-                f"Hand it on: {{{key}}}; or repeat runs by seed=0,1,2."
+                f"{key} is an axis of the grid, but train.command does not use it: all its runs would be the same. "
+                f"Pass it on as {{{key}}}, or repeat runs by seed=0,1,2."
             )
         is_read = is_read or (head == "tracker" and config.tracker.name.is_synced)
         if head in _OF_EVERY_RUN or key in _KEYS or is_read or ("." not in key and head not in _SECTIONS):
             continue
         yield (
-            f"{line} has no effect: the run is train.command, which does not read it. Leave it out, or hand it on: "
-            f"{{{key}}}; values of your own are params.NAME=VALUE."
+            f"{line} has no effect: train.command does not use it. Leave it out, or pass it on as {{{key}}}. For "
+            "values of your own use params.NAME=VALUE."
         )
 
 
-_SECTIONS = frozenset(each.name for each in dataclasses.fields(TrainConfig))
+_SECTIONS = frozenset(field.name for field in dataclasses.fields(TrainConfig))
 
 
 def with_command(train: LoopConfig) -> LoopConfig:

@@ -119,8 +119,8 @@ def refusal(differences: Collection[Difference], checkpoint: str, *, is_own: boo
     keys = ",".join(difference.key for difference in refused)
     anew = "--fresh, or another sweep_name" if is_own else "without checkpoint.resume_from"
     return (
-        f"{checkpoint} is of another training, and this start refuses to go on from it (was -> is):\n{lines}\n"
-        f"Take the change back, or begin anew ({anew}). To go on all the same, where weights and optimizer still fit: "
+        f"{checkpoint} is of another training, so this start does not resume from it (was -> is):\n{lines}\n"
+        f"Undo the change, or begin anew ({anew}). To resume all the same, if weights and optimizer still fit: "
         f"checkpoint.allow_changes=[{keys}]"
     )
 
@@ -150,9 +150,9 @@ def default_facts(config: TrainConfig) -> dict[str, Any]:
 def lines_of(differences: Collection[Difference]) -> Iterator[str]:
     """Yield the log lines on differences that do not end the run, one for each effect."""
     texts = {
-        Effect.incompatible: "WARNING: goes on with what is incompatible, as checkpoint.allow_changes says",
-        Effect.schedule: "WARNING: goes on, and from here on the schedule or the last bits are others",
-        Effect.safe: "differs from the checkpoint, and does no harm",
+        Effect.incompatible: "WARNING: resumes despite incompatible changes, as checkpoint.allow_changes permits",
+        Effect.schedule: "WARNING: resumes, and from here on the schedule or the last bits differ",
+        Effect.safe: "differs from the checkpoint without changing the training",
     }
     for effect, text in texts.items():
         listed = ", ".join(str(difference) for difference in differences if difference.effect is effect)

@@ -82,7 +82,7 @@ def folder_problem(folder: str) -> Iterator[str]:
         nearest = re.sub(r"[\\%]|[^\x20-\x7e]", "_", folder)
         yield (
             f"the folder of sweeps {shown(folder)} must hold no control characters, backslash or percent sign: "
-            f"sbatch reads them in its own way. Use paths.runs_dir={shlex.quote(nearest[:200])}, or a symbolic link."
+            f"sbatch interprets them. Use paths.runs_dir={shlex.quote(nearest[:200])}, or a symbolic link."
         )
     elif len(folder.encode()) > MAX_FOLDER_BYTES or max(len(name.encode()) for name in folder.split("/")) > 255:
         yield (
@@ -108,8 +108,8 @@ def setup_problem(line: str) -> Iterator[str]:
         yield f"cluster.setup holds {shown(line)}: one line each, no control characters."
     elif line.lstrip().startswith(DIRECTIVES):
         yield (
-            f"cluster.setup holds {shown(line)}: a directive for sbatch has no place among commands (#SBATCH comes "
-            "too late there, #PBS and #BSUB overrule the profile). Use the keys of hardware and cluster."
+            f"cluster.setup holds {shown(line)}: sbatch directives are not allowed among commands (#SBATCH comes too "
+            "late there, #PBS and #BSUB override the profile). Use the keys of hardware and cluster."
         )
 
 

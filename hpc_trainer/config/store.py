@@ -14,9 +14,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema import data, model, optim, task
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.key import Declared, Key, declared_keys
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.domains import contributions
 
 if TYPE_CHECKING:  # a rank reads frozen specs by VARIANTS, and waits for neither Hydra nor OmegaConf
     from omegaconf import DictConfig
@@ -41,7 +42,7 @@ def _modules(package: ModuleType) -> list[ModuleType]:
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
     "model": _variants(model.ModelConfig, model),
-    "data": _variants(DataConfig, *_modules(data)),
+    "data": {**_variants(DataConfig, data), **{kind().name: kind for kind in contributions("data_sets")}},
     "task": _variants(task.TaskConfig, task),
     "optim": _variants(optim.OptimConfig, optim),
 }

@@ -20,7 +20,7 @@ from hpc_trainer.errors import ConfigError, did_you_mean
 
 TRUSTED_PREFIXES = ("hpc_trainer.models", "hpc_trainer.datasets", "hpc_trainer.tasks", "torch.nn", "torch.optim")
 TO_BE_FOUND = (
-    "A package is found in three ways: it lies in the folder from which you submit; PYTHONPATH or `pip install -e` "
+    "A package is found in three ways: it is in the folder from which you submit; PYTHONPATH or `pip install -e` "
     "names its folder there (both are frozen with the run); or it is installed for the runs' own Python "
     "(cluster.python, or what cluster.setup activates)."
 )
@@ -39,7 +39,7 @@ def check_target(key: str, target: str, trusted: Sequence[str] = ()) -> str | No
         return None
     package = target.split(".", 1)[0]
     return (
-        f"{key}={target}: not on the list of what may be built ({', '.join(prefixes)}). "
+        f"{key}={target}: this package is not on the allow-list ({', '.join(prefixes)}). "
         f"If you trust that package, add --trust {package}, or `trust: [{package}]` to the project file."
     )
 
@@ -72,7 +72,7 @@ def _not_imported(what: str, module_name: str, error: ModuleNotFoundError) -> st
     missing = error.name or ""
     if missing != module_name and not module_name.startswith(f"{missing}."):  # an import in the user's own code
         return (
-            f"{what}: {module_name} is there and imports {missing}, which is not: {error}. The runs' Python is "
+            f"{what}: {module_name} was found, but it imports {missing}, which was not: {error}. The runs' Python is "
             f"{sys.executable}. {TO_BE_FOUND}"
         )
     parent = sys.modules.get(missing.rpartition(".")[0])
@@ -159,9 +159,9 @@ def unread_params(
         ways = meant if is_axis else [f"{name}={value}" for name in meant]
         use = f"Use {' or '.join(ways)}" if ways else "Leave it out"
         yield (
-            f"{key if is_axis else line} has no effect: params is for code of your own, and this is "
-            f"model={config.model.name} with the shared loop, which reads none. {use}, or take a key's value from it: "
-            f"KEY=${{{key}}}."
+            f"{key if is_axis else line} has no effect: params is for code of your own, but "
+            f"model={config.model.name} runs in the shared loop, which does not read params. {use}, or set another key "
+            f"from it: KEY=${{{key}}}."
         )
 
 

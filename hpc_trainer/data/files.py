@@ -38,7 +38,7 @@ def name_of(file: str, offset: int | None) -> str:
     return file if offset is None else f"{file} at byte {offset}"
 
 
-def told(problems: Sequence[Problem]) -> str:
+def first_problems(problems: Sequence[Problem]) -> str:
     """Return a text with the first five problems and the number of further ones, for a message."""
     more = f"; and {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
     return "; ".join(map(str, problems[:_MOST_SHOWN])) + more

@@ -28,9 +28,9 @@ _HOMES = {
     "records.table": "hpc_trainer.data.tables.dataset",
     "records.token_files": "hpc_trainer.data.tokens.files",
     "records.tokens": "hpc_trainer.data.tokens.dataset",
-    "synthetic_images": "hpc_trainer.data.generated.images",
-    "synthetic_tokens": "hpc_trainer.data.generated.tokens",
-    "text_bytes": "hpc_trainer.data.tokens.text_bytes",
+    "synthetic_images": "hpc_trainer.data.generated.dataset",
+    "synthetic_tokens": "hpc_trainer.data.generated.dataset",
+    "text_bytes": "hpc_trainer.data.text.dataset",
 }
 """Module behind each name of this package."""
 _FOLDERS = frozenset({"images", "records"})

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.data_files.token_sources import BYTES, TOKENIZER
+from hpc_trainer.config.schema.data import ARRAY, BYTES, PICTURE, TABLE, TOKENIZER, TOKENS
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.deploy.exported import FORMATS
 from hpc_trainer.deploy.trained import DataShape
-from hpc_trainer.training.data.preprocessing import ARRAY, PICTURE, TABLE, TOKENS, kind_of, text_of
+from hpc_trainer.training.data.preprocessing import kind_of, text_of
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _MOST_CLASSES = 20

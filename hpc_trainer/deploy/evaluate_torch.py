@@ -28,7 +28,7 @@ from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.record.files import whole_file
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_model
-from hpc_trainer.training.data.batch_trees import map_tensors
+from hpc_trainer.training.data.batches import map_tensors
 from hpc_trainer.training.step import autocast, set_precision
 
 _CPU = torch.device("cpu")

@@ -23,8 +23,7 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
-from hpc_trainer.config.data_files.token_sources import TOKENIZER
-from hpc_trainer.config.schema.data.records import TokensConfig
+from hpc_trainer.config.schema.data import TOKENIZER
 from hpc_trainer.config.schema.model import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.parallel import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -169,9 +168,8 @@ def _prepare_lines(
     preprocessing, folder = facts["preprocessing"], Path(request["folder"])
     sha256 = (preprocessing or {}).get("tokenizer_sha256")
     has_tokenizer = False
-    if isinstance(config.data, TokensConfig) and sha256 is not None:
-        part = Path(config.data.path or next(iter(sorted(config.data.sources)))).expanduser()
-        for path in (part / TOKENIZER, part.parent / TOKENIZER):
+    if sha256 is not None:
+        for path in config.data.tokenizer_files():
             with contextlib.suppress(OSError):
                 text = read_given(path)
                 has_tokenizer = hashlib.sha256(text).hexdigest() == sha256

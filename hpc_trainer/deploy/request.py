@@ -17,8 +17,7 @@ from hpc_trainer.config.compose.changes import with_data
 from hpc_trainer.config.load import plain_value, to_plain
 from hpc_trainer.config.rules.data_rules import data_problems, task_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import section_problems
-from hpc_trainer.config.schema.data.records import TableConfig
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
+from hpc_trainer.config.schema.data import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.output import best_is_max
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import holds
@@ -30,7 +29,7 @@ from hpc_trainer.operate.show import Known
 from hpc_trainer.record.checkpoint_folders import Retention, committed, step_name
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.training.data.preprocessing import inherited_keys, kind_of, of_config, unknown_of
+from hpc_trainer.training.data.preprocessing import inherited_keys, kind_of
 
 MODEL = "model"
 # The averaged weights (features/averaged_weights): their name in a checkpoint, and the prefix of their tensors' names.
@@ -143,7 +142,7 @@ def facts_of_run(paths: RunPaths, config: TrainConfig, step: int) -> DataFacts:
         recorded = digest = None
     if isinstance(recorded, dict):
         preprocessing = recorded.get("preprocessing")
-        unknown = unknown_of(config.data, preprocessing)
+        unknown = config.data.unknown_facts(preprocessing)
         return DataFacts(classes=recorded.get("classes"), preprocessing=preprocessing, unknown=unknown)
     return _facts_of_config(config, digest if isinstance(digest, dict) else {})
 
@@ -152,15 +151,15 @@ def facts_of_export(card: Mapping[str, Any], config: TrainConfig) -> DataFacts:
     """Return the class names and preprocessing that the card of an export states."""
     preprocessing, classes = card.get("preprocessing"), card.get("classes")
     if isinstance(config.data, CustomDataConfig) or kind_of(preprocessing) is not None:
-        unknown = unknown_of(config.data, preprocessing)
+        unknown = config.data.unknown_facts(preprocessing)
         return DataFacts(classes=classes, preprocessing=preprocessing, unknown=unknown)
     return dataclasses.replace(_facts_of_config(config, preprocessing or {}), classes=classes)
 
 
 def _facts_of_config(config: TrainConfig, recorded: Mapping[str, Any]) -> DataFacts:
     """Return the preprocessing that follows from the configuration and from the recorded mean and std of pictures."""
-    preprocessing = of_config(config.data, recorded.get("mean"), recorded.get("std"))
-    return DataFacts(preprocessing=preprocessing, unknown=unknown_of(config.data, preprocessing))
+    preprocessing = config.data.preprocessing(recorded.get("mean"), recorded.get("std"))
+    return DataFacts(preprocessing=preprocessing, unknown=config.data.unknown_facts(preprocessing))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,5 +204,5 @@ def new_data(
         if problems:
             raise ConfigError("\n".join(dict.fromkeys(problems)))
         changed = dataclasses.replace(changed, data=with_absolute_paths(changed.data))
-    own = config.data if overrides and was is None and isinstance(config.data, TableConfig) else None
+    own = config.data if overrides and was is None and config.data.encodes_by_rows else None
     return NewData(config=changed, facts=facts, given=given, is_new=bool(overrides), own=own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
+from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.output import SaveEvery
 from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.observe.facts import LEAST_LOST_S, Change, Facts, Finding, Gain, Pace, Rule, worked_s
@@ -97,10 +97,11 @@ def _too_few_cpus(facts: Facts) -> Iterator[Finding]:
 
 def _pictures_from_files(facts: Facts) -> Iterator[Finding]:
     pace, data = _waits(facts), facts.config.data
-    if pace is None or not isinstance(data, ImageFolderConfig):
+    if pace is None or data.name != "image_folder":
         return
-    size = data.resize or round(data.image_size * 256 / 224)
-    do = f"hpc-trainer data prepare images {data.path} --to SHARDS --size {size}, then data=image_shards"
+    values = plain_value(data)
+    size = values["resize"] or round(values["image_size"] * 256 / 224)
+    do = f"hpc-trainer data prepare images {values['path']} --to SHARDS --size {size}, then data=image_shards"
     yield Finding(
         f"{_seen(pace)}, and each picture is a file of its own", [Change({}, Gain(share=pace.wait_share), do)]
     )
@@ -108,7 +109,7 @@ def _pictures_from_files(facts: Facts) -> Iterator[Finding]:
 
 def _not_staged(facts: Facts) -> Iterator[Finding]:
     pace, data = _waits(facts), facts.config.data
-    if pace is None or not isinstance(data, ImageShardsConfig) or data.stage_dir or is_cpu_bound(facts):
+    if pace is None or data.name != "image_shards" or plain_value(data)["stage_dir"] or is_cpu_bound(facts):
         return
     change = Change({"data.stage_dir": "$TMPDIR"}, Gain(share=pace.wait_share))
     yield Finding(f"{_seen(pace)}, and shards are read where they lie", [change])

@@ -132,7 +132,7 @@ _TO_MARK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEX
 def to_json(value: Any) -> str:
     """Return a line of JSON, in which numbers that are not finite become the texts NaN, Infinity and -Infinity.
 
-    These texts are those of protobuf's JSON. `record_values.metric_values` turns metrics back into numbers.
+    These texts are those of protobuf's JSON. `reading.metric_values` turns metrics back into numbers.
     """
     try:
         return json.dumps(value, allow_nan=False)

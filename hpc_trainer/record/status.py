@@ -93,7 +93,7 @@ class RunStatus:
     num_steps: int
     """Steps of the whole run; 0 if the number is not known."""
     speed: Mapping[str, float] = field(default_factory=dict)
-    """The newest values of `runs.metrics_log.SPEED`, for a run that works or is complete."""
+    """The newest values of `record.metrics.SPEED`, for a run that works or is complete."""
     remarks: Sequence[str] = ()
     """Remarks of the running attempt for the user, such as a rank that delays the others."""
     failure: Mapping[str, Any] = field(default_factory=dict)

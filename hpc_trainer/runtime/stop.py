@@ -1,4 +1,8 @@
-"""The stop flag: signal handlers only set it; the training loop reads it at step boundaries. No torch."""
+"""Stop flag of a rank: signal handlers only set it, and the training loop reads it at step boundaries. No torch.
+
+A stop continues in three files. training/step.py counts the flags of all ranks in a reduction of the step,
+training/loop.py saves and returns, and worker/conclude.py decides, requeues and records the end.
+"""
 
 from __future__ import annotations
 

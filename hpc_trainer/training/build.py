@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig
+from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -87,6 +88,7 @@ def open_training(config: TrainConfig, run: RunContext) -> Iterator[Training]:
 def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Ability]) -> Training:
     mesh = build_mesh(config.parallel, run.group)
     set_precision(config.precision)
+    _prepare_node(config, run)
     for each in active:
         each.begin(mesh, run)
     task = build_task(config)
@@ -147,6 +149,16 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
         task=task,
         abilities=active,
     )
+
+
+def _prepare_node(config: TrainConfig, run: RunContext) -> None:
+    """Call `prepare_node` beside the builder of the data set (`data/protocol.py`), if there is one."""
+    if not isinstance(config.data, CustomDataConfig):
+        builder = locate("data._target_", config.data._target_, config.trust)
+        prepare = getattr(sys.modules[builder.__module__], "prepare_node", None)
+        if prepare is not None:
+            for line in prepare(config.data, run.beat, lambda: run.stop.is_set):
+                print(line, flush=True)
 
 
 def build_loss(building: Building, model: nn.Module | None = None) -> tuple[VotingLoss, Collection[bool]]:

@@ -16,7 +16,7 @@ from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
-from hpc_trainer.training.data.batch_trees import map_tensors
+from hpc_trainer.training.data.batches import map_tensors
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import Groups, target_shares
 from hpc_trainer.training.optim import build as skip

@@ -33,7 +33,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImagesConfig, ImageShardsConfig
+from hpc_trainer.data.images import ImageFolderConfig, ImagesConfig, ImageShardsConfig
 from hpc_trainer.data.images.dataset import build
 from hpc_trainer.data.images.folder import FolderSource
 from hpc_trainer.data.images.index import ABOUT, ROW, ROWS, VERSION, build_index
@@ -228,8 +228,8 @@ _START = r"""
 import json, re, sys, time
 import numpy as np
 from pathlib import Path
-from hpc_trainer.config.schema.data.images import ImageShardsConfig
-from hpc_trainer.datasets.images import shards
+from hpc_trainer.data.images import ImageShardsConfig
+from hpc_trainer.data.images import shards
 fraction = json.loads(sys.argv[2])
 def mib():
     found = re.findall(r"Rss(?:Anon|File):\s+(\d+)", open("/proc/self/status").read())

@@ -24,9 +24,10 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from hpc_trainer.config.schema.data.records import ArraysConfig, TokensConfig
 from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.data.arrays import ArraysConfig
 from hpc_trainer.data.arrays import dataset as arrays
+from hpc_trainer.data.tokens import TokensConfig
 from hpc_trainer.data.tokens import dataset as tokens
 from hpc_trainer.data.tokens.files import write_tokens
 from hpc_trainer.training.data.loader import train_batches

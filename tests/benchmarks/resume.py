@@ -132,7 +132,7 @@ def _ours(sweep: Path, run_id: str) -> float:
 
 
 def _skip() -> None:
-    from hpc_trainer.config.schema.data.shipped import DigitsConfig
+    from hpc_trainer.config.schema.data import DigitsConfig
     from hpc_trainer.training.data.digits import build
     from hpc_trainer.training.data.loader import train_batches
     from hpc_trainer.training.data.order import BatchOrder

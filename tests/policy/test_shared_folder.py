@@ -31,7 +31,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "exists": "stands alone in the archive and imports nothing of ours; what it finds is compared",
         "st_mtime": "old copies on the node's own disk; an old claim costs two ranks that compile",
     },
-    "data/images/staging.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
+    "data/images/shards.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
     "observe/sampler.py": {"replace": "in the folder of the node's own collector"},
     "record/run_state.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
     "deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
@@ -39,10 +39,10 @@ ALLOWED: dict[str, dict[str, str]] = {
 }
 # What is asked of the user's own files, of the machine, or only shown: an answer of a minute ago does no harm.
 ONLY_SHOWN = {
-    "config", "cli", "data", "training/data", "datasets", "models", "tasks", "launch/frozen_code/snapshot.py",
+    "config", "cli", "data", "training/data", "models", "tasks", "launch/frozen_code/snapshot.py",
     "launch/frozen_code/import_path.py", "launch/targets.py", "launch/hydra_app.py",
     "runtime/machine.py", "runtime/code.py", "features/init_from", "observe", "worker/program_start.py", "deploy",
-    "operate/report", "operate/prepare", "operate/find.py", "operate/names.py", "verify/old_code.py",
+    "operate/report", "operate/find.py", "operate/names.py", "verify/old_code.py",
     "verify/preempt.py",
     "launch/submit.py",  # whether a folder is there whose owner is to be looked at
     "record/status.py",  # the text of an error: whether there is a folder of sweeps

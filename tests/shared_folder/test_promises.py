@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.data.images.index import damaged_shards, read_index
-from hpc_trainer.data.images.staging import Signs, stage
+from hpc_trainer.data.images.shards import Signs, stage
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from tests import warm
@@ -21,7 +21,7 @@ from tests.integration.conftest import LocalDriver
 from tests.integration.resume_matrix.cells import SAMPLE
 from tests.integration.resume_matrix.test_resume_matrix import holds
 from tests.shared_folder.clients import LONG, Client, Share
-from tests.unit.operate.prepare.raw_data import content, raw_pictures
+from tests.unit.data.prepare.raw_data import content, raw_pictures
 from tests.unit.training.ranks import child_environment
 
 _WORDS = (
@@ -104,13 +104,13 @@ def test_data_that_two_clients_prepare_at_once_is_whole(kind: str, tmp_path: Pat
 _PREPARES = """\
 import sys
 from pathlib import Path
-from hpc_trainer.operate.prepare import images
-from hpc_trainer.operate.prepare.job import Asked
+from hpc_trainer.data.prepare import images
+from hpc_trainer.data.prepare.job import Settings
 
 images._SMALLEST_MIB = 0.004
 options = images.ImageOptions(size=16, eval_fraction=0.3)
-asked = Asked(part=(int(sys.argv[3]), int(sys.argv[4])), num_workers=1)
-images.prepare_images(Path(sys.argv[1]), Path(sys.argv[2]), options, asked, lambda *_: None)
+settings = Settings(part=(int(sys.argv[3]), int(sys.argv[4])), num_workers=1)
+images.prepare_images(Path(sys.argv[1]), Path(sys.argv[2]), options, settings, lambda *_: None)
 """
 
 

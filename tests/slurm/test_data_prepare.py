@@ -9,7 +9,7 @@ import pytest
 from hpc_trainer.data.images.index import damaged_shards, read_index
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
-from tests.unit.operate.prepare.raw_data import content, picture
+from tests.unit.data.prepare.raw_data import content, picture
 
 
 @pytest.mark.long

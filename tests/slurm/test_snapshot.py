@@ -16,7 +16,7 @@ from tests.slurm.testbed.cluster import SlurmCluster
 ROOT = Path(__file__).resolve().parents[2]
 DATA = """\"\"\"The digits, and a line in the log that says which code this is.\"\"\"
 
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 
 from hpc_trainer.datasets import digits
 from my_lab.words import WORD

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hpc_trainer.config.compose.composer import ROOT, Composer
 from hpc_trainer.config.compose.hydra_parts import HydraParts
 from hpc_trainer.config.load import plain_value, section_from_plain
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 
@@ -96,16 +96,18 @@ def _refuse(problems: Iterable[str | None]) -> None:
 def _problem_of_data(override: Override) -> str | None:
     if override.key_or_group.partition(".")[0] == "data" and not override.is_sweep_override():
         return None
-    return f"{override.input_line}: only the data can be others here, each with one value: data=CHOICE, data.KEY=VALUE."
+    return (
+        f"{override.input_line}: only the data can be changed here, each key to one value: data=CHOICE, data.KEY=VALUE."
+    )
 
 
 def _problem(override: Override) -> str | None:
     key, said = override.key_or_group, override.input_line
     section, _, name = key.partition(".")
     if section not in CHANGEABLE:
-        return f"{said}: only cluster.* and hardware.* can change. Another {key} is another run: hpc-trainer submit."
+        return f"{said}: only cluster.* and hardware.* can be changed. For another {key} submit another run."
     if not name:
-        return f"{said}: give single keys, as {key}.KEY=VALUE. Another profile: hpc-trainer submit with it."
+        return f"{said}: change single keys, as {key}.KEY=VALUE. For another profile submit another run."
     if key == _STAYS:
-        return f"{said}: a run stays with the executor of its sweep. Submit it under another sweep_name."
+        return f"{said}: the executor of a sweep cannot be changed. Submit the run under another sweep_name."
     return f"{said}: a run has one value of {key}. Give one." if override.is_sweep_override() else None

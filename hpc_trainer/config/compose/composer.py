@@ -47,8 +47,8 @@ _IN_FILE = re.compile(r"In '([^']+)': \w+ raised while composing config:\n(.*)\n
 _IN_NO_PACKAGE = re.compile(r"In '([^']+)': Could not override '[^'@]+@([^']+)'")
 _NO_KEY = re.compile(r"Key '.*' not in |Key '.*' is not in struct")
 _ENDLESS = (
-    "a configuration file names itself in its `defaults:` list (through others, perhaps), or is nested too deep. "
-    "Look at the files of --config-dir that this command chooses."
+    "a configuration file includes itself through its `defaults:` list, directly or through other files, or is nested "
+    "too deeply. Check the files of --config-dir that this command chooses."
 )
 
 
@@ -65,7 +65,7 @@ class Composer:
     def __init__(self, config_dirs: Sequence[Path] = ()) -> None:
         for folder in config_dirs:
             if not is_folder(folder):
-                raise ConfigError(f"--config-dir {folder} must be a folder; there is none.")
+                raise ConfigError(f"--config-dir {folder}: there is no such folder.")
             check_config_dir(folder)
         self._config_dirs = [folder.resolve() for folder in config_dirs]
         self._stack = contextlib.ExitStack()
@@ -94,13 +94,13 @@ class Composer:
             raise ConfigError(unreadable(overrides, error)) from error
         keyless = next((override.input_line for override in parsed if not override.key_or_group), None)
         if keyless is not None:
-            raise ConfigError(f"{keyless}: there is no key. An override reads KEY=VALUE, as optim.lr=1e-3.")
+            raise ConfigError(f"{keyless}: the key is missing. An override has the form KEY=VALUE, as optim.lr=1e-3.")
         for override in parsed:
             value: Any = override.value()
             if override.key_or_group in _ONE_OF and _is_names(value):
                 one, names = override.key_or_group, ",".join(map(str, value))
                 raise ConfigError(
-                    f"{override.input_line} is a list, and a run has one {one}. Use {one}={names} for several."
+                    f"{override.input_line} is a list, but a run has one {one}. Use {one}={names} for a run of each."
                 )
         return parsed
 
@@ -168,7 +168,11 @@ class Composer:
     def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
         if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
             group, _, name = error.missing_cfg_file.rpartition("/")
-            own = "" if self._config_dirs else " Your own stand in conf/ of a --config-dir."
+            own = (
+                ""
+                if self._config_dirs
+                else f" For one of your own, name a folder with {group}/{name}.yaml by --config-dir."
+            )
             return ConfigError(f"{group}={name}: no such choice. {valid(name, self.choices(group))}{own}")
         parsed = self.parse(overrides)
         for override in parsed:
@@ -204,7 +208,7 @@ class Composer:
         package = _IN_NO_PACKAGE.match(said)
         if package and package[2].startswith(f"{package[1].rpartition('/')[0]}."):
             return (
-                f"{package[1]}.yaml overrides a choice below {package[2].partition('.')[0]}, where there is none. "
+                f"{package[1]}.yaml overrides a choice below {package[2].partition('.')[0]}, which has no choices. "
                 "Begin the file with the line `# @package _global_`."
             )
         wrong = _IN_FILE.match(said)
@@ -239,21 +243,21 @@ class Composer:
         are_names = bool(names) and all(isinstance(name, str) and name.strip("?/ ") for name in names)
         if are_names or (override.is_delete() and value in (None, "")):
             return None
-        return f"{override.input_line}: a choice of {key} is a name. {valid(str(value), self.choices(key))}"
+        return f"{override.input_line}: a choice of {key} must be a name. {valid(str(value), self.choices(key))}"
 
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group
         parent, _, name = key.rpartition(".")
         section = OmegaConf.select(base, parent) if parent else base
         if parent in DECLARED and DECLARED[parent].section is None and not isinstance(section, DictConfig):
-            return f"{key}: {parent} has a value, and no keys below it. Use {parent}=VALUE."
+            return f"{key}: {parent} is a single value, without keys below it. Use {parent}=VALUE."
         if not isinstance(section, DictConfig):
             return f"{key}: no such section {parent!r}. {valid(parent, [str(name) for name in base])}"
         names = {str(name) for name in section} | (set() if parent else set(groups))
         if name in names:
             return None
         if OmegaConf.get_type(section) is dict:  # free keys, as in model.kwargs and cluster.env
-            return None if override.is_add() else f"{key}: a new key of {parent} is added with +{key}=VALUE."
+            return None if override.is_add() else f"{key}: add a new key of {parent} with +{key}=VALUE."
         where = f"in {parent} ({parent}={section.get('name')})" if parent in groups else f"in {parent or 'the root'}"
         return f"{key}: no such key {where}. {key_meant(key, names)}Valid: {', '.join(sorted(names))}."
 

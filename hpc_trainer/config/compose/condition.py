@@ -54,7 +54,7 @@ class Condition:
         except (TypeError, ZeroDivisionError, OverflowError, RecursionError) as error:
             raise ConfigError(f"condition {self.text!r}: {error}. {_RULE}.") from error
         if not isinstance(result, bool):
-            raise ConfigError(f"condition {self.text!r} must be true or false, and is {result!r}. {_RULE}.")
+            raise ConfigError(f"condition {self.text!r} must be true or false, but is {result!r}. {_RULE}.")
         return result
 
 
@@ -95,7 +95,7 @@ def _build(node: ast.expr, names: set[str]) -> _Part:
         operands = [_build(operand, names) for operand in (node.left, *node.comparators)]
         tests = [_comparison(test) for test in node.ops]
         return lambda value_of: _chain([operand(value_of) for operand in operands], tests)
-    raise ValueError(f"{ast.unparse(node)!r} may not stand here")
+    raise ValueError(f"{ast.unparse(node)!r} is not allowed here")
 
 
 def _constant(value: Any) -> _Part:
@@ -109,7 +109,7 @@ def _name(node: ast.expr, names: set[str]) -> _Part:
         parts.append(inner.attr)
         inner = inner.value
     if not isinstance(inner, ast.Name):
-        raise ValueError(f"{ast.unparse(node)!r} may not stand here")
+        raise ValueError(f"{ast.unparse(node)!r} is not allowed here")
     name = ".".join([inner.id, *reversed(parts)])
     if name in _WORDS:
         return _constant(_WORDS[name])
@@ -154,7 +154,7 @@ def _comparison(test: ast.cmpop) -> Callable[[Any, Any], bool]:
     if type(test) in _ORDER:
         compare = _ORDER[type(test)]
         return lambda left, right: left is not None and right is not None and bool(compare(left, right))
-    raise ValueError("'is' may not stand here: use ==")
+    raise ValueError("'is' is not allowed here: use ==")
 
 
 def _chain(values: list[Any], tests: list[Callable[[Any, Any], bool]]) -> bool:

@@ -166,7 +166,7 @@ def _axes_in(composer: GridComposer, block: SweepConfig | SweepBlock, where: str
         lengths = {key: len(values) for key, values in lists.items()}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{key} {length}" for key, length in lengths.items())
-            raise ConfigError(f"{place}: lists that step together must be of one length, and these have {listed}.")
+            raise ConfigError(f"{place}: lists that step together must have the same length, but these have {listed}.")
         if lists:
             axes.append(_Axis(keys=tuple(lists), steps=list(zip(*lists.values(), strict=True))))
     keys = [_key(key) for axis in axes for key in axis.keys]
@@ -299,7 +299,7 @@ def _check(override: Override, pattern: object, choices: Callable[[str], list[st
         is_whole = declared is not None and isinstance(declared.default, int)
         tried = choices(override.key_or_group) or _between(pattern, is_whole=is_whole)
         raise ConfigError(
-            f"{line}: interval() is for programs that draw values from it, and a grid has values of its own. "
+            f"{line}: interval() is a range to draw values from, but a grid needs a list of values. "
             f"Use values, as {key}={','.join(tried)}."
         )
     if isinstance(pattern, RangeSweep):
@@ -309,7 +309,7 @@ def _check(override: Override, pattern: object, choices: Callable[[str], list[st
     if nested is not None:
         what = "range()" if isinstance(nested, RangeSweep) else "interval()"
         what = "glob()" if isinstance(nested, Glob) else "choice()" if isinstance(nested, ChoiceSweep) else what
-        raise ConfigError(f"{line}: {what} stands alone, not among other values. Write all values out, as {key}=1,2,3.")
+        raise ConfigError(f"{line}: {what} cannot be one of several values. List all values, as {key}=1,2,3.")
 
 
 def _check_range(line: str, pattern: RangeSweep) -> None:

@@ -118,6 +118,8 @@ def _named(override: str) -> str:
 
 
 _SHORT = re.compile(r"init_from=(?!\s*\{)")
+# A file of axes describes a grid; `sweep` is the name that the group and its section have in files (decision 0060).
+_GRID = re.compile(r"([+~]*)grid(?=[.=])")
 
 
 # Hydra would take the text in braces for a mapping.
@@ -125,7 +127,12 @@ _OF_RUN = re.compile(r"([+]*train\.command_dir=)(\{run\.[^'\"]*)")
 
 
 def in_full(override: str) -> str:
-    """Return `init_from=PATH` as `init_from.path=PATH`, and a `{run.dir}` in quotes; other overrides unchanged."""
+    """Return an override as Hydra takes it.
+
+    `grid=NAME` becomes `sweep=NAME`, `init_from=PATH` becomes `init_from.path=PATH`, and a `{run.dir}` gets quotes.
+    """
+    if (match := _GRID.match(override)) is not None:
+        return f"{match[1]}sweep{override[match.end() :]}"
     if (match := _OF_RUN.fullmatch(override)) is not None:
         return f"{match[1]}'{match[2]}'"
     return _SHORT.sub("init_from.path=", override, count=1) if _SHORT.match(override) else override

@@ -52,7 +52,9 @@ class Project:
         """Notes for a user before a grid is submitted: the file decides whose code runs as that user."""
         if self.unused is not None:
             return (self.unused,)
-        added = [f"--config-dir {folder}" for folder in self.config_dirs] + [f"--trust {each}" for each in self.trust]
+        added = [f"--config-dir {folder}" for folder in self.config_dirs] + [
+            f"--trust {prefix}" for prefix in self.trust
+        ]
         return (f"the project file {self.path} adds {' '.join(added)}.",) if added else ()
 
 
@@ -65,7 +67,7 @@ def read_project() -> Project:
     for folder in _folders():
         named = [path for path in (folder / YAML_NAME, folder / TOML_NAME) if _is_one(path)]
         if len(named) > 1:
-            raise ConfigError(f"{named[0]} and {named[1]} are both a project file. Keep one of them.")
+            raise ConfigError(f"{named[0]} and {named[1]} are both project files. Keep one of them.")
         if named:
             reason = _untrusted(named[0])
             return _read(named[0]) if reason is None else Project(unused=f"{named[0]} is not used: {reason}.")
@@ -118,12 +120,14 @@ def _untrusted(path: Path) -> str | None:
     """Return why this file may not decide whose code runs as the user: another user wrote it, or may write to it."""
     for info in (path.lstat(), path.stat()):  # a link, and its target
         if info.st_uid not in (os.getuid(), 0):
-            return f"it belongs to user {info.st_uid}, and it says whose code runs as you. Make one of your own"
+            return (
+                f"it belongs to user {info.st_uid}, but a project file decides which code runs as you. Create your own"
+            )
     if others_may_write(path.stat()):
-        return f"others may write it, and it says whose code runs as you. Look at it, then: chmod go-w {path}"
+        return f"others can write to it, but it decides which code runs as you. Check it, then: chmod go-w {path}"
     for folder in {path.parent, path.resolve().parent}:
         if folder.stat().st_mode & stat.S_IWOTH:
-            return f"everybody may write the folder {folder}. Keep it elsewhere, or: chmod o-w {folder}"
+            return f"everyone can write to its folder {folder}. Move it elsewhere, or: chmod o-w {folder}"
     return None
 
 
@@ -162,7 +166,7 @@ def _config_dir(path: Path, named: str) -> Path:
     if owner not in (os.getuid(), 0) and not Path(named).expanduser().is_absolute():
         raise UntrustedFileError(
             f"{path}: config_dir names {folder}, which belongs to user {owner}, and the setup lines of a configuration "
-            f"run as you. Look at it; if you mean it, name it in full: {folder.resolve()}"
+            f"run as you. Check it; to use it all the same, write its full path: {folder.resolve()}"
         )
     return folder
 
@@ -238,7 +242,9 @@ def read_user_config() -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     except RecursionError as error:
-        raise ConfigError(f"{path} is nested too deep, or a part of it holds itself. Write dotted keys.") from error
+        raise ConfigError(
+            f"{path} is nested too deeply, or a part of it contains itself. Write dotted keys."
+        ) from error
     if loaded is None:  # empty, or comments only
         return {}
     if not isinstance(loaded, dict):
@@ -283,22 +289,22 @@ def check_config_dir(folder: Path) -> None:
         info = path.stat()
         if others_may_write(info):
             raise UntrustedFileError(
-                f"--config-dir {folder}: {path} has mode {stat.S_IMODE(info.st_mode):o}, so others may write it, and "
-                f"the setup lines of a configuration run as you. Look at it, then: chmod -R go-w {real} (or take a "
+                f"--config-dir {folder}: {path} has mode {stat.S_IMODE(info.st_mode):o}, so others can write to it, "
+                f"and the setup lines of a configuration run as you. Check it, then: chmod -R go-w {real} (or use a "
                 f"copy of your own: cp -r {real} my_conf)"
             )
         if info.st_uid not in owners:
             raise UntrustedFileError(
                 f"--config-dir {folder}: {path} belongs to user {info.st_uid}, who is neither you, nor root, nor the "
-                "owner of the folder, and the setup lines of a configuration run as you. Look at it, and replace it by "
+                "owner of the folder, and the setup lines of a configuration run as you. Check it, then replace it by "
                 "a copy of your own, or remove it."
             )
     for above in real.parents:
         info = above.stat()
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
             raise UntrustedFileError(
-                f"--config-dir {folder}: {above} has mode {stat.S_IMODE(info.st_mode):o}, so everybody may put "
-                f"another folder in its place. chmod o-w {above} (or chmod +t), or keep it elsewhere."
+                f"--config-dir {folder}: {above} has mode {stat.S_IMODE(info.st_mode):o}, so everyone could put "
+                f"another folder in its place. Use chmod o-w {above} (or chmod +t), or move it elsewhere."
             )
         if info.st_uid != os.getuid():
             return  # the site is responsible for folders further up
@@ -324,9 +330,11 @@ def check_own_file(path: Path) -> None:
     """
     info = path.stat()
     if info.st_uid not in (os.getuid(), 0):
-        raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
+        raise UntrustedFileError(
+            f"{path} belongs to user {info.st_uid}. Only a file that belongs to you or to root is read."
+        )
     if others_may_write(info):
         raise UntrustedFileError(
-            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it, and its setup lines run as you. "
-            f"Look at it, then: chmod go-w {path}"
+            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others can write to it, and its setup lines run as you. "
+            f"Check it, then: chmod go-w {path}"
         )

@@ -31,53 +31,51 @@ _SPAN = re.compile(r"(\d{1,9})(?:\.\.+|-|:)(\d{1,9})")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
-def wrong_value(key: str, said: str, line: str | None) -> str | None:
+def wrong_value(key: str, message: str, line: str | None) -> str | None:
     """Return the message that replaces OmegaConf's, or None if it is about something else.
 
     Args:
         key: the key that OmegaConf names.
-        said: OmegaConf's message.
+        message: OmegaConf's message.
         line: the override that set the value, if one did.
     """
-    known = declared_at(key)
-    if known is None or not _OF_A_TYPE.search(said):
+    declared = declared_at(key)
+    if declared is None or not _OF_A_TYPE.search(message):
         return None
-    quoted = _QUOTED.search(said)
+    quoted = _QUOTED.search(message)
     text = line.partition("=")[2] if line else quoted[1] if quoted else "this"
-    if known.section is not None:
-        first = dataclasses.fields(known.section)[0].name
-        return (
-            f"{known.name}={text}: {known.name} is a section. Set its keys one by one, as {known.name}.{first}=VALUE."
-        )
-    hint = kinds_of(hints(known.kind)[known.field.name])[0]
-    rest = key[len(known.name) :]
+    if declared.section is not None:
+        name, first = declared.name, dataclasses.fields(declared.section)[0].name
+        return f"{name}={text}: {name} is a section. Set its keys one by one, as {name}.{first}=VALUE."
+    hint = kinds_of(hints(declared.kind)[declared.field.name])[0]
+    rest = key[len(declared.name) :]
     kind = typing.get_origin(hint) or hint
     if kind is dict and rest:
         if line is None or not line.startswith("+"):
-            return f"{key}: a new key of {known.name} is added with +{key}=VALUE."
+            return f"{key}: add a new key of {declared.name} with +{key}=VALUE."
         return f"{key}={text} must be {WORDS.get(typing.get_args(hint)[1], 'one value')}. Use a value as +{key}=NAME."
-    what, name = f"{known.name}={text}", known.name
+    what, name = f"{declared.name}={text}", declared.name
     if kind is list:
         items = typing.get_args(hint)[0]
         of_names = typing.get_origin(items) is dict or dataclasses.is_dataclass(items)
         words = "names with values" if of_names else {str: "texts", float: "numbers"}[items]
-        return f"{what} must be a list of {words}. Use '{name}={_example_list(known, items)}'."
+        return f"{what} must be a list of {words}. Use '{name}={_example_list(declared, items)}'."
     if kind is dict:
         return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."
     if issubclass(kind, enum.Enum):
         return f"{what}: no such choice. {valid(text, [member.name for member in kind])}"
     if kind in (int, float):
-        return _of_number(known, kind, text)
-    return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(known)}."
+        return _of_number(declared, kind, text)
+    return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(declared)}."
 
 
-def _of_number(known: Declared, kind: type, text: str) -> str:
-    name, what = known.name, f"{known.name}={text}"
+def _of_number(declared: Declared, kind: type, text: str) -> str:
+    name, what = declared.name, f"{declared.name}={text}"
     sweep = as_sweep(text)
     if sweep is not None and all(map(_NUMBER.fullmatch, sweep.split(","))):
         rule = "one number" if text.startswith("[") else WORDS[kind]
-        parted = "Several values are parted by commas, without brackets or spaces."
-        return f"{what} must be {rule}. {parted} Use {name}={sweep}."
+        several = "Separate several values by commas, without brackets or spaces."
+        return f"{what} must be {rule}. {several} Use {name}={sweep}."
     span = _SPAN.fullmatch(text) if kind is int else None
     if span is not None:
         first, last = span[1], span[2]
@@ -85,9 +83,9 @@ def _of_number(known: Declared, kind: type, text: str) -> str:
     try:
         value = float(text)
     except ValueError:
-        return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(known)}."
+        return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(declared)}."
     if not math.isfinite(value):
-        return f"{what} must be {WORDS[kind]}. Use {name}={_example(known)}."
+        return f"{what} must be {WORDS[kind]}. Use {name}={_example(declared)}."
     written = ", written with digits alone" if value.is_integer() else ""
     return f"{what} must be {WORDS[kind]}{written}. Use {name}={round(value)}."
 
@@ -100,57 +98,57 @@ def as_sweep(text: str) -> str | None:
     return ",".join(words) if is_list and all(map(_PLAIN_WORDS.fullmatch, words)) else None
 
 
-def _example(known: Declared) -> str:
+def _example(declared: Declared) -> str:
     """Return a value that the key takes: its default, if the default is a value."""
-    kind = kinds_of(hints(known.kind)[known.field.name])[0]
-    if isinstance(known.default, bool):
-        return str(known.default).lower()
-    if known.default in (None, "", MISSING):
+    kind = kinds_of(hints(declared.kind)[declared.field.name])[0]
+    if isinstance(declared.default, bool):
+        return str(declared.default).lower()
+    if declared.default in (None, "", MISSING):
         return "NAME" if kind is str else "1"
-    return str(known.default)
+    return str(declared.default)
 
 
-def _example_list(known: Declared, items: typing.Any) -> str:
+def _example_list(declared: Declared, items: typing.Any) -> str:
     if typing.get_origin(items) is dict:
         return "[{optim.lr:[0.1,0.2],seed:[1,2]}]"
     if dataclasses.is_dataclass(items):
         return "[{axes:{optim.lr:[0.1,0.2]}},{axes:{seed:[1,2]}}]"
     # A list of texts may hold the typed text; a list of numbers has a length of its own.
-    return f"[{','.join(map(str, known.default)) or 'A,B'}]"
+    return f"[{','.join(map(str, declared.default)) or 'A,B'}]"
 
 
 _OPEN = (",", "=", "(", "[", "{", ":")
 _GOES_ON = (",", "=", ")", "]", "}", ":")
 _LONGEST = 200
 _KEY = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
-_FORM = "An override reads KEY=VALUE, as optim.lr=1e-3; a value with spaces is put in quotes."
+_FORM = "An override has the form KEY=VALUE, as optim.lr=1e-3. Put a value with spaces in quotes."
 
 
 def unreadable(overrides: Sequence[str], error: Exception) -> str:
     """Return the message about the wrong override; if a space split one override, how to type it."""
     if not isinstance(error, OverrideParseException) or error.override not in overrides:
-        return f"{_said(error)}. {_FORM}"
+        return f"{_reason(error)}. {_FORM}"
     parts = _parted(overrides, list(overrides).index(error.override))
     if len(parts) > 1:
         return (
-            f"{' '.join(parts)}: a space begins a new word, and these {len(parts)} are one override. Write "
-            f"{shlex.quote(''.join(parts))} without the space."
+            f"{' '.join(parts)}: spaces split this override into {len(parts)} arguments. Write "
+            f"{shlex.quote(''.join(parts))} without spaces."
         )
     key, _, value = error.override.partition("=")
     sweep = as_sweep(value)
     if key and sweep is not None:
         return (
-            f"{error.override}: several values are parted by single commas, without brackets or spaces. "
+            f"{error.override}: separate several values by single commas, without brackets or spaces. "
             f"Use {key}={sweep}."
         )
-    return f"{error.override}: Hydra's grammar of overrides does not read this: {_said(error)}. {_FORM}"
+    return f"{error.override}: Hydra's grammar does not accept this override: {_reason(error)}. {_FORM}"
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return the first line of Hydra's message that says more than that there is an error."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("Error parsing override")]
-    said = lines[0].replace("LexerNoViableAltException: ", "no key and value in ") if lines else "it has no form"
-    return said[:_LONGEST].rstrip(".")
+    line = lines[0].replace("LexerNoViableAltException: ", "no key and value in ") if lines else "it has no form"
+    return line[:_LONGEST].rstrip(".")
 
 
 def _parted(words: Sequence[str], index: int) -> Sequence[str]:
@@ -172,12 +170,12 @@ _MOST_MEANT = 3
 _NEARLY = 0.75  # `sed` is seed (0.86); `steps` is not sweep (0.6)
 
 _RESUME = (
-    "A run goes on from its newest checkpoint by itself: give the same command again. checkpoint.resume_from=FOLDER "
-    "goes on from another run, init_from.path=FOLDER takes its weights alone"
+    "A run resumes from its newest checkpoint by itself: repeat the same command. checkpoint.resume_from=FOLDER "
+    "resumes from another run, init_from.path=FOLDER takes only its weights"
 )
-_STEPS = "train.num_steps (a run is counted in optimizer steps)"
-_BATCH = "train.micro_batch_size (of a rank, in a pass) or train.global_batch_size (of an optimizer step)"
-_WORDS = {
+_STEPS = "train.num_steps (the length of a run in optimizer steps)"
+_BATCH = "train.micro_batch_size (of a rank's forward pass) or train.global_batch_size (of an optimizer step)"
+_OTHER_NAMES = {
     _RESUME: "resume auto_resume continue continue_from resume_training resume_from_checkpoint restart restore",
     _STEPS: "epochs num_epochs max_epochs n_epochs num_train_epochs steps max_steps total_steps iterations max_iters",
     _BATCH: "batch batch_size bs per_device_train_batch_size train_batch_size",
@@ -207,7 +205,7 @@ _WORDS = {
     "paths.runs_dir": "output_dir out_dir log_dir logdir save_dir runs_dir default_root_dir",
     "seed": "seed random_seed manual_seed random_state",
 }
-_MEANT = {word: meant for meant, words in _WORDS.items() for word in words.split()}
+_MEANT = {word: meant for meant, names in _OTHER_NAMES.items() for word in names.split()}
 
 
 def key_meant(key: str, known: Iterable[str]) -> str:
@@ -235,11 +233,6 @@ def key_meant(key: str, known: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(others)}? " if others else ""
 
 
-def keys_named() -> list[str]:
-    """Return all keys that suggestions name."""
-    return sorted({key for meant in _WORDS for key in re.findall(r"\b[a-z_]+\.[a-z_]+\b", meant)})
-
-
 def hydra_problem(error: Exception, parsed: Sequence[Override]) -> str:
     """Return Hydra's own message, or a better one."""
     for override in parsed:
@@ -249,30 +242,31 @@ def hydra_problem(error: Exception, parsed: Sequence[Override]) -> str:
         if override.is_add() and str(error).startswith(
             (f"Multiple values for {key}.", f"{key} appears more than once")
         ):
-            return f"{override.input_line}: {key} is chosen without +. {way}"
+            return f"{override.input_line}: {key} already has a choice, which + cannot replace. {way}"
         if override.package is not None and "Could not override" in str(error):
-            return f"{override.input_line}: nothing is chosen for @{override.package}. {way}"
+            return f"{override.input_line}: no choice was made for @{override.package}. {way}"
     return str(error).strip()
 
 
 def not_deleted(override: Override) -> str:
+    """Return the message about an override that removes a key."""
     key = override.key_or_group
     if key in DECLARED:
-        return f"{override.input_line}: a run keeps all of its keys. Set it, as {key}=VALUE."
-    return f"{override.input_line}: there is no {key} to take away. {did_you_mean(key, DECLARED)}".rstrip()
+        return f"{override.input_line}: a key cannot be removed. Set it instead, as {key}=VALUE."
+    return f"{override.input_line}: there is no {key} to remove. {did_you_mean(key, DECLARED)}".rstrip()
 
 
-def unresolved(key: str, said: str, parsed: Sequence[Override]) -> str:
+def unresolved(key: str, message: str, parsed: Sequence[Override]) -> str:
     """Return the message about an interpolation that leads nowhere."""
     given = [override.input_line for override in parsed if override.key_or_group == key]
     what = f"{given[-1] if given else key}: the interpolation cannot be resolved"
-    nowhere = re.fullmatch(r"Interpolation key '(.*)' not found", said)
+    nowhere = re.fullmatch(r"Interpolation key '(.*)' not found", message)
     if nowhere:
         hint = did_you_mean(nowhere[1], DECLARED) or "Write a key in full, as ${train.num_steps}."
         return f"{what}: there is no key {nowhere[1]}. {hint}".rstrip()
-    variable = re.search(r"Environment variable '(.*)' not found", said)
+    variable = re.search(r"Environment variable '(.*)' not found", message)
     if variable:
         way = f"Set it, or give a default: ${{oc.env:{variable[1]},VALUE}}."
         return f"{what}: the environment has no {variable[1]}. {way}"
-    said = re.sub(r"Value '.*' of type", "its value of type", said)
-    return f"{what}: {said.removesuffix('.')}. Name one key with one value, as ${{train.num_steps}}."
+    message = re.sub(r"Value '.*' of type", "its value of type", message)
+    return f"{what}: {message.removesuffix('.')}. Name one key with one value, as ${{train.num_steps}}."

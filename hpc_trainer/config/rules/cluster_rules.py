@@ -30,7 +30,7 @@ def monitor_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str
             "node_exporter reads (--collector.textfile.directory). Use for example /var/lib/node_exporter."
         )
     if not monitor.telemetry_every_s:
-        yield "monitor.prometheus_dir shows samples, and monitor.telemetry_every_s=0 takes none. Set that to 15, or so."
+        yield "monitor.prometheus_dir shows samples, but monitor.telemetry_every_s=0 takes none. Set it to 15."
     problem = missing("monitor.prometheus_dir", "prometheus_client")
     if problem is not None:
         yield problem
@@ -39,12 +39,12 @@ def monitor_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str
 def _move_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str]:
     if executor is not Executor.slurm:
         yield (
-            "monitor.on_overheat=move asks Slurm for another node, and cluster.executor=local has this machine alone. "
+            "monitor.on_overheat=move asks Slurm for another node, but cluster.executor=local has only this machine. "
             "Use monitor.on_overheat=warn, or cluster=slurm."
         )
     if not monitor.telemetry_every_s:
         yield (
-            "monitor.on_overheat=move needs samples, and monitor.telemetry_every_s=0 takes none. Set that to 5, or use "
+            "monitor.on_overheat=move needs samples, but monitor.telemetry_every_s=0 takes none. Set it to 5, or use "
             "monitor.on_overheat=warn."
         )
 
@@ -62,7 +62,7 @@ _OURS = {
     "account": "cluster.account",
     "array": "the grid itself, and cluster.array_parallelism",
     "chdir": "the folder in which you submit",
-    "clusters": "a cluster= for each grid",
+    "clusters": "one cluster= for each grid",
     "constraint": "hardware.constraint",
     "cpus-per-gpu": "hardware.cpus_per_gpu",
     "cpus-per-task": "hardware.cpus_per_task",
@@ -96,10 +96,10 @@ _OURS = {
     "wrap": "--command",
 }
 _UNNEEDED = {
-    "begin": "a job that waits holds up nothing; submit later",
+    "begin": "a pending job blocks no other; submit later instead",
     "comment": "hpc-trainer uses the comment to recognise its jobs",
     "dependency": "hpc-trainer sets it for jobs that follow each other",
-    "requeue": "runs come back by themselves",
+    "requeue": "interrupted runs are requeued automatically",
 }
 _VALUE = Word(re.compile(r"[A-Za-z0-9_./:+@-][A-Za-z0-9_.,:@%+=/*\[\]-]*"), "END")
 
@@ -115,7 +115,7 @@ def sbatch_problems(options: Mapping[str, Any]) -> Iterator[str]:
             yield f"{what}, which hpc_trainer sets itself. Use {_OURS[option]}."
         elif name not in _FREE:
             nearest = did_you_mean(option, _FREE) or f"It takes {', '.join(sorted(_FREE))}."
-            yield f"{what}: no option of sbatch by that name. {nearest}".rstrip()
+            yield f"{what}: sbatch has no such option. {nearest}".rstrip()
         elif not _is_word(value):
             yield (
                 f"cluster.sbatch.{name}={shown(str(value))} must be true (an option without a value), a number, or one "
@@ -138,6 +138,7 @@ _LONGEST_LEAD_S = 2**16 - 1
 
 
 def hardware_problems(hardware: HardwareConfig) -> tuple[str, ...]:
+    """Return each problem with `hardware`."""
     return tuple(_hardware(hardware))
 
 
@@ -160,10 +161,10 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
     elif hardware.tasks_per_node not in (None, hardware.gpus_per_node):
         yield (
             f"hardware.tasks_per_node={hardware.tasks_per_node} must equal gpus_per_node={hardware.gpus_per_node}: "
-            f"one rank a GPU. Use {hardware.gpus_per_node} or null."
+            f"each GPU has one rank. Use {hardware.gpus_per_node} or null."
         )
     if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
-        yield "hardware.cpus_per_gpu and hardware.cpus_per_task both name the cores of a rank. Keep one of them."
+        yield "hardware.cpus_per_gpu and hardware.cpus_per_task both set the cores of a rank. Keep one of them."
     yield from words.word_problem("hardware.partition", hardware.partition, words.PARTITION)
     yield from words.word_problem("hardware.qos", hardware.qos, words.QOS)
     yield from words.word_problem("hardware.constraint", hardware.constraint, words.CONSTRAINT)
@@ -172,6 +173,7 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
 
 
 def cluster_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield each problem with `cluster`."""
     cluster, hardware = config.cluster, config.hardware
     yield from words.word_problem("cluster.account", cluster.account, words.ACCOUNT)
     yield from words.word_problem("cluster.top_up_partition", cluster.top_up_partition, words.PARTITION)

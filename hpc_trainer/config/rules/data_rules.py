@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.known import known_of
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig
+from hpc_trainer.config.schema.data import CustomDataConfig, DataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, TargetKind, TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import holds
@@ -47,10 +46,9 @@ def _absolute(path: str) -> str:
 
 
 def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
-    facts = known_of(data)
     try:
-        yield from facts.problems(data)
-        facts.check(data, task.targets)
+        yield from data.problems()
+        data.check(task.targets)
     except HpcTrainerError as error:
         yield str(error)
 
@@ -66,12 +64,12 @@ def task_problems(config: TrainConfig) -> Iterator[str]:
     has_own = config.data.takes_task or isinstance(config.data, CustomDataConfig)
     if task.targets in (TargetKind.numbers, TargetKind.labels) and not has_own:
         yield (
-            f"task={task.name} needs data of its own, and the targets of data={config.data.name} are classes. Use "
+            f"task={task.name} needs data with other targets: those of data={config.data.name} are classes. Use "
             "data=custom or arrays, or task=classification."
         )
     if task.targets is not TargetKind.classes and train.label_smoothing:
         yield (
-            f"train.label_smoothing={train.label_smoothing:g} is of cross entropy over classes, and this is task="
+            f"train.label_smoothing={train.label_smoothing:g} applies to cross entropy over classes, but this is task="
             f"{task.name}. Use train.label_smoothing=0."
         )
     if isinstance(task, CustomTaskConfig):
@@ -162,7 +160,8 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
         yield f"train.early_stop.metric={early} is none of the evaluation's metrics. {valid(early, evaluated)}"
     if best is not None and best not in (logged := (*evaluated, *of_steps())):
         yield (
-            f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. {valid(best, logged)}"
+            f"checkpoint.keep_best={best} is not a metric that the run logs, so nothing would be kept. "
+            f"{valid(best, logged)}"
         )
 
 

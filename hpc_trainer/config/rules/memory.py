@@ -7,13 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.mesh import divisors, num_parts
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data.records import TokensConfig
-from hpc_trainer.config.schema.data.shipped import SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, Positions
 from hpc_trainer.config.schema.parallel import FORMATS, Dtype, FsdpDtype, Strategy
 from hpc_trainer.config.schema.train import AUTO, Recompute, TrainConfig
@@ -62,7 +59,7 @@ def _num_weights(plain: Mapping[str, Any]) -> int | None:
     if model["name"] != "gpt":
         return None
     kind: Any = variant_of("data", data)
-    vocabulary = known_vocabulary(kind(**data))
+    vocabulary = kind(**data).vocabulary()
     if vocabulary is None:
         return None
     gpt = section_from_plain(GptConfig, model)
@@ -152,10 +149,8 @@ def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     model, data, micro = config.model, config.data, config.train.given_micro_batch_size
     if not isinstance(model, GptConfig) or holds(config, "train.loss_chunk_size") or micro is None:
         return
-    vocabulary = known_vocabulary(data)
-    if not isinstance(data, (SyntheticTokensConfig, TextBytesConfig, TokensConfig)) or vocabulary is None:
-        return
-    if micro * data.seq_len <= _CHUNK:
+    vocabulary = data.vocabulary()
+    if not data.is_text or vocabulary is None or micro * getattr(data, "seq_len", 0) <= _CHUNK:
         return
     num_rows = model.num_rows(vocabulary)
     # Bytes of a token, by the estimate of GPT-2 124M in bf16: 16 for each row of the vocabulary, most of which are

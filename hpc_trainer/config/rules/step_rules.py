@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.known import known_of
 from hpc_trainer.config.gpu_types import GpuType, find_gpu_type, peak_tflops
 from hpc_trainer.config.mesh import nearest_divisor, num_parts, whole_batch
 from hpc_trainer.config.rules.declared_rules import LARGEST
@@ -79,10 +78,10 @@ def batch_problems(config: TrainConfig) -> Iterator[str]:
     given = [size for size in (sizes.total, sizes.micro, sizes.accum) if size is not None]
     if min(given) < 1 or max(given) > LARGEST or parts < 1:
         return
-    num_samples = max(0, known_of(config.data).num_train_samples(config.data) or 0)  # another rule reports 0
+    num_samples = max(0, config.data.num_train_samples() or 0)  # another rule reports 0
     if num_samples and num_samples < parts:
         yield (
-            f"data={config.data.name} has {num_samples} training samples, and each of {parts} ranks takes one or more "
+            f"data={config.data.name} has {num_samples} training samples, but each of {parts} ranks needs at least one "
             f"in a step. Use hardware with at most {num_samples} ranks, or more samples."
         )
         return
@@ -197,8 +196,8 @@ def _fp8(config: TrainConfig) -> Iterator[str]:
 _TORCHS = "torch.optim."
 # Problems that these classes of torch would report in the first step only.
 _UNFIT = {
-    "LBFGS": "asks for the loss several times a step, and the loop tells it once. Use optim=adamw.",
-    "SparseAdam": "takes sparse gradients alone, and the loop's are dense. Use torch.optim.Adam.",
+    "LBFGS": "evaluates the loss several times a step, but the loop computes it once. Use optim=adamw.",
+    "SparseAdam": "accepts only sparse gradients, but those of the loop are dense. Use torch.optim.Adam.",
 }
 # Operations that torch (2.13) lacks for sharded weights: the first step would end in an error.
 _WHOLE_ONLY = ("Adafactor", "Rprop")
@@ -219,7 +218,7 @@ def custom_optim_problems(config: TrainConfig, optim: CustomOptimConfig) -> Iter
         yield f"{where} {_UNFIT[name]}"
     elif name == "Muon" and not isinstance(config.model, CustomModelConfig):
         yield (
-            f"{where} takes matrices alone, and model={config.model.name} has biases or norms too. Use optim=muon, "
+            f"{where} accepts only matrices, but model={config.model.name} also has biases or norms. Use optim=muon, "
             "which gives those to AdamW."
         )
     elif optim._target_ == _TORCHS + name:
@@ -235,13 +234,13 @@ def _part_problems(config: TrainConfig, optim: CustomOptimConfig, name: str) -> 
     where = f"optim._target_={optim._target_}"
     if name in _WHOLE_ONLY:
         yield (
-            f"{where} updates whole weights alone (torch 2.13), and {cut} each rank a part. Use optim=adamw, or "
+            f"{where} updates only whole weights (torch 2.13), but {cut} each rank a part. Use optim=adamw, or "
             "parallel=ddp parallel.tensor_parallel=1."
         )
     elif name in _FUSED_WHOLE_ONLY and optim.kwargs.get("fused"):
         yield (
-            f"optim.kwargs.fused=true: {where} has that for whole weights alone (torch 2.13), and {cut} each rank a "
-            "part. Use optim.kwargs.fused=false."
+            f"optim.kwargs.fused=true: {where} supports this only for whole weights (torch 2.13), but {cut} each rank "
+            "a part. Use optim.kwargs.fused=false."
         )
 
 
@@ -342,7 +341,7 @@ def _cycled(optim: OptimConfig) -> Iterator[str]:
             name, value, given = f"kwargs.{key}", optim.kwargs[key], True
         if given:
             yield (
-                f"optim.{name}={value} has no effect with schedule=one_cycle, which takes it from 0.95 to 0.85 and "
+                f"optim.{name}={value} has no effect with schedule=one_cycle, which moves it from 0.95 to 0.85 and "
                 "back. Leave it out, or use schedule.cycle_momentum=false."
             )
 

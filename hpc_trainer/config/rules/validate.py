@@ -26,7 +26,7 @@ from hpc_trainer.config.rules.step_rules import (
     with_schedule,
 )
 from hpc_trainer.config.schema.cluster import SnapshotConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
+from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.model import GptConfig, ModelConfig, VitConfig
 from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, TrackerConfig, small_is_better
 from hpc_trainer.config.schema.train import TrainConfig
@@ -110,7 +110,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
 def _tracker(tracker: TrackerConfig) -> Iterator[str]:
     if "@" in (tracker.uri or "").partition("://")[2].partition("/")[0]:
         yield (
-            "tracker.uri must hold no user and password: it stands in files that others may read. Set "
+            "tracker.uri must hold no user and password: it is stored in files that others may read. Set "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where you run hpc-trainer sync."
         )
     for key in ("project", "entity", "uri"):
@@ -172,7 +172,7 @@ def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
     """Yield each problem with `resume_from`, and with the names in `allow_changes`."""
     for name in checkpoint.allow_changes:
         if not name.strip() or "=" in name or " " in name:
-            yield f"checkpoint.allow_changes holds {name!r}: it takes keys alone, as checkpoint.allow_changes=[seed]."
+            yield f"checkpoint.allow_changes holds {name!r}: it takes only keys, as checkpoint.allow_changes=[seed]."
     if checkpoint.resume_from is None:
         return
     unknown = list(home_problems("checkpoint.resume_from", checkpoint.resume_from))
@@ -205,6 +205,6 @@ def retention_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
         return
     if small_is_better(name) == bool(_LARGE_IS_GOOD.search(name.lower())):
         yield (
-            f"checkpoint.keep_best={name} does not tell by its name whether small or large values are good. Set "
+            f"checkpoint.keep_best={name}: the name does not show whether small or large values are better. Set "
             "checkpoint.best_mode=min or checkpoint.best_mode=max."
         )

@@ -63,6 +63,7 @@ def best_is_max(checkpoint: CheckpointConfig) -> bool:
 
 
 def small_is_better(name: str) -> bool:
+    """Return True if a metric is named after a loss or an error, whose small values are the better ones."""
     return bool(_SMALL_IS_GOOD.search(name.lower()))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, SnapshotConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
     ALWAYS,
@@ -243,9 +243,9 @@ class SweepConfig:
 @with_feature_keys
 class TrainConfig:
     experiment_name: str = key("train", ALWAYS, APART, SAFE, in_graph=False)
-    """Name that each file of experiment/ sets."""
+    """Name of the experiment; each file of experiment/ sets its own."""
     sweep_name: str | None = key(None, ALWAYS, APART, SAFE, in_graph=False)
-    """Folder under runs_dir; null: experiment_name."""
+    """Name of the sweep, and of its folder under runs_dir; null: experiment_name."""
     seed: int = key(0, ALWAYS, COUNTS, INCOMPATIBLE, in_graph=False, limits="0 to 4,294,967,295")
     """Seed of weights, data order and dropout."""
     hardware: HardwareConfig = section(HardwareConfig, in_graph=False)

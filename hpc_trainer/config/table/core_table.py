@@ -11,7 +11,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
 from hpc_trainer.config.table.kinds import datasets, models
 
-_NO_OWN_LOOP = Row("train.main", "it is a way of the shared loop, and your own calls fully_shard itself")
+_NO_OWN_LOOP = Row("train.main", "it is part of the shared loop, and your own loop calls fully_shard itself")
 _ONE_RANK = "it is for one rank"
 _FSDP = "parallel=fsdp, hsdp or fsdp_tp"
 

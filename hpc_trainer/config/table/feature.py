@@ -54,10 +54,10 @@ class Row:
 
 BY_WEIGHT = Row(
     optimizers_by_weight,
-    "weights are updated in pieces, and nobody knows if another optimizer can",
+    "weights are updated in pieces, and other optimizers may need them whole",
     use="optim=adamw",
 )
-OF_SHARED_LOOP = Row("train.main", "it is a way of the shared loop, and that is your own")
+OF_SHARED_LOOP = Row("train.main", "it is part of the shared loop, which train.main replaces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.data_files.array_files import check_headers
 from hpc_trainer.config.packages import optional
-from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
+from hpc_trainer.data.arrays import ArraysConfig, check_headers
 from hpc_trainer.data.files import digest_of_files, part_of
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError
 from hpc_trainer.tasks.cross_entropy import IGNORED

@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.data_files.hf_folder import CLASSES, IMAGE, WHOLE, HfParts, check_hf_folder
 from hpc_trainer.config.packages import optional
-from hpc_trainer.config.schema.data.records import HfDatasetConfig
+from hpc_trainer.config.schema.data import PICTURE
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.data.files import digest_of_files, part_of
-from hpc_trainer.data.images.normalisation import Normalisation
+from hpc_trainer.data.hf import CLASSES, IMAGE, WHOLE, HfDatasetConfig, HfParts, check_hf_folder
+from hpc_trainer.data.images.dataset import Normalisation
 from hpc_trainer.data.images.pictures import decode, resize_and_crop, resized, to_array
 from hpc_trainer.errors import BrokenPictureError, ConfigError, DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED
-from hpc_trainer.training.data.preprocessing import PICTURE, array, class_numbers, kind_of, picture, tokens
+from hpc_trainer.training.data.preprocessing import array, class_numbers, kind_of, picture, tokens
 from hpc_trainer.training.data.protocol import Split, index_array
 
 _FIX = "Mend the data set and save it again."

@@ -1,4 +1,4 @@
-"""Source of pictures in class folders. No torch."""
+"""Source of images in class folders, and the split of images by separate folders or by a hash. No torch."""
 
 from __future__ import annotations
 
@@ -8,27 +8,61 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.config.user_files import LARGEST_PICTURE, read_given
 from hpc_trainer.data.files import Problem
+from hpc_trainer.data.images import ImagesConfig, class_folders
 from hpc_trainer.data.images.pictures import EXTENSIONS
-from hpc_trainer.data.images.splits import is_held_out, split_folder
 from hpc_trainer.errors import DataError
 from hpc_trainer.training.data.preprocessing import class_numbers
 
 _STAT_THREADS, _STAT_AT_ONCE = 16, 1024  # a shared file system answers many requests at once
+_WORD = 2**64
+
+
+def is_held_out(name: str, eval_fraction: float) -> bool:
+    """Return True if a file belongs to the eval split, by a hash of its name.
+
+    The result is the same on any machine, and does not depend on other files.
+
+    Args:
+        name: the file's name with its folders, separated by /.
+    """
+    return _hash(name) < int(eval_fraction * _WORD)
+
+
+def held_out_rows(rows: NDArray[Any], shard_names: list[str], eval_fraction: float) -> NDArray[np.bool_]:
+    """Return True for each row of an index that belongs to the eval split, by its shard's name and its offset."""
+    seeds = np.array([_hash(name) for name in shard_names], dtype=np.uint64)
+    limit = np.uint64(int(eval_fraction * _WORD))
+    held_out = np.empty(len(rows), dtype=np.bool_)
+    for start in range(0, len(rows), 1 << 18):  # in blocks, so that few of 10 million rows are in memory at once
+        part = rows[start : start + (1 << 18)]
+        held_out[start : start + len(part)] = _mixed(seeds[part["shard"]] ^ part["offset"].astype(np.uint64)) < limit
+    return held_out
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply splitmix64's output function (Steele, Lea and Flood 2014): each output bit depends on all input bits."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 class FolderSource:
     """Files of the class folders, by class and then by name. Folders inside a class folder belong to that class."""
 
     def __init__(self, config: ImagesConfig, split: str, classes: Sequence[str] | None = None) -> None:
-        self._folder = split_folder(config, split)
-        of_training = self._folder if split == "train" else split_folder(config, "train")
+        self._folder = config.split_folder(split)
+        of_training = self._folder if split == "train" else config.split_folder("train")
         here = class_folders(self._folder) if classes else []
         if classes and class_numbers(classes, here, here, str(self._folder)) is not None:
             self.classes = list(classes)
@@ -121,28 +155,6 @@ class FolderSource:
 
     def _path(self, row: int) -> Path:
         return self._folder / os.fsdecode(self._name(row))
-
-
-def class_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in `folder`, sorted.
-
-    Raises:
-        DataError: the folder cannot be read, or has fewer than two folders.
-    """
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        raise DataError(
-            f"data.path: {folder} must be a folder that this user can read on every node: {error.strerror} (on "
-            f"{socket.gethostname()}). Fix: check the path and its permissions."
-        ) from error
-    if len(names) < 2:
-        raise DataError(
-            f"{folder} must hold a folder for each class, and two classes or more; it has {len(names)}. Fix: check "
-            "data.path. Where it holds the folders train and eval, leave out data.eval_fraction."
-        )
-    return names
 
 
 def _check_known(folder: Path, classes: list[str]) -> None:

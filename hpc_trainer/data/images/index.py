@@ -25,14 +25,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.data.files import Problem, told
+from hpc_trainer.data.files import Problem, first_problems
+from hpc_trainer.data.images import read_classes
 from hpc_trainer.data.images.pictures import EXTENSIONS
 from hpc_trainer.errors import DataError
 from hpc_trainer.record.files import sha256_of, whole_file, write_json
 from hpc_trainer.record.reading import read_json
 
 VERSION = 1
-ROWS, ABOUT, CLASSES = "index.npy", "index.json", "classes.json"
+ROWS, ABOUT = "index.npy", "index.json"
 ROW = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("size", "<u4"), ("label", "<i4")])
 _LABEL = "cls"
 _BLOCK = tarfile.BLOCKSIZE
@@ -129,34 +130,34 @@ def build_index(folder: Path) -> ShardIndex:
     return write_index(folder, shards, len(names) if names else None)
 
 
-def write_index(folder: Path, found: Sequence[IndexedShard], num_classes: int | None = None) -> ShardIndex:
+def write_index(folder: Path, shards: Sequence[IndexedShard], num_classes: int | None = None) -> ShardIndex:
     """Write the index of shards that `index_shard` has read, in this order.
 
     A reader sees the old index, none, or the new index.
 
     Args:
-        found: the indexed shards.
+        shards: results of `index_shard`.
         num_classes: number of classes; None: one more than the largest label.
 
     Raises:
         DataError: a shard has problems, or there is no sample.
     """
-    problems = [problem for indexed in found for problem in indexed.problems]
+    problems = [problem for indexed in shards for problem in indexed.problems]
     if problems:
         raise DataError(
-            f"{folder} has {len(problems)} problem(s), and an index would hide them: {told(problems)}. Fix: write "
-            "these shards anew, or take them out of the folder."
+            f"{folder} has {len(problems)} problem(s), and an index would hide them: {first_problems(problems)}. Fix: "
+            "write these shards anew, or take them out of the folder."
         )
-    rows = np.concatenate([indexed.rows for indexed in found]) if found else np.empty(0, dtype=ROW)
+    rows = np.concatenate([indexed.rows for indexed in shards]) if shards else np.empty(0, dtype=ROW)
     if not len(rows):
-        raise DataError(f"{folder}: its {len(found)} tar(s) hold no sample. Fix: check the path, or write them anew.")
-    rows["shard"] = np.repeat(np.arange(len(found)), [len(indexed.rows) for indexed in found])
+        raise DataError(f"{folder}: its {len(shards)} tar(s) hold no sample. Fix: check the path, or write them anew.")
+    rows["shard"] = np.repeat(np.arange(len(shards)), [len(indexed.rows) for indexed in shards])
     about = {
         "version": VERSION,
         "num_samples": len(rows),
         "num_classes": num_classes or int(rows["label"].max()) + 1,
         "rows_sha256": _sha256_of_rows(rows),
-        "shards": [asdict(indexed.shard) for indexed in found],
+        "shards": [asdict(indexed.shard) for indexed in shards],
     }
     (folder / ABOUT).unlink(missing_ok=True)  # the old index.json would declare the new rows valid
     with whole_file(folder / ROWS) as file:
@@ -233,26 +234,6 @@ def damaged_shards(index: ShardIndex) -> Iterator[Problem]:
         path = index.folder / shard.name
         if str(path) not in gone and sha256_of(path) != shard.sha256:
             yield Problem(str(path), "its SHA-256 is not the one that it had when it was indexed")
-
-
-def read_classes(folder: Path) -> list[str] | None:
-    """Return the names in `classes.json`; None if the file is missing.
-
-    Raises:
-        DataError: the file is not a list of distinct names.
-    """
-    path = folder / CLASSES
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Fix: it must be a JSON list of class names.") from error
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{path} must be a JSON list of class names; it is {json.dumps(names)[:60]}.")
-    if len(set(names)) != len(names):
-        raise DataError(f"{path} names a class twice. Fix: give each class one line of its own.")
-    return names
 
 
 class _Member(NamedTuple):

@@ -37,7 +37,7 @@ def decode(
     Raises:
         BrokenPictureError: the picture cannot be decoded.
     """
-    from PIL import Image  # `plan` has reported a missing Pillow (config/data_files/image_files.py)
+    from PIL import Image  # `plan` has reported a missing Pillow (`ImagesConfig.problems`)
 
     mode = _MODES[num_channels]
     try:

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.data_files.table_files import Columns, check_table
 from hpc_trainer.config.packages import optional
-from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
+from hpc_trainer.config.schema.data import TABLE
 from hpc_trainer.config.schema.task import TargetKind, TaskConfig
 from hpc_trainer.data.files import digest_of_files, part_of
+from hpc_trainer.data.tables import Columns, Encoding, Missing, TableConfig, check_table
 from hpc_trainer.errors import ConfigError, DataError
-from hpc_trainer.training.data.preprocessing import TABLE, kind_of
+from hpc_trainer.training.data.preprocessing import kind_of
 from hpc_trainer.training.data.protocol import Split, index_array
 
 LARGEST_ONE_HOT = 10_000

@@ -1,4 +1,4 @@
-"""Windows of tokens from prepared folders (`token_files.py`), memory-mapped; documents are packed without padding."""
+"""Windows of tokens from prepared folders (`files.py`), memory-mapped; documents are packed without padding."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.data_files.token_sources import Source, epoch_shares, find_sources
-from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.data.files import Problem
+from hpc_trainer.data.tokens import Source, TokensConfig, epoch_shares, find_sources
 from hpc_trainer.data.tokens.files import check_tokens, read_tokens
 from hpc_trainer.errors import DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED

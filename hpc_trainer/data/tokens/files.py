@@ -2,7 +2,7 @@
 
 tokens.bin     all tokens, little-endian; uint16 if vocab_size ≤ 65,536, else uint32
 documents.npy  uint64 [num_documents + 1]: the start of each document, and the end; an end token belongs to its document
-meta.json      description (`config/data_files/token_sources.py`); written last, so a folder without it is unfinished
+meta.json      description (`TokenMeta`); written last, so a folder without it is unfinished
 
 Splits are folders of this kind: `train/` and `eval/` below the prepared folder.
 """
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.data_files.token_sources import BYTES, DOCUMENTS, META, TOKENS, TokenMeta, dtype_of, read_meta
+from hpc_trainer.config.schema.data import BYTES
+from hpc_trainer.data.tokens import DOCUMENTS, META, TOKENS, TokenMeta, dtype_of, read_meta
 from hpc_trainer.errors import DataError
 from hpc_trainer.record.files import fsync_folder, write_json
 

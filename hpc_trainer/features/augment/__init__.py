@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_trainer.config.packages import missing
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, ONCE_SET, RULED, SCHEDULE, key, only_with, section
 from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
@@ -167,7 +167,7 @@ FEATURE = Feature(
         Row(datasets(of_text=True), "it is for images, and these are tokens"),
         Row("data=table", "it is for images, and these are columns", when=_IMAGES, use="data=image_folder"),
         Row(models(having=[Trait.reads_tokens]), "it is for images, and such a model reads tokens"),
-        Row("task=custom", "nobody knows which of your batch are images and classes"),
+        Row("task=custom", "a custom batch does not say which values are images and classes"),
         Row(
             "task=language_model|regression|multi_label", "it mixes two classes", when=_MIXES, use="task=classification"
         ),
@@ -191,11 +191,11 @@ FEATURE = Feature(
         ),
         Row(
             "train.micro_batch_size=auto",
-            "it looks for the room of the model alone",
+            "it measures the memory of the model alone",
             when=_ON_DEVICE,
             use="augment.run_on=workers",
         ),
-        Row("hardware.device=mps|xla", "nobody has tried both", when=_ON_DEVICE, use="augment.run_on=workers"),
+        Row("hardware.device=mps|xla", "the combination is untested", when=_ON_DEVICE, use="augment.run_on=workers"),
     ),
     before=("channels_last",),
     problems=_problems,

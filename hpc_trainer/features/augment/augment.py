@@ -15,8 +15,7 @@ from hpc_trainer.features.augment.draw import Drawn, Shape
 from hpc_trainer.features.augment.operators import Operators
 from hpc_trainer.tasks.cross_entropy import IGNORED
 from hpc_trainer.training.ability import Ability
-from hpc_trainer.training.data.augment import by_epoch
-from hpc_trainer.training.data.protocol import MapDataset, Split, hand_on
+from hpc_trainer.training.data.protocol import MapDataset, Split, by_epoch, hand_on
 
 _CACHED_BYTES = 2**21
 """Bytes of images that are read and changed at a time on a CPU, so that they stay in its cache."""

@@ -19,9 +19,9 @@ FEATURE = Feature(
     on="train.channels_last",
     example="train.channels_last=true",
     excludes=(
-        Row("parallel=fsdp", "FSDP cannot cut weights up in that order"),
-        Row("parallel.tensor_parallel", "weights cannot be cut up in that order"),
-        Row("task=custom", "it orders the model's inputs, and nobody knows which they are in your batch"),
+        Row("parallel=fsdp", "FSDP cannot shard weights in that order"),
+        Row("parallel.tensor_parallel", "weights in that order cannot be sharded"),
+        Row("task=custom", "it orders the model's inputs, and a custom batch does not say which values they are"),
         Row(models(without=[Trait.convolutions]), "it orders images for convolutions, and there are none"),
         # A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries).
         Row(

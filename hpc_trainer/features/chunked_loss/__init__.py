@@ -23,7 +23,7 @@ FEATURE = Feature(
         Row(models(without=[Trait.reads_tokens]), "it is for the logits of many tokens, and there are few classes"),
         Row("task=regression|multi_label|custom", "it is cross entropy, over many classes"),
         Row("parallel.tensor_parallel", "it runs the output layer apart, which is shared out", use="parallel=fsdp"),
-        Row("parallel.pipeline_parallel", "nobody has tried both"),
+        Row("parallel.pipeline_parallel", "the combination is untested"),
     ),
     after=("memory",),
 )

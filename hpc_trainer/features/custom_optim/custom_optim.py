@@ -79,7 +79,7 @@ def _check(config: CustomOptimConfig, built: Any) -> None:
     closure = inspect.signature(type(built).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"{_named(config)} needs a closure in each step, to ask for the loss again, and the loop tells it once. "
+            f"{_named(config)} needs a closure in each step, to compute the loss again, and the loop computes it once. "
             "Use optim=adamw."
         )
     if config.weight_decay and "weight_decay" not in built.defaults:

@@ -10,7 +10,7 @@ FEATURE = Feature(
     example="precision=fp8",
     excludes=(
         Row("parallel.tensor_parallel", "it needs whole layers on each rank", use="parallel=fsdp"),
-        Row("parallel.pipeline_parallel", "nobody has tried both"),
+        Row("parallel.pipeline_parallel", "the combination is untested"),
         Row(
             "hardware.device_type=cpu",
             "it needs a GPU from Ada or Hopper on (compute capability 8.9)",

@@ -44,8 +44,8 @@ FEATURE = Feature(
     excludes=(
         Row("hardware.world_size=1", "one rank sends nothing", use="hardware with more ranks"),
         Row("train.logical_ranks", "logical ranks have a sum of their own"),
-        Row("parallel.tensor_parallel", "it is for whole layers"),
-        Row("parallel.pipeline_parallel", "it is for whole models"),
+        Row("parallel.tensor_parallel", "it needs whole layers on each rank"),
+        Row("parallel.pipeline_parallel", "it needs the whole model on each rank"),
         OF_SHARED_LOOP,
         Row(
             "train.max_skipped_steps=null & precision!=fp16",

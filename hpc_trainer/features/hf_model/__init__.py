@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.load import Memo
 from hpc_trainer.config.packages import missing
-from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
+from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.model import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
@@ -49,7 +48,7 @@ FEATURE = Feature(
         ),
         Row("parallel.pipeline_parallel", "it cuts a model by its own parts, and names none", use="parallel=fsdp"),
         Row("train.loss_chunk_size", "it runs the output layer apart, which the model does not show"),
-        Row("train.channels_last", "nobody has tried both"),
+        Row("train.channels_last", "the combination is untested"),
         Row("task=multi_label|regression", "its last layer is one of classes", use="task=classification"),
     ),
     problems=_problems,
@@ -136,7 +135,7 @@ def _read(model: HfConfig) -> Mapping[str, Any]:
 def _check_data(architecture: str, kind: Kind, data: DataConfig) -> None:
     """Raise ConfigError if the data do not fit the kind of model, as far as the configuration says what they are."""
     has_images = isinstance(data, DigitsConfig) or hasattr(data, "image_size")
-    has_tokens = known_vocabulary(data) is not None
+    has_tokens = data.vocabulary() is not None
     if kind is Kind.image_classification and has_tokens:
         raise ConfigError(
             f"model.architecture={architecture} reads images, and data={data.name} is text. Use data=digits, or "

@@ -57,7 +57,7 @@ FEATURE = Feature(
     on="init_from.path",
     example="init_from.path=weights.safetensors",
     excludes=(
-        Row("checkpoint.resume_from", "each of both says what weights the run begins with"),
+        Row("checkpoint.resume_from", "both say which weights the run begins with"),
         OF_SHARED_LOOP,
     ),
     problems=_problems,

@@ -100,7 +100,9 @@ def files_in(place: Path) -> dict[str, Path]:
     held = {name: set(read_names(place / name)) for name in sorted(set(file_of.values()))}
     for tensor, name in file_of.items():
         if tensor not in held[name]:
-            raise ConfigError(f"{index} says that {name} has {tensor}, and it has not. Copy the folder again.")
+            raise ConfigError(
+                f"{index} lists {tensor} in {name}, and {name} does not contain it. Copy the folder again."
+            )
     return {tensor: place / name for tensor, name in file_of.items()}
 
 

@@ -48,8 +48,10 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     if parallel.sync is Sync.every_step or every < 1:
         return
     if every > train.num_steps >= 1:
-        most = f"at most train.num_steps={train.num_steps}: ranks would meet at the end only. Use {train.num_steps}."
-        yield f"parallel.sync_every_steps={every} must be {most}"
+        yield (
+            f"parallel.sync_every_steps={every} must be at most train.num_steps={train.num_steps}: ranks would "
+            f"synchronise only at the end. Use {train.num_steps}."
+        )
         every, allowed = train.num_steps, ", the most that train.num_steps allows,"  # so all advice goes together
     for name, value in (
         ("parallel.sync_warmup_steps", parallel.sync_warmup_steps),
@@ -57,7 +59,11 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     ):
         if value > 0 and value % every:
             nearest = max(every, round(value / every) * every)
-            why = "only there have all ranks the same weights" if name.startswith("train") else "rounds begin there"
+            why = (
+                "only at these steps do all ranks have the same weights"
+                if name.startswith("train")
+                else "rounds begin there"
+            )
             yield (
                 f"{name}={value} must be a multiple of parallel.sync_every_steps={every}{allowed} with "
                 f"parallel.sync={parallel.sync.value}: {why}. Use {nearest}."
@@ -69,15 +75,15 @@ FEATURE = Feature(
     example="parallel.sync=post_local_sgd parallel.sync_every_steps=1",
     needs=(Row("parallel=ddp", "each rank holds the whole model"),),
     excludes=(
-        Row("hardware.world_size=1", "one rank meets nobody", use="hardware with more ranks"),
+        Row("hardware.world_size=1", "one rank has no other ranks to synchronise with", use="hardware with more ranks"),
         Row("train.logical_ranks", "logical ranks sum up in each step"),
-        Row("parallel.tensor_parallel", "it is for whole layers"),
-        Row("parallel.pipeline_parallel", "it is for whole models"),
+        Row("parallel.tensor_parallel", "it needs whole layers on each rank"),
+        Row("parallel.pipeline_parallel", "it needs the whole model on each rank"),
         OF_SHARED_LOOP,
         Row("parallel.zero1", "each rank has an optimizer, and ZeRO-1 shares one out"),
         Row("parallel.comm_hook", "ranks send no gradients, and that is a way to send them"),
         Row("parallel.elastic", "each rank has weights and moments, so their number cannot change"),
-        Row("optim.in_backward", "nobody has tried both"),
+        Row("optim.in_backward", "the combination is untested"),
     ),
     problems=_problems,
 )

@@ -46,7 +46,7 @@ FEATURE = Feature(
         Row("parallel.tensor_parallel", "it needs the whole model on each rank"),
         Row("parallel.pipeline_parallel", "it needs the whole model on each rank"),
         Row("train.deterministic=false", "other kernels give other bits each time"),
-        Row("train.main", "it is a way of the shared loop; parallel.elastic=true lets the number of ranks change"),
+        Row("train.main", "it is part of the shared loop; parallel.elastic=true lets the number of ranks change"),
         Row("train.batch_per_rank", "the batch would follow the ranks, and the training is to stay the same"),
     ),
     problems=_problems,

@@ -51,7 +51,7 @@ FEATURE = Feature(
         Row("train.freeze", "all weights but the adapters stay as they are"),
         Row("parallel.tensor_parallel", "the model's plan knows no adapters", use="parallel=fsdp"),
         Row("parallel.pipeline_parallel", "a stage may be left with nothing to train", use="parallel=fsdp"),
-        Row("precision=fp8|bf16_sr", "nobody has tried both", use="precision=bf16"),
+        Row("precision=fp8|bf16_sr", "the combination is untested", use="precision=bf16"),
         Row("optim=muon", "it trains other weights beside hidden matrices, and adapters are these alone"),
         OF_SHARED_LOOP,
     ),

@@ -46,9 +46,7 @@ def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             peft.inject_adapter_in_model(adapters, model)
     except (ValueError, NotImplementedError) as error:
-        raise ConfigError(
-            f"train.lora.targets={config.targets}: peft cannot stand beside these layers: {error}"
-        ) from error
+        raise ConfigError(f"train.lora.targets={config.targets}: peft cannot adapt these layers: {error}") from error
     for weight in besides:
         weight.requires_grad_(True)
     return names
@@ -73,7 +71,7 @@ def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
     ]
     if not names:
         raise ConfigError(
-            f"train.lora stands beside the linear layers of blocks, and {type(model).__name__} has none. Name layers: "
+            f"train.lora adapts the linear layers of blocks, and {type(model).__name__} has none. Name layers: "
             f"train.lora.targets={[*layers][-1:]}."
         )
     yield from names

@@ -38,7 +38,7 @@ FEATURE = Feature(
         Row("train.logical_ranks", "those promise the same bits on any hardware, and what fits depends on it"),
         OF_SHARED_LOOP,
         Row("parallel.tensor_parallel", "it tries the whole model on one rank"),
-        Row("hardware.device=mps|xla", "nobody counts the memory of such a device"),
+        Row("hardware.device=mps|xla", "the memory of such a device is not counted"),
     ),
     problems=_problems,
 )

@@ -36,10 +36,9 @@ from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_dataset, build_loss, build_model, build_task, make_optimizer
-from hpc_trainer.training.data.batch_trees import map_tensors, of_size, tensors_of, without_content
+from hpc_trainer.training.data.batches import StandIn, map_tensors, of_size, tensors_of, without_content
 from hpc_trainer.training.data.order import BatchSizes
 from hpc_trainer.training.data.protocol import MapDataset
-from hpc_trainer.training.data.stand_in import StandIn
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered, gathered_dtype
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import VotingLoss

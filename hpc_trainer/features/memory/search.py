@@ -39,11 +39,10 @@ from hpc_trainer.runtime.rank_memory import RankMemory
 from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.training.ability import Ability, Building, overridden
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.data.batch_trees import map_tensors, of_size, tensors_of
+from hpc_trainer.training.data.batches import StandIn, map_tensors, of_size, tensors_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import LEAST_EVALUATED, BatchOrder, BatchSizes
 from hpc_trainer.training.data.protocol import MapDataset
-from hpc_trainer.training.data.stand_in import StandIn
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.rng import random_state_kept
 from hpc_trainer.training.step import autocast

@@ -23,8 +23,7 @@ from hpc_trainer.runtime.own_process import answer_each
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import abilities
 from hpc_trainer.training.build import build_dataset, build_model, build_task
-from hpc_trainer.training.data.batch_trees import of_size, without_content
-from hpc_trainer.training.data.stand_in import StandIn
+from hpc_trainer.training.data.batches import StandIn, of_size, without_content
 from hpc_trainer.training.rng import random_state_kept
 
 # Batch norm refuses a batch of one.

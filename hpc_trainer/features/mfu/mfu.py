@@ -9,7 +9,7 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.features.mfu.flops import BATCH, peak_flops
 from hpc_trainer.runtime.own_process import OwnProcess
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.data.stand_in import StandIn
+from hpc_trainer.training.data.batches import StandIn
 from hpc_trainer.training.rng import random_state_kept
 from hpc_trainer.training.state import TrainState
 
@@ -33,7 +33,7 @@ class MfuAbility(Ability):
         self._peak = None if peak is None else peak * run.world_size
         if peak is None and run.device.type == "cuda":
             name, products = torch.cuda.get_device_name(run.device), self.config.precision.format.products
-            print(f"mfu: unknown, nobody told the peak of {name} for {products} (config/gpu_types.py)")
+            print(f"mfu: unknown, config/gpu_types.py has no peak rate of {name} for {products}")
         if peak is not None:
             self._begin(building)
 

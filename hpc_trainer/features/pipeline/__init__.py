@@ -89,12 +89,12 @@ FEATURE = Feature(
         ),
         Row(
             "train.compile & parallel=fsdp",
-            "compiled stages in parts were never seen to train",
+            "compiled stages with sharded weights are untested",
             use="train.compile=false",
         ),
         Row(
             "train.compile & parallel.tensor_parallel",
-            "compiled stages with shared layers were never seen to train",
+            "compiled stages with sharded layers are untested",
             use="train.compile=false",
         ),
         Row(

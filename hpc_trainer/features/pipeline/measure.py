@@ -15,7 +15,7 @@ from hpc_trainer.features.pipeline.cut import Between, measure
 from hpc_trainer.runtime.own_process import answer_each
 from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_model, build_task
-from hpc_trainer.training.data.stand_in import StandIn
+from hpc_trainer.training.data.batches import StandIn
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype
 from hpc_trainer.training.parallel.mesh import Mesh
 

@@ -26,7 +26,7 @@ from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.ability import Building
 from hpc_trainer.training.checkpoint.objects import set_whole
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, Box, Shard, pack_sharded, unpack
-from hpc_trainer.training.data.stand_in import StandIn
+from hpc_trainer.training.data.batches import StandIn
 from hpc_trainer.training.optim.build import counts_here
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
@@ -261,7 +261,7 @@ def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Be
     if "error" in answer:
         raise ConfigError(
             f"parallel.pipeline_parallel={building.mesh.shape.pp}: a forward pass of {type(model).__name__} tells "
-            f"where to cut, and it failed ({answer['error']}). Mend the model, or use parallel=fsdp."
+            f"where to cut, and it failed ({answer['error']}). Fix the model, or use parallel=fsdp."
         )
     return Measured.from_plain(answer)
 

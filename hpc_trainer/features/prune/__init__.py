@@ -144,7 +144,7 @@ FEATURE = Feature(
     excludes=(
         Row("parallel.sync", "between meetings each rank has weights of its own, and would prune others"),
         Row("parallel.pipeline_parallel", "a stage would look for the smallest among its own weights alone"),
-        Row("parallel.tensor_parallel", "nobody has tried both", use="parallel=fsdp"),
+        Row("parallel.tensor_parallel", "the combination is untested", use="parallel=fsdp"),
         OF_SHARED_LOOP,
     ),
     problems=_problems,

@@ -69,8 +69,8 @@ FEATURE = Feature(
     excludes=(
         Row("precision=fp8", "both say what linear layers compute with", use="precision=bf16"),
         Row("parallel.tensor_parallel", "it needs whole layers on each rank", use="parallel=fsdp"),
-        Row("parallel.pipeline_parallel", "nobody has tried both"),
-        Row("train.compile", "nobody has tried both"),
+        Row("parallel.pipeline_parallel", "the combination is untested"),
+        Row("train.compile", "the combination is untested"),
         OF_SHARED_LOOP,
     ),
     problems=_problems,

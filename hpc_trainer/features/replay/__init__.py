@@ -46,7 +46,7 @@ FEATURE = Feature(
     ),
     excludes=(
         Row("train.main", "a loop of your own reads its data itself"),
-        Row("task=custom", "nobody knows how batches of your own form are put together"),
+        Row("task=custom", "batches of a custom task cannot be mixed"),
         Row("data=table", "numbers and categories of two tables are encoded by the rows of each", use="data=arrays"),
     ),
     problems=_problems,

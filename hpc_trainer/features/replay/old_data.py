@@ -14,14 +14,12 @@ from typing import Any
 from hpc_trainer.config.load import Memo, plain_value, section_from_plain
 from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import section_problems
-from hpc_trainer.config.schema.data.images import ImagesConfig
-from hpc_trainer.config.schema.data.records import ArraysConfig, TableConfig, TokensConfig
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig, DigitsConfig, TextBytesConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.config.targets import check_target
-from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, RunStateError, valid
+from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, valid
 from hpc_trainer.features.replay import ReplayConfig
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, read_spec
@@ -83,7 +81,7 @@ def given_problems(config: TrainConfig) -> Iterator[str]:
             yield str(error)
             continue
         yield from (f"replay.data[{place}]: {line}" for line in section_problems("data", data))
-        if isinstance(data, TableConfig):
+        if data.encodes_by_rows:
             yield "replay.data holds a table, whose numbers and categories are encoded by its own rows. Use arrays."
         problem = check_target(f"replay.data[{place}]._target_", data._target_, config.trust)
         if problem is not None:
@@ -113,7 +111,7 @@ def _of_run(origin: str | None, task: TaskConfig) -> list[DataConfig]:
         data: DataConfig = section_from_plain(variant_of("data", dict(spec.config["data"])), spec.config["data"])
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"{where}: its data are of another version of hpc_trainer: {error}. {_BY_HAND}.") from error
-    if isinstance(data, TableConfig):
+    if data.encodes_by_rows:
         raise ConfigError(
             f"{where} was trained on data=table, whose numbers and categories are encoded by its own rows: new rows "
             "would mean others. Write both tables as arrays, encoded alike (data=arrays)."
@@ -141,7 +139,7 @@ def _shortened(data: DataConfig) -> dict[str, Any]:
 
 def _differences(old: DataConfig, new: DataConfig) -> Iterator[str]:
     """Yield why a model of one cannot take the other, as far as known at plan time, a line each."""
-    was, now = _known(old), _known(new)
+    was, now = old.model_facts(), new.model_facts()
     for key, before in was.items():
         if key in now and now[key] != before:
             yield _told(key, before, now[key])
@@ -166,61 +164,3 @@ def _listed(names: Sequence[str]) -> str:
 
 def _shown(value: Any) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
-
-
-def _known(data: DataConfig) -> dict[str, Any]:
-    """Return what a model depends on, as far as keys and small files tell without reading samples."""
-    if isinstance(data, CustomDataConfig):
-        return {}
-    if isinstance(data, DigitsConfig):
-        return {"shape": (1, 8, 8), "num_classes": 10}
-    facts: dict[str, Any] = {}
-    size, channels = getattr(data, "image_size", None), getattr(data, "num_channels", None)
-    if size is not None:
-        facts["shape"] = (channels, size, size)
-    if getattr(data, "seq_len", None) is not None:
-        facts["shape"] = (getattr(data, "seq_len", 0),)
-    for key in ("num_classes", "vocab_size"):
-        if getattr(data, key, None) is not None:
-            facts["num_classes"] = getattr(data, key)
-    if isinstance(data, TextBytesConfig):
-        facts |= {"num_classes": 256}
-    if isinstance(data, ImagesConfig):
-        facts |= _classes(data)
-    if isinstance(data, TokensConfig):
-        facts |= _vocabulary(data)
-    if isinstance(data, ArraysConfig):
-        facts |= _array_shape(data)
-    return facts
-
-
-def _classes(data: ImagesConfig) -> dict[str, Any]:
-    from hpc_trainer.data.images.folder import class_folders
-    from hpc_trainer.data.images.index import read_classes
-    from hpc_trainer.data.images.splits import split_folder
-
-    try:
-        folder = split_folder(data, "train")
-        return {"classes": tuple(read_classes(folder) or class_folders(folder))}
-    except DataError:
-        return {}
-
-
-def _vocabulary(data: TokensConfig) -> dict[str, Any]:
-    from hpc_trainer.config.data_files.token_sources import find_sources
-
-    try:
-        meta = find_sources(data, "train")[0].meta
-    except (HpcTrainerError, IndexError):
-        return {}
-    return {"num_classes": meta.vocab_size, "tokenizer": meta.tokenizer_sha256 or meta.tokenizer}
-
-
-def _array_shape(data: ArraysConfig) -> dict[str, Any]:
-    from hpc_trainer.config.data_files.array_files import read_facts
-
-    try:
-        shape = read_facts(Path(str(data.path)).expanduser(), (data.inputs, data.targets))[0].shape[1:]
-    except HpcTrainerError:
-        return {}
-    return {} if None in shape else {"shape": tuple(shape)}

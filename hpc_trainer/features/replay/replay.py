@@ -16,9 +16,8 @@ from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.build import build_dataset, build_task
 from hpc_trainer.training.contract import fingerprint
-from hpc_trainer.training.data.augment import bits_of, by_epoch
 from hpc_trainer.training.data.preprocessing import kind_of
-from hpc_trainer.training.data.protocol import DESCRIBED, MapDataset, Split, hand_on
+from hpc_trainer.training.data.protocol import DESCRIBED, MapDataset, Split, bits_of, by_epoch, hand_on
 
 _USE = 0x7265706C6179  # "replay": keeps these streams apart from those of augmentation
 

@@ -91,8 +91,8 @@ FEATURE = Feature(
             "a step that is left out would stay in its memory",
             use="parallel.comm_hook=bf16",
         ),
-        Row("parallel.pipeline_parallel", "nobody has tried both"),
+        Row("parallel.pipeline_parallel", "the combination is untested"),
         Row("optim.in_backward", "a weight is updated before the norm of all gradients is known"),
-        Row("optim.offload", "nobody has tried both"),
+        Row("optim.offload", "the combination is untested"),
     ),
 )

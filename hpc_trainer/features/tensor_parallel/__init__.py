@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.data_files.known import known_vocabulary
 from hpc_trainer.config.mesh import nearest_divisor
 from hpc_trainer.config.schema.model import GptConfig, MlpKind, Trait, VitConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -28,7 +27,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         sizes["model.num_kv_heads"] = model.num_kv_heads
     if isinstance(model, GptConfig) and model.mlp == MlpKind.swiglu:
         sizes["the perceptron's width"] = model.mlp_dim
-    known = known_vocabulary(config.data)
+    known = config.data.vocabulary()
     if isinstance(model, GptConfig) and known is not None:
         sizes[f"vocabulary of data={config.data.name}"] = model.num_rows(known)
     for name, size in sizes.items():
@@ -50,7 +49,7 @@ FEATURE = Feature(
         ),
         Row(
             "train.compile & train.compile_mode!=default",
-            "it would capture what ranks send each other, which nobody has tried",
+            "it would capture messages between ranks, which is untested",
             use="train.compile_mode=default",
         ),
         OF_SHARED_LOOP,

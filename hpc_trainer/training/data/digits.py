@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import PICTURE, DigitsConfig
 from hpc_trainer.errors import DataError
-from hpc_trainer.training.data.preprocessing import PICTURE, kind_of
+from hpc_trainer.training.data.preprocessing import kind_of
 from hpc_trainer.training.data.protocol import Split, index_array
 
 NUM_IMAGES = 1797

@@ -18,14 +18,10 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.config.data_files.token_sources import BYTES
 from hpc_trainer.config.load import plain_value
-from hpc_trainer.config.schema.data.images import ImagesConfig
-from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
-from hpc_trainer.config.schema.data.shipped import DataConfig, SyntheticTokensConfig, TextBytesConfig
+from hpc_trainer.config.schema.data import ARRAY, BYTES, PICTURE, TABLE, TOKENS, DataConfig
 from hpc_trainer.errors import DataError
 
-PICTURE, TABLE, TOKENS, ARRAY = "picture", "table", "tokens", "array"
 _KEYS = {
     PICTURE: frozenset({"num_channels", "resize", "crop", "mean", "std"}),
     TABLE: frozenset({"target", "numeric", "categorical", "encoding", "missing"}),
@@ -35,13 +31,6 @@ _KEYS = {
 _LARGEST = 2**20
 """Most characters of JSON that are kept, because a column with a million categories would burden each checkpoint."""
 _MOST_NAMES = 8
-_BY_CONFIG: dict[type[DataConfig], tuple[str, ...]] = {
-    HfDatasetConfig: ("input", "target", "image_size", "num_channels"),
-    ArraysConfig: ("inputs", "targets", "num_classes"),
-    TokensConfig: ("mask_document_starts",),
-    TableConfig: ("target", "numeric", "categorical", "encoding", "missing"),
-}
-"""Keys that new data of the same kind take from the run's configuration, even if no preprocessing is recorded."""
 _KEY_OF = {"crop": "image_size"}
 
 
@@ -116,41 +105,6 @@ def _as_kept(value: Any) -> Any:
     return json.loads(text) if len(text) <= _LARGEST else None
 
 
-def of_config(data: DataConfig, mean: Any = None, std: Any = None) -> dict[str, Any] | None:
-    """Return the preprocessing that follows from the keys of `data`; earlier versions recorded no more.
-
-    Args:
-        mean: mean of each channel of pictures, if the earlier version recorded it.
-        std: standard deviation of each channel of pictures, if the earlier version recorded it.
-    """
-    if isinstance(data, ImagesConfig):
-        size = data.image_size
-        return picture(
-            num_channels=data.num_channels, resize=data.short_side, crop=[size, size],
-            mean=data.mean if mean is None else mean, std=data.std if std is None else std,
-        )  # fmt: skip
-    if isinstance(data, TextBytesConfig):
-        return tokens(seq_len=data.seq_len, vocab_size=256, tokenizer=BYTES)
-    if isinstance(data, (TokensConfig, SyntheticTokensConfig)):
-        return tokens(seq_len=data.seq_len, vocab_size=getattr(data, "vocab_size", None))
-    if isinstance(data, ArraysConfig):
-        return array(data.input_scale)
-    if isinstance(data, HfDatasetConfig) and data.seq_len is not None:
-        return tokens(seq_len=data.seq_len, vocab_size=data.vocab_size)
-    return None
-
-
-def unknown_of(data: DataConfig, made: Mapping[str, Any] | None) -> str | None:
-    """Name the facts on the model's inputs that neither `data` nor `made` states; None if nothing is missing."""
-    if isinstance(data, ImagesConfig) and (made is None or made.get("mean") is None or made.get("std") is None):
-        return "mean and std"
-    if isinstance(data, TableConfig) and made is None:
-        return "scaling"
-    if isinstance(data, TokensConfig) and (made is None or made.get("tokenizer") is None):
-        return "tokenizer"
-    return None
-
-
 def inherited_keys(data: DataConfig, run: DataConfig, was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     """Return the keys of `data`, with values, that make inputs as in training; keys in `given` are left out.
 
@@ -158,48 +112,13 @@ def inherited_keys(data: DataConfig, run: DataConfig, was: Mapping[str, Any], gi
         run: the `data` section of the run's configuration.
         was: the run's preprocessing; empty if it is not known.
     """
-    names = next((names for kind, names in _BY_CONFIG.items() if isinstance(data, kind) and isinstance(run, kind)), ())
-    keys = {name: plain_value(getattr(run, name)) for name in names}
+    kept = data.kept_keys if isinstance(run, type(data)) else ()
+    keys = {name: plain_value(getattr(run, name)) for name in kept}
     return {
         name: value
-        for name, value in {**keys, **_keys_of(data, was, given)}.items()
+        for name, value in {**keys, **data.keys_as(kind_of(was), was, given)}.items()
         if value is not None and name not in given
     }
-
-
-def _keys_of(data: DataConfig, was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    kind, keys = kind_of(was), dict[str, Any]()
-    if kind == PICTURE and isinstance(data, (ImagesConfig, HfDatasetConfig)):
-        keys = _keys_of_pictures(data, was, given)
-    elif kind == TABLE and isinstance(data, TableConfig):
-        keys = {name: was.get(name) for name in ("target", "encoding", "missing")}
-        keys |= {
-            name: [column["column"] for column in was[name]] for name in ("numeric", "categorical") if name in was
-        }  # fmt: skip
-    elif kind == ARRAY and isinstance(data, ArraysConfig):
-        keys = {"input_scale": was.get("input_scale")}
-    elif kind == TOKENS and hasattr(data, "seq_len"):
-        keys = {"seq_len": was.get("seq_len")}
-        if isinstance(data, HfDatasetConfig):
-            keys["vocab_size"] = was.get("vocab_size")
-    return keys
-
-
-def _keys_of_pictures(
-    data: ImagesConfig | HfDatasetConfig, was: Mapping[str, Any], given: Collection[str]
-) -> dict[str, Any]:
-    resize, crop, num_channels = was.get("resize"), was.get("crop"), was.get("num_channels")
-    keys: dict[str, Any] = {"num_channels": num_channels}
-    size = crop if crop is not None else resize
-    if isinstance(size, list) and size[0] == size[1]:
-        keys["image_size"] = size[0]
-    if isinstance(data, HfDatasetConfig):
-        return keys
-    if isinstance(resize, int) and "image_size" not in given:
-        keys["resize"] = resize
-    if "num_channels" not in given or data.num_channels == num_channels:
-        keys |= {"mean": was.get("mean"), "std": was.get("std")}
-    return keys
 
 
 def without(was: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:

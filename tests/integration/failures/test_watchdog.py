@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Rank 1 stands still in its 6th batch; or fails there, while rank 0 is busy with something of its own.
 DATA = """
 import os, time
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.training.data.digits import build as digits
 
 class Standing:

@@ -96,7 +96,7 @@ def test_cancel_local_runs(local: LocalDriver) -> None:
 def test_failing_rank_ends_the_run_and_shows_its_error(local: LocalDriver) -> None:
     (local.folder / "one_rank_fails.py").write_text(
         "import os\n"
-        "from hpc_trainer.config.schema.data.shipped import DigitsConfig\n"
+        "from hpc_trainer.config.schema.data import DigitsConfig\n"
         "from hpc_trainer.training.data.digits import build as digits\n"
         "def build(split, **options):\n"
         "    if os.environ['SUBMITIT_LOCAL_GLOBALID'] == '1' and split == 'eval':\n"

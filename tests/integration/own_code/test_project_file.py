@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
 DATA = """
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.datasets import digits
 
 def build(split):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.data.records import test_arrays, test_hf_dataset, test_table, test_tokens
+from tests.unit.data import test_arrays, test_tokens
+from tests.unit.data import test_hf as test_hf_dataset
+from tests.unit.data import test_tables as test_table
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver

@@ -87,7 +87,7 @@ def test_a_folder_of_pythonpath_that_others_may_write_comes_late_and_is_named(
 
 
 OWN = """
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.datasets import digits
 
 def build(split):

@@ -108,7 +108,7 @@ def test_a_class_of_a_persons_own_is_trusted_by_name_alone(local: LocalDriver) -
     local.json("export", run["run_id"], "-o", "weights")
     done = local.run("eval", "weights", check=False)
     assert done.returncode == 2
-    assert "not on the list of what may be built" in done.stderr
+    assert "not on the allow-list" in done.stderr
     assert local.json("eval", "weights", "--trust", "my_wide")["metrics"] == pytest.approx(run["metrics"], abs=1e-6)
     done = local.run("export", run["run_id"], "--to", "torch_export", check=False)
     assert done.returncode == 2

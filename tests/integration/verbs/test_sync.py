@@ -32,7 +32,7 @@ def _steps(local: LocalDriver, project: str) -> list[int]:
 HELD_DATA = """
 import time
 from pathlib import Path
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.training.data.digits import build as digits
 
 class Held:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.training.data import digits
 
 GATES = Path(__file__).parent / "gates"

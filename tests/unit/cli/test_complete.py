@@ -88,6 +88,7 @@ def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys:
 def test_verbs_and_their_options(ask: Ask) -> None:
     assert {"train", "plan", "submit", "status", "show"} <= set(ask("hpc-trainer "))
     assert "top-up" not in ask("hpc-trainer "), "hidden"
+    assert "grid=digits_grid" in ask("hpc-trainer plan grid=digits_")
     assert ask("hpc-trainer pl") == ["plan"]
     assert ask("hpc-trainer submit --re") == ["--retry-failed"]
     assert ask("hpc-trainer verify pree") == ["preempt"]

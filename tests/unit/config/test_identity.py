@@ -14,10 +14,11 @@ from hpc_trainer.config.identity import build_run_id, config_digest, had_another
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.cluster import Device, GpuRequest, SnapshotMode
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig, SyntheticImagesConfig
+from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.parallel import Dtype
 from hpc_trainer.config.schema.task import CustomTaskConfig, LanguageModelConfig, RegressionConfig, TaskConfig
+from hpc_trainer.data.generated import SyntheticImagesConfig
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.record.spec import append_specs
 from tests.unit.record.builders import make_config

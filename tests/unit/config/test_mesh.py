@@ -11,10 +11,11 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.mesh import MeshShape, mesh_shape, nearest_divisor, num_data_ranks
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.cluster import HardwareConfig
-from hpc_trainer.config.schema.data.shipped import SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute
+from hpc_trainer.data.generated import SyntheticTokensConfig
+from hpc_trainer.data.text import TextBytesConfig
 from tests.unit.record.builders import make_config
 
 FSDP = Strategy.fsdp

@@ -60,7 +60,7 @@ def test_values_that_look_like_placeholders_are_not_filled_in_again() -> None:
 
 @pytest.mark.parametrize("text", ["{", "a } b", "{{{"])
 def test_a_lone_brace_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="is alone"):
+    with pytest.raises(ValueError, match="is unmatched"):
         list(placeholders(text))
 
 
@@ -160,7 +160,7 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
 @pytest.mark.parametrize(
     ("command", "words", "says"),
     [
-        ("python train.py {lr}", ["params.lr=1"], r"\{lr\} is no key .* Did you mean params.lr\?"),
+        ("python train.py {lr}", ["params.lr=1"], r"\{lr\} is neither a key .* Did you mean params.lr\?"),
         ("python train.py {run.dirr}", [], r"Did you mean run.dir\? Write"),
         ("python train.py {params.lr}", [], r"\{params.lr\} has no value: add params.lr=VALUE. Write"),
         (
@@ -168,28 +168,28 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
             ["params.lr=1"],
             r"no value: add params.lrr=VALUE. Did you mean params.lr\? W",
         ),
-        ("python train.py", ["params.lr=1,2"], r"params.lr is an axis .* Hand it on: \{params.lr\}"),
-        ("cd x && python train.py", [], r"&& is a shell's.* sh -c 'cd x && python train.py'"),
-        ("python train.py > {run.dir}/out", [], "> is a shell's"),
-        ("pythn train.py", [], "pythn is no program on this machine's PATH"),
-        ("cd x", [], "cd is no program on this machine's PATH"),
+        ("python train.py", ["params.lr=1,2"], r"params.lr is an axis .* Pass it on as \{params.lr\}"),
+        ("cd x && python train.py", [], r"&& is shell syntax.* sh -c 'cd x && python train.py'"),
+        ("python train.py > {run.dir}/out", [], "> is shell syntax"),
+        ("pythn train.py", [], "pythn is not a program on this machine's PATH"),
+        ("cd x", [], "cd is not a program on this machine's PATH"),
         ("./train.py", [], r"./train.py is not executable: chmod \+x ./train.py"),
         ("python train.py {}", [], r"\{\} names nothing"),
-        ("python train.py {", [], "brace at character 17 is alone"),
+        ("python train.py {", [], "brace at character 17 is unmatched"),
         ("python 'train.py", [], "No closing quotation"),
         ("", [], "must begin with a program"),
-        ("python train.py {run.resume}", [], r"\{run.resume\} needs the words of a program that goes on, as"),
+        ("python train.py {run.resume}", [], r"\{run.resume\} needs the arguments with which the program resumes, as"),
         ("python train.py {run.resume:{params.y}}", [], r"\{params.y\} has no value"),
         ("{run.resume:python train.py}", [], "must begin with a program"),
-        ("python train.py", ["train.command_dir='{run.dri}'"], r"\{run.dri\} is no place of the run"),
-        ("python train.py", ["train.command_from=/no/such"], "train.command_from=/no/such must be a folder"),
+        ("python train.py", ["train.command_dir='{run.dri}'"], r"\{run.dri\} is not a place of the run"),
+        ("python train.py", ["train.command_from=/no/such"], "train.command_from=/no/such: there is no such folder"),
         ("--lr 3", [], "must begin with a program"),
         ("python tran.py", [], "runs tran.py, and .* has no such file"),
         ("./tran", [], "runs ./tran, and .* has no such file"),
         ("python train.py", ["optim.lr=1e-3"], "optim.lr=0.001 has no effect|optim.lr=1e-3 has no effect"),
         ("python train.py", ["model=gpt"], "model=gpt has no effect"),
         ("python train.py", ["tracker=tensorboard"], "tracker=tensorboard has no effect"),
-        ("python train.py", ["train.main=my.main"], "two programs for one run"),
+        ("python train.py", ["train.main=my.main"], "exclude each other"),
         (
             "python train.py",
             ["train.command_per=node", "train.command_env=torchrun"],
@@ -201,7 +201,7 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
             "cluster.env.TF_CONFIG is replaced by the one that train.command_env=tensorflow makes",
         ),
         ("python train.py", ["train.command_env=tensorflo"], "tensorflow"),
-        ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such must be a folder"),
+        ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such: there is no such folder"),
     ],
 )
 def test_what_is_wrong_is_said_when_it_is_planned(command: str, words: list[str], says: str) -> None:

@@ -78,7 +78,7 @@ def test_what_is_allowed_goes_on_with_a_warning() -> None:
     found = compare(was, now, allow=["dataset", "seed"])
     assert refusal(found, "x") is None
     (line,) = lines_of(found)
-    assert line.startswith("WARNING: goes on with what is incompatible")
+    assert line.startswith("WARNING: resumes despite incompatible changes")
     assert "dataset.num_samples: 4 -> (none)" in line
     assert refusal(compare(was, now, allow=["dataset", "see"]), "x") is not None, "a name covers whole words"
 

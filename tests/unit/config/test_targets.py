@@ -131,7 +131,7 @@ def test_a_module_that_is_there_and_breaks_while_it_is_imported_is_not_said_to_b
     (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
     with pytest.raises(ConfigError) as caught:
         locate("model._target_", "needs_more.Net", ["needs_more"])
-    told = "needs_more is there and imports not_installed_anywhere, which is not"
+    told = "needs_more was found, but it imports not_installed_anywhere, which was not"
     assert told in str(caught.value)
     assert sys.executable in str(caught.value)
     (tmp_path / "breaks.py").write_text("import json\njson.no_such_function()\n")

@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
 from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.data.arrays import ArraysConfig
 from hpc_trainer.data.arrays import dataset as arrays
+from hpc_trainer.data.hf import HfDatasetConfig
 from hpc_trainer.data.hf import dataset as hf_dataset
+from hpc_trainer.data.tables import TableConfig
 from hpc_trainer.data.tables import dataset as table
+from hpc_trainer.data.tokens import TokensConfig
 from hpc_trainer.data.tokens import dataset as tokens
 from hpc_trainer.datasets import MapDataset
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
-from tests.unit.data.records import test_arrays, test_hf_dataset, test_table, test_tokens
+from tests.unit.data import test_arrays, test_tokens
+from tests.unit.data import test_hf as test_hf_dataset
+from tests.unit.data import test_tables as test_table
 
 NUM_STEPS, BATCH, FIRST = 7, 4, 3
 """Of data sets of some 11 to 40 samples: an epoch ends in between."""

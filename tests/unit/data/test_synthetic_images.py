@@ -8,8 +8,8 @@ import pickle
 import pytest
 import torch
 
-from hpc_trainer.config.schema.data.shipped import SyntheticImagesConfig
-from hpc_trainer.data.generated import images as synthetic_images
+from hpc_trainer.data.generated import SyntheticImagesConfig
+from hpc_trainer.data.generated import dataset as synthetic_images
 from hpc_trainer.datasets import MapDataset
 
 

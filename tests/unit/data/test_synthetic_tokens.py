@@ -9,8 +9,8 @@ import pickle
 import pytest
 import torch
 
-from hpc_trainer.config.schema.data.shipped import SyntheticTokensConfig
-from hpc_trainer.data.generated import tokens as synthetic_tokens
+from hpc_trainer.data.generated import SyntheticTokensConfig
+from hpc_trainer.data.generated import dataset as synthetic_tokens
 from hpc_trainer.datasets import MapDataset
 
 

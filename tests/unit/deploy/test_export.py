@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DigitsConfig
+from hpc_trainer.config.schema.data import CustomDataConfig, DigitsConfig
 from hpc_trainer.config.schema.model import CustomModelConfig, MlpConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig
@@ -101,7 +101,7 @@ def test_what_an_export_says_to_trust_is_not_asked(tmp_path: Path) -> None:
     card = export(_asked(tmp_path, _mlp()))["card"]
     own = dataclasses.replace(CONFIG, model=CustomModelConfig(_target_="os.system", kwargs={"command": "true"}))
     asked = {"config": to_plain(own), "card": card, "folder": str(tmp_path / "out")}
-    with pytest.raises(ConfigError, match=r"model._target_=os.system: not on the list of what may be built"):
+    with pytest.raises(ConfigError, match=r"model._target_=os.system: not on the allow-list"):
         evaluate_model(asked)
     told = evaluate_model({**asked, "config": to_plain(CONFIG)})
     assert told["metrics"] == card["measured"]["exported"]["metrics"]

@@ -19,14 +19,14 @@ import yaml
 from PIL import Image
 
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.data.prepare.job import Settings
+from hpc_trainer.data.prepare.tokens import TokenOptions, prepare_tokens
 from hpc_trainer.deploy import evaluate as ask_model
 from hpc_trainer.deploy import evaluate_torch as torch_side
 from hpc_trainer.deploy.evaluate import Target, predict
 from hpc_trainer.deploy.export_torch import export
 from hpc_trainer.deploy.request import facts_of_run, new_data
 from hpc_trainer.errors import ConfigError, DataError
-from hpc_trainer.operate.prepare.job import Asked
-from hpc_trainer.operate.prepare.tokens import TokenOptions, prepare_tokens
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ability import abilities
@@ -372,7 +372,7 @@ def _prepared(folder: Path, tokenizer: str, text: str) -> Path:
     source = folder.with_suffix(".txt")
     source.write_text("\n".join(f"{text} {number}" for number in range(60)))
     options = TokenOptions(tokenizer=tokenizer, document="line", eval_fraction=0.4)
-    prepare_tokens([str(source)], folder, options, Asked(), lambda *_: None)
+    prepare_tokens([str(source)], folder, options, Settings(), lambda *_: None)
     return folder
 
 

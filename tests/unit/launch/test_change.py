@@ -72,9 +72,9 @@ def test_a_program_may_run_elsewhere_too() -> None:
 
 
 REFUSED = {
-    "optim.lr=0.1": "optim.lr=0.1: only cluster.* and hardware.* can change. Another optim.lr is another run",
-    "hardware=gpu_x2": "hardware=gpu_x2: give single keys, as hardware.KEY=VALUE",
-    "cluster.executor=local": "a run stays with the executor of its sweep",
+    "optim.lr=0.1": "only cluster.* and hardware.* can be changed. For another optim.lr submit another run",
+    "hardware=gpu_x2": "hardware=gpu_x2: change single keys, as hardware.KEY=VALUE",
+    "cluster.executor=local": "the executor of a sweep cannot be changed",
     "hardware.time_limit_min=60,120": "a run has one value of hardware.time_limit_min",
     "hardware.time_limit=60": "hardware.time_limit: no such key in hardware",
     "hardware.time_limit_min=soon": "hardware.time_limit_min=soon must be a whole number",

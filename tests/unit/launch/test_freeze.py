@@ -309,12 +309,13 @@ def test_points_that_differ_in_their_seed_alone_are_the_runs_that_each_would_be(
     ("words", "told"),
     [
         (["model=mlp", "params.hidden_dim=64"],
-         "params.hidden_dim=64 has no effect: params is for code of your own, and this is model=mlp with the shared "
-         "loop, which reads none. Use model.hidden_dim=64, or take a key's value from it: KEY=${params.hidden_dim}."),
-        (["model=cnn", "params.num_heads=64"], "which reads none. Leave it out, or take"),
+         "params.hidden_dim=64 has no effect: params is for code of your own, but model=mlp runs in the shared "
+         "loop, which does not read params. Use model.hidden_dim=64, or set another key from it: "
+         "KEY=${params.hidden_dim}."),
+        (["model=cnn", "params.num_heads=64"], "which does not read params. Leave it out, or set"),
         (["params.lr=1e-3,3e-3"], "params.lr has no effect: params is for code"),
-        (["params.lr=1e-3,3e-3"], "Use optim.lr, or take"),
-        (["params.nothing_like_it=1"], "which reads none. Leave it out, or take"),
+        (["params.lr=1e-3,3e-3"], "Use optim.lr, or set"),
+        (["params.nothing_like_it=1"], "which does not read params. Leave it out, or set"),
     ],
 )  # fmt: skip
 def test_values_that_nothing_reads_are_refused(words: list[str], told: str) -> None:

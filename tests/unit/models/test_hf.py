@@ -15,9 +15,11 @@ from torch import nn
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data.shipped import DataConfig, SyntheticImagesConfig, TextBytesConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.model import HfConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.data.generated import SyntheticImagesConfig
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.deploy.trained import take_out, write_weights
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.hf_model import described

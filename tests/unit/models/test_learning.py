@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.model import CnnConfig, MlpConfig
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.mlp import Mlp

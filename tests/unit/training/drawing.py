@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.training.data.digits import build
 
 

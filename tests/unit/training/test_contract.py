@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.data.tokens.text_bytes import TextBytes
+from hpc_trainer.data.text.dataset import TextBytes
 from hpc_trainer.errors import CheckpointError, ConfigError, IncompatibleResumeError, LoopError, UntrustedFileError
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
@@ -123,10 +123,8 @@ def test_what_changes_the_schedule_is_told_and_recorded(start: Start, capsys: py
     run = start(optim__lr=0.5, monitor__log_every_steps=3)
     assert run.restore(weight=torch.zeros(3)).step == 5
     said = capsys.readouterr().out
-    assert (
-        "WARNING: goes on, and from here on the schedule or the last bits are others: optim.lr: 0.001 -> 0.5\n" in said
-    )
-    assert "does no harm: monitor.log_every_steps: 10 -> 3\n" in said
+    assert "WARNING: resumes, and from here on the schedule or the last bits differ: optim.lr: 0.001 -> 0.5\n" in said
+    assert "differs from the checkpoint without changing the training: monitor.log_every_steps: 10 -> 3\n" in said
     assert _changes(run)[-1] == ["changes-the-schedule: optim.lr: 0.001 -> 0.5"]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.config.compose.changes import with_data
-from hpc_trainer.config.schema.data.shipped import DigitsConfig, TextBytesConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.errors import ConfigError
 
 CONFIG = TrainConfig(data=DigitsConfig(num_eval=99))
@@ -28,8 +29,8 @@ def test_a_choice_begins_at_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("optim.lr=3", "optim.lr=3: only the data can be others here"),
-        ("data.num_eval=3,4", "each with one value"),
+        ("optim.lr=3", "optim.lr=3: only the data can be changed here"),
+        ("data.num_eval=3,4", "each key to one value"),
         ("data.num_evel=3", "num_eval"),
         ("data.num_eval=many", "num_eval"),
         ("data=digitz", "digits"),

@@ -60,7 +60,7 @@ def test_what_is_wrong_in_a_file_of_ones_own_is_said_with_its_name(tmp_path: Pat
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--config-dir .*nowhere must be a folder"):
+    with pytest.raises(ConfigError, match=r"--config-dir .*nowhere: there is no such folder"):
         GridComposer([tmp_path / "nowhere"])
 
 
@@ -92,7 +92,7 @@ ANOTHER_USER, ANOTHER_GROUP = 54321, 43210
 def test_what_others_may_write_is_refused(tmp_path: Path, name: str, mode: int) -> None:
     conf = _own_conf(tmp_path / "conf")
     (conf / name).chmod(mode if name != "experiment/my_study.yaml" else mode & 0o666)
-    with pytest.raises(UntrustedFileError, match=rf"others may write it.*chmod -R go-w {conf} .*cp -r {conf}"):
+    with pytest.raises(UntrustedFileError, match=rf"others can write to it.*chmod -R go-w {conf} .*cp -r {conf}"):
         GridComposer([conf])
     subprocess.run(["chmod", "-R", "go-w", conf], check=True)
     with GridComposer([conf]) as composer:
@@ -140,7 +140,7 @@ def test_a_group_of_one_account_alone_is_that_account(tmp_path: Path, monkeypatc
     monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
     GridComposer([conf])
     members.append("bob")
-    with pytest.raises(UntrustedFileError, match="others may write it"):
+    with pytest.raises(UntrustedFileError, match="others can write to it"):
         GridComposer([conf])
 
 

@@ -147,6 +147,17 @@ def test_the_persons_own_value_gives_way_to_the_axis(
     assert [composer.compose(point.overrides).seed for point in expand(composer, ["sweep=seeds"])] == [0, 1, 2, 3, 4]
 
 
+def test_a_file_of_axes_is_a_grid(composer: GridComposer) -> None:
+    for new, old in (
+        (["grid=digits_grid"], ["sweep=digits_grid"]),
+        (["grid=digits_grid,seeds"], ["sweep=digits_grid,seeds"]),
+        (["grid.zip=[{model:[mlp,cnn],seed:[1,2]}]"], ["sweep.zip=[{model:[mlp,cnn],seed:[1,2]}]"]),
+    ):
+        points = [expand(composer, words) for words in (new, old)]
+        assert [point.overrides for point in points[0]] == [point.overrides for point in points[1]]
+        assert len(points[0]) > 1
+
+
 # --- axes that step together, conditions, sizes; files of sweep/ are in test_sweep_files.py ---
 
 

@@ -76,7 +76,7 @@ def test_two_files_side_by_side_are_refused(folder: Path) -> None:
     pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
     (folder / "hpc_trainer.yaml").write_text(YAML)
     (folder / "pyproject.toml").write_text(TOML)
-    with pytest.raises(ConfigError, match=r"hpc_trainer\.yaml and .*pyproject\.toml are both a project file"):
+    with pytest.raises(ConfigError, match=r"hpc_trainer\.yaml and .*pyproject\.toml are both project files"):
         read_project()
 
 
@@ -154,7 +154,7 @@ def test_a_file_that_others_may_write_is_not_used(folder: Path, mode: int) -> No
     path = folder / "hpc_trainer.yaml"
     path.write_text(YAML)
     path.chmod(mode)
-    assert f"others may write it, and it says whose code runs as you. Look at it, then: chmod go-w {path}" in str(
+    assert f"others can write to it, but it decides which code runs as you. Check it, then: chmod go-w {path}" in str(
         read_project().unused
     )
     path.chmod(0o644)
@@ -165,7 +165,7 @@ def test_a_file_that_others_may_write_is_not_used(folder: Path, mode: int) -> No
 def test_a_file_in_a_folder_that_everybody_may_write_is_not_used(folder: Path, mode: int) -> None:
     (folder / "hpc_trainer.yaml").write_text(YAML)
     folder.chmod(mode)
-    assert f"everybody may write the folder {folder}" in str(read_project().unused)
+    assert f"everyone can write to its folder {folder}" in str(read_project().unused)
     folder.chmod(0o2775)
     assert read_project().trust == ("my_lab",)
 
@@ -175,7 +175,7 @@ def test_a_folder_that_a_colleague_put_there_must_be_named_in_full(folder: Path)
     path = folder / "hpc_trainer.yaml"
     path.write_text("config_dir: [conf]\n")
     os.chown(folder / "conf", ANOTHER_USER, -1)
-    with pytest.raises(UntrustedFileError, match=f"belongs to user {ANOTHER_USER}.*name it in full: {folder}/conf"):
+    with pytest.raises(UntrustedFileError, match=f"belongs to user {ANOTHER_USER}.*write its full path: {folder}/conf"):
         read_project()
     path.write_text(f"config_dir: [{folder}/conf]\n")
     assert read_project().config_dirs == (folder / "conf",)

@@ -26,8 +26,8 @@ def _message(*words: str) -> str:
         ("seed=interval(0,5)", "Use values, as seed=0,2,3,5."),
         ("optim.lr=tag(interval(0,0))", "Use values, as optim.lr=0."),
         ("tracker=interval(1,2)", "Use values, as tracker=mlflow,none,tensorboard,wandb."),
-        ("optim.lr=interval(1,2),3", "Write all values out, as optim.lr=1,2,3."),
-        ("seed=range(1,3),range(4,6)", "range() stands alone, not among other values."),
+        ("optim.lr=interval(1,2),3", "List all values, as optim.lr=1,2,3."),
+        ("seed=range(1,3),range(4,6)", "range() cannot be one of several values."),
         ("seed=range(0,10,0)", "a STEP other than 0. Use range(1,4)."),
         ("seed=range(0,inf)", "takes finite numbers"),
         (
@@ -55,7 +55,7 @@ def test_what_is_no_list_of_values(word: str, use: str) -> None:
     ],
 )
 def test_a_space_makes_two_words(words: list[str], whole: str) -> None:
-    assert _message(*words).endswith(f"are one override. Write {whole} without the space.")
+    assert _message(*words).endswith(f"arguments. Write {whole} without spaces.")
 
 
 def test_a_space_in_one_word_is_fine() -> None:
@@ -68,8 +68,8 @@ def test_a_space_in_one_word_is_fine() -> None:
 @pytest.mark.parametrize("word", ["optim.lr", "3", "optim.lr=foo(1)", "seed=choice()", "optim.lr=,"])
 def test_a_word_that_is_no_override_is_named(word: str) -> None:
     message = _message("model=mlp", word)
-    assert message.startswith(f"{word}: Hydra's grammar of overrides does not read this: ")
-    assert message.endswith("An override reads KEY=VALUE, as optim.lr=1e-3; a value with spaces is put in quotes.")
+    assert message.startswith(f"{word}: Hydra's grammar does not accept this override: ")
+    assert message.endswith("An override has the form KEY=VALUE, as optim.lr=1e-3. Put a value with spaces in quotes.")
 
 
 @pytest.mark.parametrize(

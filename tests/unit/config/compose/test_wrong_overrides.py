@@ -10,7 +10,7 @@ from hpc_trainer.config.store import DECLARED
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 
-_APART = "Several values are parted by commas, without brackets or spaces."
+_APART = "Separate several values by commas, without brackets or spaces."
 _DIGITS = "must be a whole number, written with digits alone."
 
 
@@ -37,8 +37,11 @@ _DIGITS = "must be a whole number, written with digits alone."
         ("train.num_steps=null", "must be a whole number. Use a value as train.num_steps=200."),
         ("cluster.env=0.9", "must be names with values. Add them one by one: +cluster.env.NAME=VALUE."),
         ("schedule.name=0.9", "no such choice. Valid: constant, linear, cosine, wsd, step, one_cycle."),
-        ("model=[mlp,cnn]", "is a list, and a run has one model. Use model=mlp,cnn for several."),
-        ("schedule=[cosine,linear]", "is a list, and a run has one schedule. Use schedule=cosine,linear for several."),
+        ("model=[mlp,cnn]", "is a list, but a run has one model. Use model=mlp,cnn for a run of each."),
+        (
+            "schedule=[cosine,linear]",
+            "is a list, but a run has one schedule. Use schedule=cosine,linear for a run of each.",
+        ),
     ],
 )
 def test_a_value_of_another_type(word: str, message: str) -> None:
@@ -50,7 +53,7 @@ def test_a_value_of_another_type(word: str, message: str) -> None:
 def test_a_mapping_for_free_keys() -> None:
     with pytest.raises(ConfigError) as error:
         freeze_grid(["cluster.env={a:1}"])
-    assert str(error.value) == "cluster.env.a: a new key of cluster.env is added with +cluster.env.a=VALUE."
+    assert str(error.value) == "cluster.env.a: add a new key of cluster.env with +cluster.env.a=VALUE."
 
 
 @pytest.mark.long  # 0.15 s a word
@@ -73,17 +76,17 @@ _RAW = re.compile(
         ("sweep.blocks=[{axes:3}]", " must be a list of names with values. Use 'sweep.blocks=[{axes:{optim.lr:[0.1,"),
         ("train=3", ": train is a section. Set its keys one by one, as train.main=VALUE."),
         ("train.guard=null", ": train.guard is a section. Set its keys one by one, as train.guard.on_spike=VALUE."),
-        ("seed.x=1", "seed.x: seed has a value, and no keys below it. Use seed=VALUE."),
+        ("seed.x=1", "seed.x: seed is a single value, without keys below it. Use seed=VALUE."),
         (
             "tracker=null",
-            ": a choice of tracker is a name. Did you mean none? Valid: mlflow, none, tensorboard, wandb.",
+            ": a choice of tracker must be a name. Did you mean none? Valid: mlflow, none, tensorboard, wandb.",
         ),
         ("++train.guard.nope=1", "train.guard.nope: no such key in train.guard. Valid: max_rollbacks, "),
         ("train.guard={nope:1}", "train.guard.nope: no such key in train.guard. Valid: max_rollbacks, "),
-        ("+tracker=none", ": tracker is chosen without +. Use tracker=none."),
-        ("tracker@x=none", ": nothing is chosen for @x. Use tracker=none."),
-        ("~optim.lr", ": a run keeps all of its keys. Set it, as optim.lr=VALUE."),
-        ("~sead", ": there is no sead to take away. Did you mean seed?"),
+        ("+tracker=none", ": tracker already has a choice, which + cannot replace. Use tracker=none."),
+        ("tracker@x=none", ": no choice was made for @x. Use tracker=none."),
+        ("~optim.lr", ": a key cannot be removed. Set it instead, as optim.lr=VALUE."),
+        ("~sead", ": there is no sead to remove. Did you mean seed?"),
         ("+cluster.env.A={b:1}", "cluster.env.A={b:1} must be one text. Use a value as +cluster.env.A=NAME."),
         ("seed=${sead}", ": the interpolation cannot be resolved: there is no key sead. Did you mean seed?"),
         (
@@ -124,6 +127,6 @@ def test_commas_and_brackets_that_the_grammar_does_not_read(words: list[str], fi
     with pytest.raises(ConfigError) as error:
         freeze_grid(words)
     assert str(error.value) == (
-        f"{words[0]}: several values are parted by single commas, without brackets or spaces. Use {fix}."
+        f"{words[0]}: separate several values by single commas, without brackets or spaces. Use {fix}."
     )
     freeze_grid([fix])

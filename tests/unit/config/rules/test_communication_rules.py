@@ -9,11 +9,11 @@ import pytest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import compare
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig
 from hpc_trainer.config.schema.parallel import Dtype, Strategy
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.features.gradient_compression import CommHook
 from hpc_trainer.features.local_sgd import Sync
 from hpc_trainer.features.spike_guard import OnSpike
@@ -76,7 +76,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"parallel__sync": Sync.diloco},
-        "parallel.sync=diloco does not go with world_size=1 (hardware=cpu_x1): one rank meets nobody. Use hardware "
+        "parallel.sync=diloco does not go with world_size=1 (hardware=cpu_x1): one rank has no other "
+        "ranks to synchronise with. Use hardware "
         "with more ranks, or parallel.sync=every_step.",
     ),
     (
@@ -96,17 +97,19 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**ROUNDS, "train__ema_decay": 0.9},
-        "train.ema_decay=0.9 does not go with parallel.sync=diloco: each of both averages weights. Use "
+        "train.ema_decay=0.9 does not go with parallel.sync=diloco: both average weights. Use "
         "parallel.sync=every_step, or train.ema_decay=null.",
     ),
     (
         {**ROUNDS, "parallel__sync_every_steps": 500, "train__num_steps": 200},
-        "parallel.sync_every_steps=500 must be at most train.num_steps=200: ranks would meet at the end only. Use 200.",
+        "parallel.sync_every_steps=500 must be at most train.num_steps=200: ranks would synchronise only "
+        "at the end. Use 200.",
     ),
     (
         {**ROUNDS, "train__eval_every_steps": 50},
-        "train.eval_every_steps=50 must be a multiple of parallel.sync_every_steps=16 with parallel.sync=diloco: only "
-        "there have all ranks the same weights. Use 48.",
+        "train.eval_every_steps=50 must be a multiple of parallel.sync_every_steps=16 with "
+        "parallel.sync=diloco: only at these steps do "
+        "all ranks have the same weights. Use 48.",
     ),
     (
         {**ROUNDS, "parallel__sync_warmup_steps": 5},
@@ -167,33 +170,36 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**IN_BACKWARD, "optim__offload": True},
-        "optim.in_backward=true does not go with optim.offload=true: nobody has tried both. Use optim.offload=false, "
+        "optim.in_backward=true does not go with optim.offload=true: the combination is untested. Use "
+        "optim.offload=false, "
         "or optim.in_backward=false.",
     ),
     (
         {"optim": CustomOptimConfig(_target_="torch.optim.RAdam", offload=True)},
-        "optim.offload=true needs optim=sgd or adamw or lion, and this is optim=custom: weights are updated in pieces, "
-        "and nobody knows if another optimizer can. Use optim=adamw, or optim.offload=false.",
+        "optim.offload=true needs optim=sgd or adamw or lion, and this is optim=custom: weights are "
+        "updated in pieces, and "
+        "other optimizers may need them whole. Use optim=adamw, or optim.offload=false.",
     ),
     (
         {"optim": MuonConfig(offload=True), "model": GptConfig(), "data": TextBytesConfig()},
-        "optim.offload=true needs optim=sgd or adamw or lion, and this is optim=muon: weights are updated in pieces, "
-        "and nobody knows if another optimizer can. Use optim=adamw, or optim.offload=false.",
+        "optim.offload=true needs optim=sgd or adamw or lion, and this is optim=muon: weights are "
+        "updated in pieces, and "
+        "other optimizers may need them whole. Use optim=adamw, or optim.offload=false.",
     ),
     (
         {"optim__offload": True, "train__guard__on_spike": OnSpike.skip},
-        "train.guard.on_spike=skip does not go with optim.offload=true: nobody has tried both. Use "
+        "train.guard.on_spike=skip does not go with optim.offload=true: the combination is untested. Use "
         "optim.offload=false, or train.guard.on_spike=none.",
     ),
     (
         {"optim__offload": True, "train__main": "mine.main", "trust": ["mine"]},
-        "optim.offload=true does not go with train.main=mine.main: it is a way of the shared loop, and that is your "
-        "own. Use train.main=null, or optim.offload=false.",
+        "optim.offload=true does not go with train.main=mine.main: it is part of the "
+        "shared loop, which train.main replaces. Use train.main=null, or optim.offload=false.",
     ),
     (
         {**ROUNDS, "train__main": "mine.main", "trust": ["mine"]},
-        "parallel.sync=diloco does not go with train.main=mine.main: it is a way of the shared loop, and that is "
-        "your own. Use train.main=null, or parallel.sync=every_step.",
+        "parallel.sync=diloco does not go with train.main=mine.main: it is part of the "
+        "shared loop, which train.main replaces. Use train.main=null, or parallel.sync=every_step.",
     ),
 ]
 
@@ -280,13 +286,14 @@ def test_rounds_that_are_too_long_and_what_is_a_multiple_of_them_are_answered_by
         make_config(**changes, parallel__sync_every_steps=500, train__eval_every_steps=7, parallel__sync_warmup_steps=7)
     )
     assert list(problems) == [
-        "parallel.sync_every_steps=500 must be at most train.num_steps=300: ranks would meet at the end only. Use 300.",
+        "parallel.sync_every_steps=500 must be at most train.num_steps=300: ranks would synchronise only "
+        "at the end. Use 300.",
         *(
             f"{key}=7 must be a multiple of parallel.sync_every_steps=300, the most that train.num_steps allows, with "
             f"parallel.sync=diloco: {why}. Use 300."
             for key, why in (
                 ("parallel.sync_warmup_steps", "rounds begin there"),
-                ("train.eval_every_steps", "only there have all ranks the same weights"),
+                ("train.eval_every_steps", "only at these steps do all ranks have the same weights"),
             )
         ),
     ]

@@ -70,18 +70,18 @@ def test_what_torch_takes_is_fine(target: str, values: dict[str, Any]) -> None:
         (
             "torch.optim.LBFGS",
             {},
-            "optim._target_=torch.optim.LBFGS asks for the loss several times a step, and the loop tells it once. Use "
-            "optim=adamw.",
+            "optim._target_=torch.optim.LBFGS evaluates the loss several times a step, but the loop computes it once. "
+            "Use optim=adamw.",
         ),
         (
             "torch.optim.sparse_adam.SparseAdam",
             {},
-            "takes sparse gradients alone, and the loop's are dense. Use torch.optim.Adam.",
+            "accepts only sparse gradients, but those of the loop are dense. Use torch.optim.Adam.",
         ),
         (
             "torch.optim.Muon",
             {},
-            "optim._target_=torch.optim.Muon takes matrices alone, and model=mlp has biases or norms too. Use optim=",
+            "optim._target_=torch.optim.Muon accepts only matrices, but model=mlp also has biases or norms. Use optim=",
         ),
     ],
 )

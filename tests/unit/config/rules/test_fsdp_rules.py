@@ -40,8 +40,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**FSDP, "parallel__reshard_after_forward": False, "train__main": "my.loop.main"},
-        "parallel.reshard_after_forward=false does not go with train.main=my.loop.main: it is a way of the shared "
-        "loop, and your own calls fully_shard itself. Use train.main=null, or parallel.reshard_after_forward=true.",
+        "parallel.reshard_after_forward=false does not go with train.main=my.loop.main: it is part of the shared loop, "
+        "and your own loop calls fully_shard itself. Use train.main=null, or parallel.reshard_after_forward=true.",
     ),
     (
         BF16,

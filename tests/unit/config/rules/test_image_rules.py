@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.data_files.image_files import num_train_images
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
+from hpc_trainer.data.images import ImageFolderConfig, ImageShardsConfig
 from hpc_trainer.data.images.index import build_index
 from tests.unit.data.images.making import make_shards, samples
 from tests.unit.record.builders import make_config
@@ -91,8 +90,8 @@ def test_shards_need_their_index_which_tells_how_many_there_are(flowers: Path) -
     (problem,) = problems(*words, "train.global_batch_size=7", "data.stage_dir=scratch")
     assert "data.stage_dir=scratch must be a folder on each node, written out" in problem
     data = ImageShardsConfig(path=str(flowers))
-    assert num_train_images(data) == 7
+    assert data.num_train_samples() == 7
     build_index(make_shards(flowers / "train", samples(9)))
-    assert num_train_images(data) == 9
+    assert data.num_train_samples() == 9
     (flowers / "train/index.json").write_text(json.dumps({"num_samples": None}))
-    assert num_train_images(data) is None
+    assert data.num_train_samples() is None

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.config.schema.model import GptConfig
-from hpc_trainer.data.tokens.text_bytes import build
+from hpc_trainer.data.text import TextBytesConfig
+from hpc_trainer.data.text.dataset import build
 from hpc_trainer.errors import DataError
 from tests.unit.record.builders import make_config
 
@@ -19,7 +19,7 @@ CUSTOM = ["optim=custom", "optim.weight_decay=0", "cluster=local"]
 RULES: list[tuple[list[str], str]] = [
     ([*EARLY, "train.early_stop.metric=accuracy"], "Did you mean eval_accuracy? Valid: eval_loss, eval_accuracy."),
     ([*EARLY, "train.early_stop.metric=loss"], "train.early_stop.metric=loss is none of the evaluation's metrics."),
-    (["checkpoint.keep_best=accuracy"], "checkpoint.keep_best=accuracy is no metric that a run logs"),
+    (["checkpoint.keep_best=accuracy"], "checkpoint.keep_best=accuracy is not a metric that the run logs"),
     (["checkpoint.keep_best=val_loss"], "Did you mean eval_loss?"),
     (
         ["optim=muon", "model.num_layers=0"],
@@ -30,15 +30,15 @@ RULES: list[tuple[list[str], str]] = [
     (["experiment=gpt_bytes", "data.seq_len=1000000"], "data.seq_len=1000000 is too long for data.path=null"),
     (
         [*CUSTOM, "optim._target_=torch.optim.Adafactor", "hardware=cpu_x2", "parallel=fsdp"],
-        "updates whole weights alone",
+        "updates only whole weights",
     ),
     (
         [*CUSTOM, "optim._target_=torch.optim.Rprop", "hardware=testbed_x4", "cluster=slurm", "parallel=hsdp"],
-        "optim._target_=torch.optim.Rprop updates whole weights alone (torch 2.13), and parallel=fsdp gives each rank",
+        "optim._target_=torch.optim.Rprop updates only whole weights (torch 2.13), but parallel=fsdp gives each rank",
     ),
     (
         [*CUSTOM, "optim._target_=torch.optim.Rprop", "hardware=cpu_x2", "experiment=gpt_bytes", "parallel=tp"],
-        "and parallel.tensor_parallel=2 gives each rank a part.",
+        "but parallel.tensor_parallel=2 gives each rank a part.",
     ),
     (
         [*CUSTOM, "optim._target_=torch.optim.SGD", "+optim.kwargs.fused=true", "hardware=cpu_x2", "parallel=fsdp"],

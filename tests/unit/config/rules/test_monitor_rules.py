@@ -47,7 +47,9 @@ def test_only_slurm_has_another_node() -> None:
     move = {"monitor__on_overheat": OnOverheat.move, "hardware__gpus_per_node": 1}
     assert "monitor.on_overheat" not in "\n".join(find_problems(make_config(cluster__executor=Executor.slurm, **move)))
     told = "\n".join(find_problems(make_config(cluster__executor=Executor.local, **move)))
-    assert "monitor.on_overheat=move asks Slurm for another node, and cluster.executor=local has this machine" in told
+    assert (
+        "monitor.on_overheat=move asks Slurm for another node, but cluster.executor=local has only this machine" in told
+    )
     assert "Use monitor.on_overheat=warn, or cluster=slurm." in told
     told = "\n".join(find_problems(make_config(cluster__executor=Executor.slurm, monitor__telemetry_every_s=0, **move)))
     assert "monitor.on_overheat=move needs samples" in told

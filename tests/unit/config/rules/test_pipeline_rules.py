@@ -8,11 +8,11 @@ import pytest
 
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.config.schema.model import CnnConfig, CustomModelConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import CompileScope, Recompute
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.features.gradient_compression import CommHook
 from hpc_trainer.features.local_sgd import Sync
 from hpc_trainer.features.pipeline import PipelineSchedule
@@ -104,14 +104,15 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**THREE, "train__compile": True, "train__compile_scope": CompileScope.blocks},
-        "parallel.pipeline_parallel=2 does not go with train.compile=true parallel.tensor_parallel=2: compiled "
-        "stages with shared layers were never seen to train. Use train.compile=false, or "
+        "parallel.pipeline_parallel=2 does not go with train.compile=true parallel.tensor_parallel=2: "
+        "compiled stages with "
+        "sharded layers are untested. Use train.compile=false, or "
         "parallel.pipeline_parallel=1.",
     ),
     (
         {"train__compile": True, "train__compile_scope": CompileScope.blocks, "parallel__strategy": Strategy.fsdp},
-        "parallel.pipeline_parallel=2 does not go with train.compile=true parallel=fsdp: compiled stages in parts "
-        "were never seen to train. Use train.compile=false, or parallel.pipeline_parallel=1.",
+        "parallel.pipeline_parallel=2 does not go with train.compile=true parallel=fsdp: compiled stages with "
+        "sharded weights are untested. Use train.compile=false, or parallel.pipeline_parallel=1.",
     ),
     (
         {**THREE, "train__grad_accum_steps": 1},
@@ -141,12 +142,12 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__loss_chunk_size": 64, "model": GptConfig()},
-        "train.loss_chunk_size=64 does not go with parallel.pipeline_parallel=2: nobody has tried both. Use "
+        "train.loss_chunk_size=64 does not go with parallel.pipeline_parallel=2: the combination is untested. Use "
         "parallel.pipeline_parallel=1, or train.loss_chunk_size=null.",
     ),
     (
         {"precision__compute_dtype": Dtype.fp8},
-        "precision=fp8 does not go with parallel.pipeline_parallel=2: nobody has tried both.",
+        "precision=fp8 does not go with parallel.pipeline_parallel=2: the combination is untested.",
     ),
     (
         {"train__grad_accum_steps": 1, "train__global_batch_size": 16, "train__batch_per_rank": True},
@@ -165,8 +166,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__main": "mine.main"},
-        "parallel.pipeline_parallel=2 does not go with train.main=mine.main: it is a way "
-        "of the shared loop, and that is your own. Use train.main=null, or "
+        "parallel.pipeline_parallel=2 does not go with train.main=mine.main: it is part of the "
+        "shared loop, which train.main replaces. Use train.main=null, or "
         "parallel.pipeline_parallel=1.",
     ),
     ({"hardware__tasks_per_node": 3}, "parallel.pipeline_parallel=2 must divide world_size=3 (hardware=cpu_x1)."),

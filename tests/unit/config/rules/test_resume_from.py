@@ -55,4 +55,4 @@ def test_a_run_that_begins_elsewhere_is_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["seed=1", "", "two words"])
 def test_allowed_changes_are_keys(name: str) -> None:
     (problem,) = find_problems(make_config(checkpoint__allow_changes=[name]))
-    assert "takes keys alone" in problem
+    assert "takes only keys" in problem

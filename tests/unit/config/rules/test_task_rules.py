@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.rules.data_rules import task_problems
-from hpc_trainer.config.schema.data.shipped import CustomDataConfig
+from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig, TaskConfig
 from tests.unit.record.builders import make_config
 
@@ -25,7 +25,7 @@ def test_numbers_need_data_of_their_own(task: TaskConfig) -> None:
     config.task = task
     (problem,) = task_problems(config)
     assert problem == (
-        f"task={task.name} needs data of its own, and the targets of data=digits are classes. Use data=custom or "
+        f"task={task.name} needs data with other targets: those of data=digits are classes. Use data=custom or "
         "arrays, or task=classification."
     )
     config.train.main = "lab.main"
@@ -35,7 +35,7 @@ def test_numbers_need_data_of_their_own(task: TaskConfig) -> None:
 @pytest.mark.parametrize("task", [RegressionConfig(), MultiLabelConfig(), CustomTaskConfig(_target_="lab.Fit")])
 def test_labels_of_classes_alone_are_smoothed(task: TaskConfig) -> None:
     (problem,) = _problems(task, "train.label_smoothing=0.1")
-    assert problem.startswith("train.label_smoothing=0.1 is of cross entropy over classes")
+    assert problem.startswith("train.label_smoothing=0.1 applies to cross entropy over classes")
     assert _problems(TaskConfig(), "train.label_smoothing=0.1") == []
 
 

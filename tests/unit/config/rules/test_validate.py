@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.cluster import Executor, HardwareConfig
-from hpc_trainer.config.schema.data.shipped import (
-    DigitsConfig,
-    SyntheticImagesConfig,
-    SyntheticTokensConfig,
-    TextBytesConfig,
-)
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, Positions, ResnetConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, ScheduleName, SgdConfig
 from hpc_trainer.config.schema.output import SaveEvery
 from hpc_trainer.config.schema.parallel import Dtype, Strategy
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
+from hpc_trainer.data.generated import SyntheticImagesConfig, SyntheticTokensConfig
+from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.spike_guard import GuardConfig, OnDivergence, OnSpike
 from tests.unit.record.builders import make_config
@@ -84,11 +81,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"hardware__gpus_per_node": 4, "hardware__tasks_per_node": 2},
-        "hardware.tasks_per_node=2 must equal gpus_per_node=4: one rank a GPU. Use 4 or null.",
+        "hardware.tasks_per_node=2 must equal gpus_per_node=4: each GPU has one rank. Use 4 or null.",
     ),
     (
         {"hardware__gpus_per_node": 1, "hardware__cpus_per_gpu": 8},
-        "hardware.cpus_per_gpu and hardware.cpus_per_task both name the cores of a rank. Keep one of them.",
+        "hardware.cpus_per_gpu and hardware.cpus_per_task both set the cores of a rank. Keep one of them.",
     ),
     ({"cluster__array_parallelism": 0}, "cluster.array_parallelism=0 must be at least 1. Use 1."),
     ({"cluster__max_no_progress": 0}, "cluster.max_no_progress=0 must be at least 1. Use 1."),
@@ -127,7 +124,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"parallel__zero1": True},
-        "parallel.zero1=true does not go with world_size=1 (hardware=cpu_x1): one rank shares nothing out. Use "
+        "parallel.zero1=true does not go with world_size=1 (hardware=cpu_x1): one rank has nothing to share. Use "
         "hardware with more ranks, or parallel.zero1=false.",
     ),
     ({"train__global_batch_size": 0}, "train.global_batch_size=0 must be at least 1. Use 1."),
@@ -158,7 +155,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"data": SyntheticImagesConfig(num_samples=3), "hardware__tasks_per_node": 4},
-        "data=synthetic_images has 3 training samples, and each of 4 ranks takes one or more in a step. Use hardware "
+        "data=synthetic_images has 3 training samples, but each of 4 ranks needs at least one in a step. Use hardware "
         "with at most 3 ranks, or more samples.",
     ),
     (
@@ -371,7 +368,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__channels_last": True, "model": ResnetConfig(), "parallel__strategy": Strategy.fsdp},
-        "train.channels_last=true does not go with parallel=fsdp: FSDP cannot cut weights up in that order. Use "
+        "train.channels_last=true does not go with parallel=fsdp: FSDP cannot shard weights in that order. Use "
         "parallel=ddp, or train.channels_last=false.",
     ),
     ({"optim": CustomOptimConfig(_target_="os.system")}, "optim._target_=os.system: not on the list"),
@@ -507,9 +504,9 @@ def test_what_sites_use_is_allowed(key: str, value: Any) -> None:
         ("hardware__partition", "gpu\u2028x", "Use hardware.partition=gpux."),
         ("hardware__mem_gb_per_node", 0.0001, "is less than 1 MB, and Slurm counts in MB"),  # --mem=0 is all memory
         ("cluster__signal_lead_s", 2**16, "must be in [1, "),  # sbatch: Invalid --signal specification
-        ("cluster__setup", ["#SBATCH --uid=0"], "has no place among commands"),
-        ("cluster__setup", ["#BSUB -q other"], "has no place among commands"),
-        ("cluster__setup", ["  #PBS -q other"], "has no place among commands"),
+        ("cluster__setup", ["#SBATCH --uid=0"], "not allowed among commands"),
+        ("cluster__setup", ["#BSUB -q other"], "not allowed among commands"),
+        ("cluster__setup", ["  #PBS -q other"], "not allowed among commands"),
         ("cluster__srun_args", ["bash"], "srun would run any other word"),
         ("cluster__srun_args", ["--cpu-bind", "cores"], "as --cpu-bind=cores"),
         ("cluster__srun_args", ["--"], "each entry is one option"),

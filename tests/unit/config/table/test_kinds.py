@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.model import ModelConfig, Trait
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.table.choice import split

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig, OnBroken
+from hpc_trainer.data.images import ImageFolderConfig, ImageShardsConfig, OnBroken
 from hpc_trainer.data.images import dataset as dataset_module
 from hpc_trainer.data.images.dataset import build
 from hpc_trainer.data.images.index import build_index

@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from torch.nn import functional
 
-from hpc_trainer.config.schema.data.images import ImageFolderConfig
+from hpc_trainer.data.images import ImageFolderConfig
 from hpc_trainer.data.images.pictures import decode, read_picture, resize_and_crop, to_array
 from hpc_trainer.errors import BrokenPictureError
 from tests.unit.data.images.making import encoded, pixels
@@ -134,5 +134,6 @@ def test_the_default_is_that_of_imagenet():
 
 
 def test_no_torch_is_imported():
-    code = "import sys, hpc_trainer.data.images.source, hpc_trainer.data.images.pictures; print('torch' in sys.modules)"
+    names = ", ".join(f"hpc_trainer.data.images.{name}" for name in ("folder", "shards", "pictures"))
+    code = f"import sys, {names}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

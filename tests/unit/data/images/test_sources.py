@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
+from hpc_trainer.data.images import ImageFolderConfig, ImageShardsConfig
 from hpc_trainer.data.images import shards as shards_module
+from hpc_trainer.data.images.dataset import open_source
+from hpc_trainer.data.images.folder import held_out_rows, is_held_out
 from hpc_trainer.data.images.index import ROW, build_index, read_index
-from hpc_trainer.data.images.source import open_source
-from hpc_trainer.data.images.splits import held_out_rows, is_held_out
 from hpc_trainer.errors import DataError
 from tests.seeds import chosen_seed
 from tests.unit.data.images.making import CLASSES, make_folder, make_shards, picture, samples

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpc_trainer.config.schema.data.images import ImageShardsConfig
-from hpc_trainer.data.images import staging
+from hpc_trainer.data.images import ImageShardsConfig
+from hpc_trainer.data.images import shards as staging
 from hpc_trainer.data.images.index import build_index
-from hpc_trainer.data.images.shards import ShardSource
-from hpc_trainer.data.images.staging import Signs, stage, staged
+from hpc_trainer.data.images.shards import ShardSource, Signs, stage, staged
 from hpc_trainer.errors import DataError
 from hpc_trainer.runtime.disk_room import Room
 from tests.unit.data.images.making import make_shards, samples

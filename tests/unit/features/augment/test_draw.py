@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_trainer.features.augment import AugmentConfig, Crop, draw
-from hpc_trainer.training.data.augment import bits_of
+from hpc_trainer.training.data.protocol import bits_of
 
 LOADED = draw.Shape(40, 60, 24, 24)
 SAMPLES = [(epoch, sample) for epoch in range(3) for sample in range(400)]

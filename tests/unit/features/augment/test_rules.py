@@ -66,8 +66,8 @@ def test_each_file_of_the_group_is_taken_for_photographs(choice: str) -> None:
         ),
         (
             ["augment.flip=0.5", "augment.run_on=device", "train.micro_batch_size=auto"],
-            "augment.run_on=device does not go with train.micro_batch_size=auto: it looks for the room of the model "
-            "alone. Use augment.run_on=workers.",
+            "augment.run_on=device does not go with train.micro_batch_size=auto: it measures the memory "
+            "of the model alone. Use augment.run_on=workers.",
         ),
     ],
 )

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_trainer.config.schema.data.shipped import DigitsConfig, SyntheticImagesConfig
-from hpc_trainer.data.generated import images as synthetic_images
+from hpc_trainer.config.schema.data import DigitsConfig
+from hpc_trainer.data.generated import SyntheticImagesConfig
+from hpc_trainer.data.generated import dataset as synthetic_images
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.augment import AugmentConfig, Crop, RunOn, draw
 from hpc_trainer.features.augment.augment import AugmentedSamples, Cropped
 from hpc_trainer.features.augment.draw import Drawn
 from hpc_trainer.training.data import digits
-from hpc_trainer.training.data.augment import generator_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
-from hpc_trainer.training.data.protocol import EpochDataset
+from hpc_trainer.training.data.protocol import EpochDataset, generator_of
 
 ALL: dict[str, Any] = {
     "crop": Crop.resized, "size": 12, "flip": 0.5, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1,

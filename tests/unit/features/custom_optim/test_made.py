@@ -40,8 +40,8 @@ class Undecaying(torch.optim.Optimizer):
         (
             "torch.optim.lbfgs.LBFGS",
             {},
-            "optim._target_=torch.optim.lbfgs.LBFGS needs a closure in each step, to ask for the loss again, and the "
-            "loop tells it once. Use optim=adamw.",
+            "optim._target_=torch.optim.lbfgs.LBFGS needs a closure in each step, to compute the loss again, "
+            "and the loop computes it once. Use optim=adamw.",
         ),
         (
             "torch.optim.Rprop",

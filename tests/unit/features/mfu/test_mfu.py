@@ -169,7 +169,10 @@ def test_a_gpu_that_nobody_knows_is_told_once_and_has_no_mfu(
     monkeypatch.setattr(module.torch.cuda, "get_device_name", lambda device: "Graphics Device")
     monkeypatch.setattr(module, "peak_flops", lambda config, device: None)
     config = compose(["experiment=digits", "precision=bf16"], 1)
-    for device, told in (("cuda", "mfu: unknown, nobody told the peak of Graphics Device for bf16"), ("cpu", "")):
+    for device, told in (
+        ("cuda", "mfu: unknown, config/gpu_types.py has no peak rate of Graphics Device for bf16"),
+        ("cpu", ""),
+    ):
         found = MfuAbility(config)
         run = Mock(is_rank_zero=True, world_size=1, device=torch.device(device))
         found.on_state(Mock(), torch.nn.Identity(), building_of(config, run=run))

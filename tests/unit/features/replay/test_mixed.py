@@ -13,10 +13,9 @@ from torch import Tensor
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.replay.replay import Joined, Mixed
-from hpc_trainer.training.data.augment import Seeded
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
-from hpc_trainer.training.data.protocol import EpochDataset, MapDataset
+from hpc_trainer.training.data.protocol import EpochDataset, MapDataset, Seeded
 from tests.seeds import chosen_seed
 
 

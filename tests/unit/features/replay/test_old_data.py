@@ -199,4 +199,4 @@ def test_metrics_of_the_old_set_may_decide() -> None:
     words = ("checkpoint.keep_best=eval_old_loss", "replay.data=[{name: digits}]")
     assert list(find_problems(composed([*DIGITS, "replay.share=0", *words]))) == []
     (told,) = find_problems(composed([*DIGITS, words[0]]))
-    assert "eval_old_loss is no metric" in told
+    assert "eval_old_loss is not a metric" in told

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.schema.data.images import ImageShardsConfig
+from hpc_trainer.data.images import ImageShardsConfig
 from hpc_trainer.observe import facts
 from hpc_trainer.observe.advice import RULES, Advice, AdvisedRun, advice_of, next_command, with_values
 from hpc_trainer.observe.facts import Facts, Pace, RankUse, pace_of

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.training.data import digits
-from hpc_trainer.training.data.augment import generator_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
-from hpc_trainer.training.data.protocol import AugmentedDataset
+from hpc_trainer.training.data.protocol import AugmentedDataset, generator_of
 
 
 class Noisy:

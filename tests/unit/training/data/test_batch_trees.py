@@ -10,7 +10,7 @@ import torch
 
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.tasks.own import OwnTask
-from hpc_trainer.training.data.batch_trees import map_tensors, of_size, tensors_of, without_content
+from hpc_trainer.training.data.batches import map_tensors, of_size, tensors_of, without_content
 
 
 class _Pair(NamedTuple):

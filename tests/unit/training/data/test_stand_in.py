@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.training.data.stand_in import StandIn
+from hpc_trainer.training.data.batches import StandIn
 
 PAIRS: Any = SimpleNamespace(takes_pairs=True)
 ANY: Any = SimpleNamespace(takes_pairs=False)

@@ -13,8 +13,7 @@ from torch.utils.data import IterableDataset
 from hpc_trainer.errors import ConfigError, DataError
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.data.loader import stream_batches
-from hpc_trainer.training.data.own import as_map_dataset
-from hpc_trainer.training.data.stream import SampleStream
+from hpc_trainer.training.data.own import SampleStream, as_map_dataset
 
 
 class Counted(IterableDataset):

@@ -1,1 +1,0 @@
-"""`hpc-trainer data`: commands on data sets."""

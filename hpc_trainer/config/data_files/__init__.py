@@ -1,1 +1,0 @@
-"""Facts about data files that are read at plan time, without torch."""

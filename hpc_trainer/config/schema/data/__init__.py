@@ -1,1 +1,0 @@
-"""`data/`: data sets, one dataclass each; `_target_` names the builder in `hpc_trainer.datasets`."""
