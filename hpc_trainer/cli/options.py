@@ -39,13 +39,8 @@ def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
     said, key = _of_bash(_texts(ctx, "overrides"), incomplete)
     word = incomplete if key is None else f"{key}={incomplete}"
-<<<<<<< HEAD
     if word.startswith("grid="):  # another name of the group (`in_full` in compose/overrides.py, which imports Hydra)
         files = _or_nothing(lambda: overrides_like(word.replace("grid", "sweep", 1), said, _config_dirs(ctx)))
-=======
-    if word.startswith("grid="):  # another name of the group (config/compose/overrides.py, `in_full`)
-        files = _or_nothing(lambda: overrides_like(in_full(word), said, _config_dirs(ctx)))
->>>>>>> deploy
         overrides = [f"grid={override.removeprefix('sweep=')}" for override in files]
     else:
         overrides = _or_nothing(lambda: overrides_like(word, said, _config_dirs(ctx)))
