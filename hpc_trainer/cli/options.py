@@ -35,7 +35,6 @@ _INSTRUCTION = "_HPC_TRAINER_COMPLETE"
 def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the groups, choices, keys and values that begin with the typed text."""
     from hpc_trainer.config.compose.completion import overrides_like
-    from hpc_trainer.config.compose.overrides import in_full
 
     said, key = _of_bash(_texts(ctx, "overrides"), incomplete)
     word = incomplete if key is None else f"{key}={incomplete}"
