@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.record.checkpoint_folders import committed
 from tests import warm
 from tests.journals import JOURNALS, journal_records
 
@@ -102,6 +103,16 @@ class LocalDriver:
                     return
             time.sleep(0.02)
         raise AssertionError(f"{sweep} did not reach step {step} in {timeout_s} s\n{self.logs()}")
+
+    def wait_for_checkpoint(self, sweep: str, timeout_s: float = 60) -> int:
+        """Wait until a checkpoint is committed, and return the newest one's step."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            steps = [step for folder in (self.runs / sweep).glob("*/checkpoints") for step, _ in committed(folder)]
+            if steps:
+                return max(steps)
+            time.sleep(0.02)
+        raise AssertionError(f"{sweep} committed no checkpoint in {timeout_s} s\n{self.logs()}")
 
     def signal_rank(self, sweep: str, number: signal.Signals) -> None:
         """Sends a signal to rank 0 of the newest attempt."""

@@ -76,6 +76,7 @@ def test_killed_loses_at_most_one_interval(local: LocalDriver) -> None:
     words = [*_words("mlp", "fp32", "cpu_x1", 1500), "checkpoint.every_steps=50"]
     process = local.start("train", *words, "sweep_name=killed")
     local.wait_for_step("killed", 120)
+    committed = local.wait_for_checkpoint("killed")  # on a busy machine 70 steps pass while one is written
     local.signal_rank("killed", signal.SIGKILL)
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 1
@@ -85,9 +86,8 @@ def test_killed_loses_at_most_one_interval(local: LocalDriver) -> None:
 
     assert local.train(*words, "sweep_name=killed")["state"] == "COMPLETED"
     resumed = local.events("killed", "resume")[1]["step"]
-    # At step 120 the save of step 100 may still be written: then that of step 50 counts, which is whole.
-    assert resumed >= 50
-    assert resumed % 50 == 0
+    # The save of a later step may still be written: then the one that was whole counts.
+    assert resumed >= committed >= 50
     local.train(*words, "sweep_name=undisturbed")
     assert local.final_state("killed") == local.final_state("undisturbed")
     steps = list(local.metrics("killed", "loss"))

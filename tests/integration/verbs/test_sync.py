@@ -62,6 +62,7 @@ def test_a_training_that_was_killed_is_one_run_with_each_step_once(local: LocalD
     )  # fmt: skip
     training = local.start("train", *words)
     local.wait_for_step("ours", 150)
+    local.wait_for_checkpoint("ours")
     local.signal_rank("ours", signal.SIGKILL)
     training.communicate(timeout=100)
     (local.folder / "hold").unlink()
