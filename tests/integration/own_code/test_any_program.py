@@ -199,8 +199,8 @@ def _is_at_work(pid: int) -> bool:
 
 @pytest.mark.parametrize("words", [["step=x"], ["loss=1"], ["step=1", "=3"], ["step=-1"]])
 def test_log_says_what_it_takes(local: LocalDriver, words: list[str]) -> None:
-    done = local.run("log", *words, check=False)
-    assert (done.returncode, "hpc-trainer log step=10 loss=0.3" in done.stderr) == (2, True)
+    done = local.run("log-metrics", *words, check=False)
+    assert (done.returncode, "hpc-trainer log-metrics step=10 loss=0.3" in done.stderr) == (2, True)
 
 
 @pytest.mark.long

@@ -81,7 +81,7 @@ def _refuses_what_cannot_be(local: LocalDriver, run_id: str) -> None:
     file = local.folder / "small" / "model.onnx"
     file.write_bytes(file.read_bytes()[:-1])
     code, said = refused("eval", "small")
-    assert (code, "is not what card.json describes" in said) == (1, True)
+    assert (code, "is not the file that card.json describes" in said) == (1, True)
     assert sorted(path.name for path in local.folder.iterdir()) == before
 
 

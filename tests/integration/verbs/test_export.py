@@ -117,7 +117,7 @@ def test_what_cannot_be_exported_leaves_nothing_behind(local: LocalDriver) -> No
     assert said == "taken exists, and is not overwritten. Name another folder: --output FOLDER."
     code, said = refused("--best")
     assert code == 2
-    assert "--best takes the checkpoint that checkpoint.keep_best=METRIC keeps" in said
+    assert "--best chooses the checkpoint that checkpoint.keep_best=METRIC keeps" in said
     code, said = refused("--to", "onx")
     assert (code, said[:50]) == (2, "--to onx: there is no such format. Did you mean onnx?"[:50])
     code, said = refused("--step", "7")

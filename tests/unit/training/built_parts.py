@@ -16,7 +16,7 @@ from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.declarations import features
+from hpc_trainer.config.table.declarations import PACKAGE, features
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.ability import Ability, Building, abilities
 from hpc_trainer.training.build import build_dataset, build_model, build_task, make_optimizer
@@ -54,8 +54,10 @@ def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Buil
 
 
 def _chosen(config: TrainConfig) -> list[Ability]:
-    always = {each.name for each in features() if not each.on or not each.is_on(config)}
-    return [each for each in abilities(config) if type(each).__module__.split(".")[2] not in always]
+    always = tuple(
+        each.rank_half or f"{PACKAGE}.{each.name}." for each in features() if not each.on or not each.is_on(config)
+    )
+    return [each for each in abilities(config) if not type(each).__module__.startswith(always)]
 
 
 def optimizer_of(
