@@ -148,15 +148,15 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
         (
             {"parallel__tensor_parallel": 2, "train__compile": True, "hardware__gpus_per_node": 4,
              "train__compile_mode": CompileMode.max_autotune},
-            ["train.compile_mode=max_autotune: it would capture what", "Use train.compile_mode=default, or"],
+            ["train.compile_mode=max_autotune: it would capture messages", "Use train.compile_mode=default, or"],
         ),
         (
             {"parallel__tensor_parallel": 2, "train__channels_last": True},
-            ["train.channels_last=true does not go with parallel.tensor_parallel=2: weights cannot be cut"],
+            ["train.channels_last=true does not go with parallel.tensor_parallel=2: weights in that order"],
         ),
         (
             {"parallel__tensor_parallel": 2, "train__main": "mine.main", "trust": ["mine"]},
-            ["parallel.tensor_parallel=2 does not go with train.main=mine.main: it is a way of the shared"],
+            ["parallel.tensor_parallel=2 does not go with train.main=mine.main: it is part of the shared loop"],
         ),
         (
             {"parallel__tensor_parallel": 2, "train__global_batch_size": 63},

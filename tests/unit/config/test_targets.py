@@ -97,7 +97,7 @@ def test_a_refused_name_is_not_imported(tmp_path: Path, monkeypatch: pytest.Monk
         locate("model._target_", "evil_module.Net")
     config = make_config()
     config.model._target_ = "evil_module.Net"
-    with pytest.raises(ConfigError, match=r"model\._target_=evil_module\.Net: not on the list"):
+    with pytest.raises(ConfigError, match=r"model\._target_=evil_module\.Net: this package is not on the allow-list"):
         validate(config)
     assert "evil_module" not in sys.modules
     assert not (tmp_path / "ran").exists()

@@ -101,7 +101,7 @@ def test_what_an_export_says_to_trust_is_not_asked(tmp_path: Path) -> None:
     card = export(_asked(tmp_path, _mlp()))["card"]
     own = dataclasses.replace(CONFIG, model=CustomModelConfig(_target_="os.system", kwargs={"command": "true"}))
     asked = {"config": to_plain(own), "card": card, "folder": str(tmp_path / "out")}
-    with pytest.raises(ConfigError, match=r"model._target_=os.system: not on the allow-list"):
+    with pytest.raises(ConfigError, match=r"model._target_=os.system: this package is not on the allow-list"):
         evaluate_model(asked)
     told = evaluate_model({**asked, "config": to_plain(CONFIG)})
     assert told["metrics"] == card["measured"]["exported"]["metrics"]

@@ -80,7 +80,9 @@ def test_values_of_ones_own_are_axes_like_any_other(axes: list[str]) -> None:
 
 @pytest.mark.usefixtures("no_slurm")
 def test_a_loop_of_ones_own_needs_trust() -> None:
-    with pytest.raises(ConfigError, match=r"train\.main=my_lab\.loop\.main: not on the list.*add --trust my_lab"):
+    with pytest.raises(
+        ConfigError, match=r"train\.main=my_lab\.loop\.main: this package is not on the allow-list.*add --trust my_lab"
+    ):
         freeze_grid(["train.main=my_lab.loop.main"])
 
 

@@ -77,7 +77,7 @@ def test_the_shared_loop_is_the_one_that_is_not_named() -> None:
         ("my_own_loop.nothing", "leads nowhere"),
         ("my_own_loop.absent.main", "leads nowhere"),
         ("my_own_loop.NOT_CALLABLE", r"must be a function main\(config, run\), not int"),
-        ("os.system", "not on the list"),
+        ("os.system", "not on the allow-list"),
     ],
 )
 @pytest.mark.usefixtures("loop")

@@ -96,7 +96,7 @@ MISTAKES = [
     (["sed=1"], ["sed: no such key", "Did you mean seed?"]),
     (["modl=cnn"], ["modl: no such key", "Did you mean model?"]),
     (["lr=0.1"], ["lr: no such key in the root. Did you mean optim.lr?", "Valid: augment, "]),
-    (["steps=100"], ["steps: no such key in the root. Did you mean train.num_steps (a run is counted in", "? Valid"]),
+    (["steps=100"], ["steps: no such key in the root. Did you mean train.num_steps (the length of a run", "? Valid"]),
     (["epochs=3"], ["Did you mean train.num_steps (the length of a run in optimizer steps)?"]),
     (["optim.learning_rate=1"], ["no such key in optim (optim=adamw). Did you mean optim.lr? Valid"]),
     (

@@ -183,7 +183,7 @@ def test_a_condition_over_other_keys_waits_for_the_composed_point(composer: Grid
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["sweep.zip=[{seed:[1,2],optim.lr:[1]}]"], r"sweep\.zip\[0\]: .* of one length.* seed 2, optim\.lr 1"),
+        (["sweep.zip=[{seed:[1,2],optim.lr:[1]}]"], r"sweep\.zip\[0\]: .* same length.* seed 2, optim\.lr 1"),
         (["sweep.zip=[{seed:3}]"], r"sweep\.zip\[0\]\.seed=3 must be a list"),
         (["sweep.zip=[{seed:[1]}]", "+sweep.axes.seed=[1,2]"], "seed is on two axes"),
         (["sweep.exclude=['seed ==']", "seed=1,2"], "condition 'seed ==' cannot be read"),

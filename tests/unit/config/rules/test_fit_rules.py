@@ -57,7 +57,7 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((), {"train__micro_batch_size": 0}, "train.micro_batch_size=0 must be at least 1"),
     ((), {"train__grad_accum_steps": 2}, "not go with train.grad_accum_steps=2: it finds that too. Use "),
     ((), {"train__logical_ranks": 4}, "train.logical_ranks=4: those promise the same bits on any hardware"),
-    ((), {"train__main": "mine.main", "trust": ["mine"]}, "train.main=mine.main: it is a way of the shared loop"),
+    ((), {"train__main": "mine.main", "trust": ["mine"]}, "train.main=mine.main: it is part of the shared loop"),
     ((), {"train__memory_margin": 1.0}, "train.memory_margin=1 must be in [0, 1)"),
     ((), {"train__memory_margin": -0.1}, "train.memory_margin=-0.1 must be in [0, 1)"),
     (("hardware=cpu_x2",), {"train__global_batch_size": 65}, "train.global_batch_size=65 must be a multiple of"),

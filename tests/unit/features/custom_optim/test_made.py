@@ -92,5 +92,5 @@ def test_any_class_is_an_optimizer() -> None:
     ]
     with pytest.raises(ConfigError, match="unexpected keyword argument 'epsilon'"):
         optimizer_of(CustomOptimConfig(_target_="torch.optim.RAdam", kwargs={"epsilon": 1}), model)
-    with pytest.raises(ConfigError, match="not on the list"):
+    with pytest.raises(ConfigError, match="not on the allow-list"):
         optimizer_of(CustomOptimConfig(_target_="shutil.rmtree"), model)
