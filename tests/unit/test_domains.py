@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from hpc_trainer.domains import DOMAINS, HOOKS, contributions
+from tests import removal_domains
 
 _OF_RANKS = ("recorders",)
 """Hooks that only a rank calls which has torch."""
@@ -45,3 +46,10 @@ def test_a_domain_is_imported_only_when_a_hook_is_called() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_the_rest_works_without_a_domain(domain: str) -> None:
+    removal_domains.main([domain])
