@@ -201,4 +201,4 @@ def test_a_class_of_a_persons_own(local: LocalDriver, name: str, to: str, monkey
         assert model.words == ["a", "b"]
         done = local.run("export", run["run_id"], "-o", "other", check=False)
         assert done.returncode == 1
-        assert "_extra_state of the model is no tensor" in done.stderr
+        assert "_extra_state of the model is not a tensor" in done.stderr
