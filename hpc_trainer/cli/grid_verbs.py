@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
-from hpc_trainer.cli.options import Chosen, Given, only_point, resolve_runs_dir, tell_notes
+from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_plan import (
     memory_json,
@@ -35,7 +35,7 @@ from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.plan import known_of
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.cancel import cancelled_with_sweep
-from hpc_trainer.operate.find import elsewhere_too, select
+from hpc_trainer.operate.find import configured_runs_dir, elsewhere_too, select
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import is_alive, pid_of
@@ -117,7 +117,7 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     """
     changes = [word for word in names if "=" in word or word.startswith("~")]
     names = [word for word in names if word not in changes]
-    status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
+    status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, chosen, names, sweep)) else ())
     takes_all = bool(names) and list(names) != [status.sweep.name]

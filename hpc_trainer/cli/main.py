@@ -431,7 +431,7 @@ _NO_ROOM = "Free some space (quota -s, df -h), or name another folder: paths.run
 
 def _closed_words(path: Path) -> str:
     """Return the owner of a file that the user may not access, and advice if it is in a colleague's folder of runs."""
-    from hpc_trainer.cli.options import resolve_runs_dir
+    from hpc_trainer.operate.find import configured_runs_dir
 
     place = next((parent for parent in (path, *path.parents) if os.path.lexists(parent)), path)
     info = place.lstat()
@@ -440,7 +440,7 @@ def _closed_words(path: Path) -> str:
     except KeyError:
         owner = str(info.st_uid)
     said = f"{place} belongs to {owner} and has mode {stat.S_IMODE(info.st_mode):o}."
-    runs_dir = resolve_runs_dir(None).absolute()
+    runs_dir = configured_runs_dir().absolute()
     if path == runs_dir or runs_dir in path.parents:
         return f"{said} Keep your runs in a folder of your own, once: export HPC_TRAINER_RUNS=$HOME/runs"
     return said

@@ -319,13 +319,6 @@ class Chosen:
         return extend_grid(grid)
 
 
-def resolve_runs_dir(option: Path | None) -> Path:
-    """Return the folder of --runs-dir, else the configured folder."""
-    from hpc_trainer.operate.find import configured_runs_dir
-
-    return configured_runs_dir(option)
-
-
 def one_sweep(positional: str | None, option: str | None) -> str | None:
     """Return the sweep of a command that takes its name as an argument or as --sweep; None if neither is given.
 

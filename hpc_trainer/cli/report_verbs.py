@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.cli.common import counts_line, print_json, print_next, print_table, say, short_number, warn
-from hpc_trainer.cli.options import resolve_runs_dir
 from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.find import find_sweep, prepare_to_write
+from hpc_trainer.operate.find import configured_runs_dir, find_sweep, prepare_to_write
 from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
 from hpc_trainer.operate.report.page import render_page
 from hpc_trainer.operate.sync import sync_named, tracker_named
@@ -35,7 +34,7 @@ def run_report(
     """
     if warmup_steps is not None and warmup_steps < 0:
         raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
-    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
+    status = read_status(find_sweep(configured_runs_dir(runs_dir), name), is_look=True)
     warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
     report = build_report(status, warmup_steps=warmup_steps, options={"exports": exports})
     page = (output or status.sweep.folder / "report.html").absolute()
@@ -109,7 +108,7 @@ def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: 
         ConfigError: `to` is not a tracker that can be synced.
     """
     tracker = None if to is None else tracker_named(to, "--to ")
-    status, result = sync_named(resolve_runs_dir(runs_dir), names, sweep, tracker)
+    status, result = sync_named(configured_runs_dir(runs_dir), names, sweep, tracker)
     warn(status)
     if as_json:
         print_json({

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.cli.common import print_json, print_next, print_table
-from hpc_trainer.cli.options import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.find import configured_runs_dir
 from hpc_trainer.operate.show import DEFAULT, as_text, difference, find_run, sweep_lines, values
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Journal, read_first_weights
@@ -22,7 +22,7 @@ _WIDEST = 60
 
 def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: bool, as_json: bool) -> None:
     """Print the configuration of one run; without `every_key`, only keys that are not at their default."""
-    run = find_run(resolve_runs_dir(runs_dir), name, sweep)
+    run = find_run(configured_runs_dir(runs_dir), name, sweep)
     rows = values(run.spec)
     paths = run.sweep.run(run.spec.run_id)
     folder, first_weights = paths.folder, read_first_weights(paths)
@@ -60,7 +60,7 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
     """
     if len(names) < 2:
         raise ConfigError("diff compares runs: name two or more. hpc-trainer status lists them.")
-    folder = resolve_runs_dir(runs_dir)
+    folder = configured_runs_dir(runs_dir)
     runs = [find_run(folder, name, sweep) for name in names]
     rows = difference(runs)
     ids = [run.spec.run_id for run in runs]
@@ -78,7 +78,7 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
 
 def run_sweeps(runs_dir: Path | None, *, as_json: bool) -> None:
     """Print a line for each sweep."""
-    folder = resolve_runs_dir(runs_dir)
+    folder = configured_runs_dir(runs_dir)
     lines = sweep_lines(folder)
     if as_json:
         print_json([dataclasses.asdict(line) for line in lines])

@@ -11,10 +11,9 @@ from typing import Any
 from rich.markup import escape
 
 from hpc_trainer.cli.common import counts_line, print_json, print_next, say, state_markup, warn
-from hpc_trainer.cli.options import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.find import prepare_to_write, select
+from hpc_trainer.operate.find import configured_runs_dir, prepare_to_write, select
 from hpc_trainer.operate.run_page import gather_page, render_run_page
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.record.files import write_atomic
@@ -36,7 +35,7 @@ def run_why(
     """
     if page is not None and not page.absolute().parent.is_dir():
         raise ConfigError(f"--html={page}: there is no folder {page.absolute().parent}. Make it, or name another file.")
-    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
+    status, run_ids = select(configured_runs_dir(runs_dir), names, sweep, is_look=True)
     if len(run_ids) == 1:
         run = status.run(run_ids[0])
         why = explain(status, run)

@@ -108,15 +108,15 @@ def _export(
     import dataclasses
 
     from hpc_trainer.cli.common import print_json
-    from hpc_trainer.cli.options import resolve_runs_dir
     from hpc_trainer.deploy import export
     from hpc_trainer.errors import ConfigError
+    from hpc_trainer.operate.find import configured_runs_dir
     from hpc_trainer.operate.show import find_run
 
     if is_every_form and overrides:
         raise ConfigError(f"--all is every form, and {' '.join(overrides)} lists some. Leave one of the two out.")
     forms = export.forms_of(overrides, config_dirs) if overrides else export.EVERY
-    run = find_run(resolve_runs_dir(runs_dir), name, sweep)
+    run = find_run(configured_runs_dir(runs_dir), name, sweep)
     if is_every_form or overrides:
         _export_all(run, wanted, forms, runs_dir, as_json=as_json)
         return
@@ -281,13 +281,13 @@ def _target(
     name: str, overrides: list[str] | None, best: bool, step: int | None, raw: bool, sweep: str | None,
     config_dirs: list[Path] | None, trust: list[str] | None, runs_dir: Path | None,
 ) -> Target:  # fmt: skip
-    from hpc_trainer.cli.options import resolve_runs_dir
     from hpc_trainer.deploy.evaluate import Target
     from hpc_trainer.deploy.request import Which
+    from hpc_trainer.operate.find import configured_runs_dir
 
     which = Which(best=best, step=step, raw=raw)
     return Target(
-        name=name, runs_dir=resolve_runs_dir(runs_dir), sweep=sweep, which=which, overrides=overrides or (),
+        name=name, runs_dir=configured_runs_dir(runs_dir), sweep=sweep, which=which, overrides=overrides or (),
         config_dirs=config_dirs or (), trust=trust or (),
     )  # fmt: skip
 

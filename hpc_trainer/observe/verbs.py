@@ -32,11 +32,10 @@ def advise(
     import sys
 
     from hpc_trainer.cli.common import print_json, warn
-    from hpc_trainer.cli.options import resolve_runs_dir
     from hpc_trainer.observe.advice import advise_runs
-    from hpc_trainer.operate.find import select
+    from hpc_trainer.operate.find import configured_runs_dir, select
 
-    status, run_ids = select(resolve_runs_dir(runs_dir), names or [], sweep, is_look=True)
+    status, run_ids = select(configured_runs_dir(runs_dir), names or [], sweep, is_look=True)
     tuned, notes = advise_runs(status, run_ids)
     warn(status)
     if as_json:
@@ -118,12 +117,11 @@ def profile(
     import sys
 
     from hpc_trainer.cli.common import print_json, say
-    from hpc_trainer.cli.options import resolve_runs_dir
     from hpc_trainer.errors import RunStateError
     from hpc_trainer.observe.profile_client import ask_for_profile, await_profile
-    from hpc_trainer.operate.find import select
+    from hpc_trainer.operate.find import configured_runs_dir, select
 
-    status, chosen = select(resolve_runs_dir(runs_dir), [run], sweep)
+    status, chosen = select(configured_runs_dir(runs_dir), [run], sweep)
     if len(chosen) > 1:
         listed = ", ".join(chosen[:5])
         raise RunStateError(f"a profile is of one run, and {len(chosen)} fit {run}: {listed}. Name one.")

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say
 from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here
-from hpc_trainer.cli.options import Given, at_defaults, only_point, resolve_runs_dir
+from hpc_trainer.cli.options import Given, at_defaults, only_point
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.schema.cluster import Executor
@@ -28,7 +28,7 @@ from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.grids import retry, submit_grid
-from hpc_trainer.operate.find import prepare_to_write, select
+from hpc_trainer.operate.find import configured_runs_dir, prepare_to_write, select
 from hpc_trainer.operate.show import Known, find_run
 from hpc_trainer.record.files import make_folder, set_umask, write_atomic
 from hpc_trainer.record.layout import SweepPaths
@@ -75,7 +75,7 @@ def run_preempt(
     what: Drill, names: list[str], sweep: str | None, runs_dir: Path | None, *, timeout_s: float, as_json: bool
 ) -> None:
     """Interrupt a run; exit with 1 if it did not come back, or resumed at another step than the saved one."""
-    status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
+    status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
         listed = ", ".join(chosen[:5])
         raise RunStateError(f"verify preempt takes one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
@@ -228,7 +228,7 @@ def run_reproduce(
             + (f"Use: hpc-trainer verify reproduce {names[0]}" if names else "hpc-trainer status lists the runs.")
         )
     tell = _progress(as_json)
-    run = find_run(resolve_runs_dir(runs_dir), names[0], sweep)
+    run = find_run(configured_runs_dir(runs_dir), names[0], sweep)
     original = original_of(run.sweep.run(run.spec.run_id), steps, is_program=run.spec.is_program)
     check_record(original)
     place = place_of(run.sweep, run.spec.run_id)

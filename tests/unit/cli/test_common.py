@@ -16,8 +16,8 @@ from hpc_trainer.cli.common import (
     short_duration,
     short_number,
 )  # fmt: skip
-from hpc_trainer.cli.options import resolve_runs_dir
 from hpc_trainer.cli.run_verbs import speed_words
+from hpc_trainer.operate.find import configured_runs_dir
 from hpc_trainer.record.states import RunState
 
 
@@ -56,14 +56,14 @@ def test_counts() -> None:
 
 
 def test_where_sweeps_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_runs_dir(None) == Path("runs")
+    assert configured_runs_dir(None) == Path("runs")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "hpc_trainer").mkdir()
     (tmp_path / "hpc_trainer" / "config.yaml").write_text("paths.runs_dir: ~/own\n")
-    assert resolve_runs_dir(None) == Path("~/own").expanduser()
+    assert configured_runs_dir(None) == Path("~/own").expanduser()
     monkeypatch.setenv("HPC_TRAINER_RUNS", "/env")
-    assert resolve_runs_dir(None) == Path("/env")
-    assert resolve_runs_dir(Path("/option")) == Path("/option")
+    assert configured_runs_dir(None) == Path("/env")
+    assert configured_runs_dir(Path("/option")) == Path("/option")
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.5, "0.5"), (9.3333, "9.333"), (1000, "1,000"), (11520.4, "11,520")])
