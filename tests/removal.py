@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,6 @@ import importlib, sys
 import hpc_trainer
 assert hpc_trainer.__file__.startswith(sys.argv[1]), hpc_trainer.__file__
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.feature_keys import PACKAGE
 from hpc_trainer.config.table.declarations import features
 import hpc_trainer.cli.main, hpc_trainer.launch.submit, hpc_trainer.record.status, hpc_trainer.training.build
 import hpc_trainer.worker.rank
@@ -52,7 +51,7 @@ from tests.composed import composed
 for words in (["experiment=digits"], ["experiment=gpt_bytes", "cluster=local"]):
     validate(composed(words))
 for feature in features():
-    importlib.import_module(feature.rank_half or f"{PACKAGE}.{feature.name}.{feature.name}").ABILITY
+    importlib.import_module(feature.rank_half).ABILITY
 """
 
 
@@ -195,7 +194,7 @@ def play(name: str, *, seed: int, num_tests: int | None, is_quick: bool = False)
     traces, outcome = Traces.of(name), Outcome(name)
     with tempfile.TemporaryDirectory(prefix="hpc-trainer-removal-") as folder:
         copy = Path(folder).resolve() / "project"
-        _copy(copy)
+        copy_project(copy)
         outcome.mentions = remove(name, copy, traces)
         missing = "\n".join(unresolved(copy))
         if missing:
@@ -212,8 +211,9 @@ def play(name: str, *, seed: int, num_tests: int | None, is_quick: bool = False)
     return outcome
 
 
-def _copy(copy: Path) -> None:
-    for part in _COPIED:
+def copy_project(copy: Path, parts: Sequence[str] = _COPIED) -> None:
+    """Copy files and folders of the project to a folder, without bytecode."""
+    for part in parts:
         source = ROOT / part
         if source.is_dir():
             shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))

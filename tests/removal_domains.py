@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from hpc_trainer.domains import DOMAINS
+from tests.removal import ROOT, copy_project
 
-ROOT = Path(__file__).resolve().parents[1]
 VERBS = {
     "deploy": ("export", "eval", "predict"),
     "observe": ("advise", "profile"),
@@ -85,10 +85,7 @@ print(len(names))
 
 def without(domain: str, root: Path) -> None:
     """Copy the package and its configurations to `root`, without a domain and its name in the registry."""
-    for name in ("hpc_trainer", "conf"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, root)
+    copy_project(root, ("hpc_trainer", "conf", "pyproject.toml", "README.md"))
     shutil.rmtree(root / "hpc_trainer" / domain)
     for name in FILES.get(domain, ()):
         (root / name).unlink()

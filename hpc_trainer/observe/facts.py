@@ -298,7 +298,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row of the table in decision 0049."""
+    """Rule of `advise`: a condition on the facts of a run, and what follows from it; decision 0049 lists all."""
 
     name: str
     when: str

@@ -101,7 +101,7 @@ _MOST_STRAGGLERS_READ = 10 * MOST_LINES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """One line: at `step` and `time` a rank was found to be slow, slower than reported before, or no longer slow.
+    """Line of stragglers.jsonl: at `step` and `time` a rank became slow, became slower, or was no longer slow.
 
     `factor` is the rank's own work over the median of the other ranks' work: `own_s` over `others_s`, both in seconds
     of a step.

@@ -128,7 +128,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clues:
-    """What a domain adds to the explanation of a run (hook `clues`); each list is in reading order."""
+    """Contribution of a domain to the explanation of a run (hook `clues`); each list is in reading order."""
 
     headline: str | None = None
     """Sentence that comes before all other evidence."""

@@ -255,7 +255,7 @@ class Move:
     node: str
     """Slurm's name of the node that the run must not get again."""
     cause: str
-    """One of `MOVE_CAUSES`."""
+    """Cause of the attempt's end, from `MOVE_CAUSES`."""
     why: str
     """Line for the user, such as `the GPU of rank 3 on n7 lowers its clocks (..)`."""
     time: float

@@ -135,7 +135,7 @@ def find_by_uuid(entries: Iterable[JobRow], uuid: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One period in which a job had its nodes; times in seconds since the epoch, `elapsed_s` as sacct reports it."""
+    """Period in which a job had its nodes; times are in seconds since the epoch, `elapsed_s` is as sacct reports it."""
 
     job_id: str
     start_time: float

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.feature_keys import PACKAGE
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import features
 from hpc_trainer.config.table.feature import Feature
@@ -287,8 +286,7 @@ def abilities(config: TrainConfig) -> list[Ability]:
 
 
 def _load(feature: Feature) -> type[Ability]:
-    module = feature.rank_half or f"{PACKAGE}.{feature.name}.{feature.name}"
-    kind: type[Ability] = importlib.import_module(module).ABILITY
+    kind: type[Ability] = importlib.import_module(feature.rank_half).ABILITY
     return kind
 
 

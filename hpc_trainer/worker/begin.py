@@ -30,7 +30,6 @@ from hpc_trainer.record.ledger import keep_spent, most_timeouts, newest_timeouts
 from hpc_trainer.record.reading import Faults, read_json
 from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.runtime import machine
-from hpc_trainer.runtime import machine as software
 from hpc_trainer.runtime.code import checkouts_of, code_digests, places_of
 from hpc_trainer.runtime.pace import better_limit_min
 from hpc_trainer.runtime.rank_env import RankEnv
@@ -172,14 +171,14 @@ def node_facts(env: RankEnv) -> dict[str, Any]:
     """Return the facts that each node records about itself."""
     return {
         "node": env.node, "node_rank": env.node_rank, "driver": machine.driver(), "devices": machine.devices(),
-        "cpu": machine.cpu(), "memory_bytes": machine.memory_bytes(), "system": software.system(),
-        "libraries": software.libraries(),
+        "cpu": machine.cpu(), "memory_bytes": machine.memory_bytes(), "system": machine.system(),
+        "libraries": machine.libraries(),
     }  # fmt: skip
 
 
 def _record(config: TrainConfig, paths: RunPaths, env: RankEnv, facts: Mapping[str, Any]) -> dict[str, Any]:
     redaction = Redaction.of_process()
-    versions, origins = software.packages()
+    versions, origins = machine.packages()
     record = {
         **node_facts(env),
         "hpc_trainer": __version__,
@@ -187,8 +186,8 @@ def _record(config: TrainConfig, paths: RunPaths, env: RankEnv, facts: Mapping[s
         "nodes": os.environ.get("SLURM_JOB_NODELIST"),
         "command": _commands(paths, redaction),
         "code": _code(config, paths, facts, redaction),
-        "python": software.python(), "packages": versions, "origins": redaction.values(origins),
-        "modules": software.modules(), "variables": redaction.variables(software.variables()),
+        "python": machine.python(), "packages": versions, "origins": redaction.values(origins),
+        "modules": machine.modules(), "variables": redaction.variables(machine.variables()),
         "data": redaction.values(facts.get("data") or {}),
     }  # fmt: skip
     return {**record, "redacted": redaction.count}

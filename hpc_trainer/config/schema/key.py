@@ -108,7 +108,7 @@ def declared(kind: Any, name: str) -> Key | None:
 
 
 class Declared(NamedTuple):
-    """One field of one schema."""
+    """Field of a schema, with its metadata and its place among the sections."""
 
     name: str
     """Dotted name, as a user types it."""

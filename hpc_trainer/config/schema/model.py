@@ -270,7 +270,7 @@ class HfConfig(ModelConfig):
 
 
 class MobilenetSize(str, enum.Enum):
-    """One of the paper's two networks."""
+    """Size of a MobileNetV3; the paper has two."""
 
     small = "small"
     large = "large"

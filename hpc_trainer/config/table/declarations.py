@@ -31,9 +31,12 @@ def features() -> tuple[Feature, ...]:
     for of_domain in contributions("features"):
         by_name |= of_domain
     return tuple(
-        dataclasses.replace(feature, name=name, needs=_read(feature.needs), excludes=_read(feature.excludes))
+        dataclasses.replace(
+            feature, name=name, rank_half=feature.rank_half or f"{PACKAGE}.{name}.{name}",
+            needs=_read(feature.needs), excludes=_read(feature.excludes),
+        )
         for name, feature in sorted(by_name.items())
-    )
+    )  # fmt: skip
 
 
 def _read(rows: tuple[Row, ...]) -> tuple[Row, ...]:

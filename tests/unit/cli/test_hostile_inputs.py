@@ -133,7 +133,7 @@ def _tree(folder: Path) -> list[str]:
 
 
 def _is_sampled(case: Case) -> bool:
-    """Of those in a command or a path, each value in one place; of words of a directive, two values each."""
+    """Return True for one place of each value in a command or a path, and for two values of each directive's word."""
     if case.where in PLACES:
         number = PAYLOADS.index(case.value)
         given = PLACES[number % 2 :: 2]

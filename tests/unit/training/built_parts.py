@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.declarations import PACKAGE, features
+from hpc_trainer.config.table.declarations import features
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.ability import Ability, Building, abilities
 from hpc_trainer.training.build import build_dataset, build_model, build_task, make_optimizer
@@ -54,10 +55,12 @@ def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Buil
 
 
 def _chosen(config: TrainConfig) -> list[Ability]:
-    always = tuple(
-        each.rank_half or f"{PACKAGE}.{each.name}." for each in features() if not each.on or not each.is_on(config)
-    )
-    return [each for each in abilities(config) if not type(each).__module__.startswith(always)]
+    always = {
+        importlib.import_module(each.rank_half).ABILITY
+        for each in features()
+        if not each.on or (each.is_in_each_run and not each.is_on(config))
+    }
+    return [each for each in abilities(config) if type(each) not in always]
 
 
 def optimizer_of(

@@ -60,7 +60,7 @@ def _chart(title: str, unit: str, points: list[tuple[float, float]]) -> Chart:
 
 
 def _parts(flights: Mapping[int, Flight], chart: Chart) -> list[PagePart]:
-    """What the domain adds to a page, of these records and this chart."""
+    """Return the parts of a page that the domain makes of these records and this chart."""
     return [
         PagePart(before_logs=last_moments(flights), style=LANES_STYLE), PagePart(after_logs=render_telemetry([chart])),
     ]  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runtime import machine
-from hpc_trainer.runtime import machine as software
 
 
 def test_versions_are_those_of_importlib_metadata() -> None:
@@ -19,7 +18,7 @@ def test_versions_are_those_of_importlib_metadata() -> None:
     for each in metadata.distributions():
         wanted.setdefault(re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(), each.version)
 
-    found, _ = software.packages()
+    found, _ = machine.packages()
 
     assert found == dict(sorted(wanted.items()))
     assert "torch" in found
@@ -39,7 +38,7 @@ def test_where_packages_come_from(tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "plain-9.0.dist-info").mkdir()
 
-    versions, origins = software.packages([str(tmp_path), str(tmp_path / "later"), str(tmp_path / "nowhere")])
+    versions, origins = machine.packages([str(tmp_path), str(tmp_path / "later"), str(tmp_path / "nowhere")])
 
     assert versions == {"by-name": "2.0", "odd": "4", "of-git": "3.0+cu1", "plain": "1.0"}
     assert origins == {
@@ -52,22 +51,22 @@ def test_where_packages_come_from(tmp_path: Path) -> None:
 def test_variables_are_those_that_matter() -> None:
     environ = {"NCCL_DEBUG": "INFO", "HOME": "/home/me", "SLURM_JOB_ID": "7", "LD_LIBRARY_PATH": "/x", "MAIL": "y"}
 
-    assert list(software.variables(environ)) == ["LD_LIBRARY_PATH", "NCCL_DEBUG", "SLURM_JOB_ID"]
+    assert list(machine.variables(environ)) == ["LD_LIBRARY_PATH", "NCCL_DEBUG", "SLURM_JOB_ID"]
 
 
 def test_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOADEDMODULES", "gcc/13.2:cuda/13.0")
 
-    assert software.modules() == ["gcc/13.2", "cuda/13.0"]
+    assert machine.modules() == ["gcc/13.2", "cuda/13.0"]
 
 
 def test_the_machine_names_its_processor_and_libraries() -> None:
     import torch
 
     assert machine.cpu()["count"] >= 1
-    found = software.libraries()
+    found = machine.libraries()
     assert (found["torch"], found["cpu_kernels"]) == (torch.__version__, torch.backends.cpu.get_cpu_capability())
-    assert software.python()["executable"] == sys.executable
+    assert machine.python()["executable"] == sys.executable
 
 
 def test_gpus_of_the_driver_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

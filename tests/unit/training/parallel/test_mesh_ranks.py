@@ -33,7 +33,7 @@ def _pairs() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the kinds said that are needed: all of them if any long test was chosen."""
+    """Run the ranks of the kinds that are needed, which are all if a long test was chosen."""
     path = tmp_path_factory.mktemp("mesh")
     run_child(Path(__file__).with_name("mesh_step_child.py"), path, *(KINDS if has_long(request) else SAMPLE))
     return path

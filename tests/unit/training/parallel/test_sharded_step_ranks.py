@@ -21,7 +21,7 @@ SAMPLE = ["single", "zero2", "fsdp2"]
 
 @pytest.fixture(scope="module")
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What the kinds said that are needed: all of them if any long test was chosen."""
+    """Run the ranks of the kinds that are needed, which are all if a long test was chosen."""
     folder = tmp_path_factory.mktemp("steps")
     run_child(Path(__file__).with_name("sharded_step_child.py"), folder, *(KINDS if has_long(request) else SAMPLE))
     return said_by({kind: (KINDS[kind][0], None) for kind in KINDS}, folder)
