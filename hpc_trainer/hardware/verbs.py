@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,3 +34,25 @@ def list_profiles(
         print_json({"profiles": names})
     else:
         print_table(["name"], [[name] for name in names])
+
+
+@hardware.command(cls=Verb)
+def discover(
+    output: Annotated[
+        Path, typer.Option("--output", metavar="FOLDER", help="Folder of the files, for --config-dir.")
+    ] = Path("site"),
+    partition: Annotated[
+        list[str] | None, typer.Option("--partition", metavar="NAME", help="Only this partition; may be repeated.")
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", metavar="NAME", help="Account that you submit with; no file holds it.")
+    ] = None,
+    qos: Annotated[str | None, typer.Option("--qos", metavar="NAME", help="QOS for the hardware files.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that have other figures.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; write nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a cluster file and hardware files of the cluster that answers here, made of what its Slurm says."""
+    from hpc_trainer.hardware.live_verbs import run_discover
+
+    run_discover(output, partition or [], account, qos, force=force, dry_run=dry_run, as_json=as_json)
