@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 
-from hpc_trainer.cli.common import print_json, print_next, print_table, say
-from hpc_trainer.cli.options import tell_notes
-from hpc_trainer.errors import ConfigError, ExitCode
+from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say, short_number
+from hpc_trainer.cli.grid_verbs import freeze_given
+from hpc_trainer.cli.options import Given, tell_notes
+from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.config.compose.overrides import override_value
+from hpc_trainer.config.compose.own_files import read_project
+from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
+from hpc_trainer.hardware.check import (
+    WRONG,
+    Line,
+    Measured,
+    check_lines,
+    compose_profile,
+    measured_lines,
+    overrides_of,
+    read_ranks,
+)
 from hpc_trainer.hardware.discover import (
     Choice,
     Discovery,
@@ -27,8 +44,15 @@ from hpc_trainer.hardware.discover import (
     user_groups,
     write_files,
 )
+from hpc_trainer.hardware.rank_probe import clock_against_server, filesystem_of
+from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import submit_grid
+from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.record.measured import write_measured
+from hpc_trainer.record.status import read_status
 from hpc_trainer.slurm.inventory import read_inventory
 from hpc_trainer.slurm.limits import Limits
+from hpc_trainer.slurm.shape import shape_of
 
 _USER_FILE = "~/.config/hpc_trainer/config.yaml"
 
@@ -205,3 +229,164 @@ def _discovery_json(found: Discovery, choice: Choice, files: Sequence[Written], 
         "left_out": dict(found.skipped),
         "notes": list(found.notes),
     }  # fmt: skip
+
+
+# --- check ---
+
+_SWEEP = "hardware_check"
+_LIMIT_MIN = 10
+# squeue once a while: the job waits for minutes or hours, and measures for less than one.
+_POLL_S, _SLOWEST_POLL_S = 5.0, 30.0
+_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+
+
+def run_check(
+    name: str, given: Given, *, runs: bool, internet: bool, timeout_s: float, as_json: bool
+) -> None:  # fmt: skip
+    """Compare a profile with the cluster, and measure with a short job if `runs`; exit with 1 if a line is wrong."""
+    folders = [*(given.config_dirs or ()), *read_project().config_dirs]
+    overrides = overrides_of(name, given.overrides or [], folders)
+    config = compose_profile(overrides, folders)
+    limits = read_inventory()
+    shape = shape_of(config)
+    lines = check_lines(config, shape, limits)
+    is_fit = all(line.verdict != WRONG for line in lines)
+    if not as_json:
+        print(as_typed(f"{name} on {limits.cluster}, Slurm {limits.version or 'of an unknown release'}"))
+        _print_lines(lines)
+        tell_notes(limits.notes)
+    figures = None
+    measured: list[Line] = []
+    if runs and is_fit:
+        grid = _probe_grid(overrides, given, config.hardware.device_type, internet=internet)
+        found = _run_probe(grid, timeout_s, say=(lambda _: None) if as_json else lambda text: print(text, flush=True))
+        measured = list(measured_lines(found, shape, is_gpu=config.hardware.device_type == "cuda"))
+        day = time.strftime("%Y-%m-%d")
+        figures = {"cluster": limits.cluster, "hardware": name, "day": day, **found.to_json()}
+        kept = write_measured(str(limits.cluster), name, figures)
+        if not as_json:
+            _print_measured(figures, measured, kept)
+    all_lines = [*lines, *measured]
+    if as_json:
+        print_json(
+            {
+                "cluster": limits.cluster, "hardware": name, "lines": [dataclasses.asdict(line) for line in lines],
+                "measured_lines": [dataclasses.asdict(line) for line in measured], "measured": figures,
+                "notes": list(limits.notes),
+            }
+        )  # fmt: skip
+    elif runs and not is_fit:
+        print("No job was submitted: correct what is wrong first.")
+    if any(line.verdict == WRONG for line in all_lines):
+        sys.exit(ExitCode.FAILED)
+    if not as_json and not runs:
+        dirs = "".join(f" --config-dir {folder}" for folder in given.config_dirs or ())
+        print_next(f"hardware check {' '.join([name, *(given.overrides or [])])}{dirs} --run")
+
+
+def _print_lines(lines: Sequence[Line]) -> None:
+    rows = [[line.key, line.asked or "-", line.cluster or "-", line.verdict] for line in lines]
+    print_table(["key", "profile", "cluster", "verdict"], rows, least=(("cluster", 20),))
+    for line in lines:
+        if line.fix:
+            say(f"{line.verdict}: {line.fix}")
+
+
+def _probe_grid(overrides: Sequence[str], given: Given, device: str, *, internet: bool) -> Grid:
+    """Return the one run that measures: the profile's shape, its cluster's set-up, and our script as the program."""
+    script = Path(__file__).with_name("rank_probe.py")
+    words = ["python", str(script), "--folder", "{run.dir}", "--device", "cuda" if device == "cuda" else "cpu"]
+    if internet:
+        words += ["--internet", package_index()]
+    forced = [
+        f"train.command={override_value(' '.join(words))}", "train.command_env=torchrun",
+        f"hardware.time_limit_min={_LIMIT_MIN}", f"sweep_name={_SWEEP}",
+    ]  # fmt: skip
+    kept = [word for word in overrides if not word.startswith(("hardware.time_limit_min=", "sweep_name="))]
+    return freeze_given(Given(kept, given.config_dirs, given.trust), *forced)
+
+
+def package_index() -> str:
+    """Return HOST:PORT of the configured package index, else of a site that always answers."""
+    url = next((os.environ[name] for name in _INDEX_VARIABLES if os.environ.get(name)), "https://example.com")
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port or (80 if parts.scheme == 'http' else 443)}"
+
+
+def _run_probe(grid: Grid, timeout_s: float, say: Callable[[str], None]) -> Measured:
+    """Submit the job, wait for its end, and return what its ranks wrote; a job that is left is cancelled.
+
+    Raises:
+        RunStateError: the job did not end in time, or no rank wrote anything.
+    """
+    (spec,) = grid.specs
+    with ended_by_signals():
+        done = submit_grid(grid, fresh=True, command_line=sys.argv)
+        job_ids = ", ".join(array.job_id for array in done.arrays)
+        say(f"\nJob {job_ids} measures on {spec.shape.num_nodes} node(s); waiting for it ..")
+        deadline, pause = time.monotonic() + timeout_s, _POLL_S
+        try:
+            while (run := read_status(grid.sweep).run(spec.run_id)).state.is_active:
+                if time.monotonic() > deadline:
+                    raise RunStateError(
+                        f"job {job_ids} has not ended after {timeout_s:g} s, and is {run.state.value}. It was "
+                        "cancelled. Take a longer --timeout."
+                    )
+                time.sleep(pause)
+                pause = min(_SLOWEST_POLL_S, pause * 1.2)
+        except BaseException:
+            status = read_status(grid.sweep)
+            cancel_runs(status, [run for run in status.open_runs.values() if run.state.is_active])
+            raise
+    folder = grid.sweep.run(spec.run_id).output
+    ranks = read_ranks(folder, spec.shape.world_size)
+    if not ranks:
+        raise RunStateError(
+            f"job {job_ids} is {run.state.value} and no rank measured anything: {run.reason or 'no reason is known'}. "
+            f"Read: hpc-trainer logs {spec.run_id}"
+        )
+    return Measured(
+        ranks=ranks, world_size=spec.shape.world_size, filesystem=filesystem_of(folder),
+        login_clock_s=clock_against_server(folder / ".clock-login"),
+    )  # fmt: skip
+
+
+def _print_measured(figures: dict[str, Any], lines: Sequence[Line], kept: Path) -> None:
+    rows = [
+        [
+            str(rank["rank"]), rank["node"], rank["gpu_uuid"] or rank["gpu"] or "-", _ranges(rank["cpus"]),
+            ",".join(map(str, rank["numa"])) or "-",
+        ]
+        for rank in figures["ranks"]
+    ]  # fmt: skip
+    print()
+    print_table(["rank", "node", "GPU", "CPUs", "NUMA"], rows)
+    where = {"node": "within a node", "across": "one rank of each node", "all": "all ranks"}
+    rows = [
+        [
+            where[scope], str(found["ranks"]), f"{found['latency_s'] * 1e6:.0f} µs",
+            f"{short_number(found['bus_bytes_per_s'])}B/s",
+        ]
+        for scope, found in figures["all_reduce"].items()
+    ]  # fmt: skip
+    if rows:
+        print()
+        print_table(["all-reduce", "ranks", "latency", "bus bandwidth"], rows)
+    print()
+    if (writes := figures["write_bytes_per_s"]) is not None:
+        total = f", {short_number(writes['sum'])}B/s in all" if len(figures["clock_offset_s"]) > 1 else ""
+        kind = figures["filesystem"] or "a file system of unknown type"
+        print(f"Writing into the folder of runs ({kind}): {short_number(writes['slowest_node'])}B/s a node{total}")
+    _print_lines(lines)
+    print(as_typed(f"Kept in {kept}"))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as ranges: `0-3,8`."""
+    words, start = list[str](), None
+    for index, number in enumerate(numbers):
+        start = number if start is None else start
+        if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
+            words.append(str(start) if start == number else f"{start}-{number}")
+            start = None
+    return ",".join(words) or "-"

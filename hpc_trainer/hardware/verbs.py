@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.options import ConfigDir, Json, Verb
+from hpc_trainer.cli.options import ConfigDir, Given, Json, Overrides, Verb
 
 verbs = typer.Typer()
 hardware = typer.Typer(
@@ -56,3 +56,26 @@ def discover(
     from hpc_trainer.hardware.live_verbs import run_discover
 
     run_discover(output, partition or [], account, qos, force=force, dry_run=dry_run, as_json=as_json)
+
+
+@hardware.command(cls=Verb)
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A profile, as hardware=NAME takes it.")],
+    overrides: Overrides = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Submit a short job that measures binding, links and files.")
+    ] = False,
+    internet: Annotated[
+        bool, typer.Option("--internet/--no-internet", help="Let a rank of each node try to reach the package index.")
+    ] = True,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that the job may wait and work.")
+    ] = 3600.0,
+    config_dir: ConfigDir = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a profile with the cluster that answers here, line by line, with the fix of what is wrong."""
+    from hpc_trainer.hardware.live_verbs import run_check
+
+    given = Given(overrides, config_dir, None)
+    run_check(name, given, runs=run, internet=internet, timeout_s=timeout, as_json=as_json)
