@@ -41,7 +41,7 @@ def test_what_was_discovered_plans_and_runs(
     assert (ACCOUNT in accounts) == (variant != "noaccounting")
     assert not any(ACCOUNT in path.read_text() for path in (tmp_path / "site").rglob("*.yaml"))
 
-    words = ["--config-dir", "site", f"cluster={name}", *TINY, "sweep_name=discovered"]
+    words = ["--config-dir", "site", *TINY, "sweep_name=discovered"]
     for file in (one, whole):
         check = driver.json("hardware", "check", file["name"], "--config-dir", "site")
         assert {line["verdict"] for line in check["lines"]} == {"ok"}

@@ -23,7 +23,6 @@ from hpc_trainer.hardware.check import (
     Line,
     Measured,
     check_lines,
-    find_cluster,
     measured_lines,
     read_ranks,
 )
@@ -41,8 +40,7 @@ FITTING = ("hardware.partition=gpu", "hardware.gpu_type=a100", "hardware.gpus_pe
 
 
 def _lines(*words: str) -> list[Line]:
-    config = composed(["cluster=slurm", "hardware=gpu_x1", *words])
-    return check_lines(config, shape_of(config), read_inventory())
+    return check_lines(composed(["cluster=slurm", "hardware=gpu_x1", *words]), read_inventory())
 
 
 def _wrong(*words: str) -> dict[str, str]:
@@ -129,13 +127,6 @@ def test_a_profile_of_another_cluster_says_so(recorded: Play) -> None:
     (line,) = (line for line in _lines(*FITTING, "cluster.name=perlmutter") if line.key == "cluster")
     assert (line.verdict, line.cluster) == (NOTE, "campus")
     assert "The profile is for perlmutter, and Slurm here is campus" in line.fix
-
-
-def test_the_cluster_of_a_profile() -> None:
-    choices = ["local", "slurm", "zoo", "nersc/perl", "nersc/perlmutter"]
-    assert find_cluster("nersc/perlmutter_x4", choices) == "nersc/perlmutter"
-    assert find_cluster("zoo/main_a100_x4", choices) == "zoo"
-    assert find_cluster("gpu_x1", choices) is None
 
 
 def test_the_verb_exits_with_1_if_a_line_is_wrong(
