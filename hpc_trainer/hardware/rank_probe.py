@@ -97,9 +97,8 @@ def gpu(torch: Any, local_rank: int) -> dict[str, Any]:
     index = local_rank % count
     torch.cuda.set_device(index)
     facts = torch.cuda.get_device_properties(index)
-    bus = "{:04x}:{:02x}:{:02x}.0".format(
-        getattr(facts, "pci_domain_id", 0), getattr(facts, "pci_bus_id", 0), getattr(facts, "pci_device_id", 0)
-    )
+    parts = (int(getattr(facts, f"pci_{name}_id", 0)) for name in ("domain", "bus", "device"))
+    bus = "{:04x}:{:02x}:{:02x}.0".format(*parts)
     try:
         numa: int | None = int(Path(f"/sys/bus/pci/devices/{bus}/numa_node").read_text())
     except (OSError, ValueError):
