@@ -32,6 +32,7 @@ _NODE_CLOCKS_S, _SERVER_CLOCK_S = (45, -60, 90, -90), 30
 _AT_ONCE = 4  # commands; more would leave the runs no core
 _COMMAND_S = 300.0
 _CANCEL_S = 90.0  # within which a cancel is obeyed
+_BRING_BACK_S = 10.0  # between two `status` for runs that no longer come back by themselves: 2 s of a core each
 _FAULTS = {"outage": "outage", "all": "outage", "quota": "quota"}
 _FAULT_S, _FAULT_RATE = 30.0, 0.1
 _KILLS = ("preempt", "kill a rank", "requeue by hand", "warn", "node down", "power cut")
@@ -68,6 +69,7 @@ class Campaign(Soak):
     slow_cancels: list[str] = field(default_factory=list)
     pause_s: float = 4.0
     _fault_until: float = 0.0
+    _brought_back_at: float = 0.0
     _under_way: list[Command] = field(default_factory=list)
 
     @property
@@ -121,7 +123,18 @@ class Campaign(Soak):
         for _ in range(self.random.choice((1, 1, 2, 3))):
             self._begin_command()
         self._begin_fault()
+        # Several at once: a rank is killed while the rank next to it, or its node, goes too.
+        for _ in range(self.random.choice((0, 1, 2, 3))):
+            name, disturb = self.random.choice((("kill a rank", self._kill_rank), ("requeue by hand", self._requeue)))
+            if (what := disturb()) is not None:
+                self.blows[name] += 1
+                self.say(f"{name}: {what}")
         super().blow()
+
+    def _bring_back(self, scene: Scene) -> None:
+        if time.monotonic() > self._brought_back_at + _BRING_BACK_S:
+            self._brought_back_at = time.monotonic()
+            super()._bring_back(scene)
 
     def _begin_fault(self) -> None:
         """Let the server be away, or its quota be full, for a while: where the kind plays that."""
