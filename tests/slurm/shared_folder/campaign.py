@@ -289,6 +289,9 @@ class Campaign(Soak):
             if again:
                 self.errors.append(f"submit again submitted {again}")
         late = [each for each in wrong if each.is_late]
+        for scene, run in self.runs():
+            if run in different:
+                self.say(_difference(run, self._kept_of(kept, scene, run)))
         for run in lost:
             self.say(f"LOST {run.folder.name}: {shown[run.folder]}")
         for what, found in (
@@ -313,6 +316,27 @@ class Campaign(Soak):
         self.has_failed = any(values[-7:])
 
     has_failed: bool = False
+
+
+def _difference(run: Run, kept: Reference) -> str:
+    """Return the lines of metrics that differ, how the final weights do, and the journal of a run; its folder goes."""
+    only = [
+        f"{whose} {line}"
+        for whose, mine, others in (("undisturbed:", kept.metrics, run.metrics), ("here:", run.metrics, kept.metrics))
+        for line in mine
+        if line not in others
+    ]
+    weights = "the same" if run.final_state == kept.final_state else "others"
+    counts = f"{len(run.metrics)} lines of metrics and {len(kept.metrics)} undisturbed"
+    journal = [str(record) for kind in ("start", "resume", "end") for record in run.records(kind)]
+    files = [
+        f"{path.relative_to(run.folder)} {path.stat().st_size} {path.stat().st_mtime:.2f}"
+        for path in sorted(run.folder.rglob("*"))
+        if path.is_file()
+    ]
+    told = [f"{path.name}: {path.read_text(errors='replace')[-3000:]}" for path in sorted(run.folder.rglob("told/*"))]
+    lines = (run.folder / "metrics.jsonl").read_text(errors="replace").splitlines()
+    return "\n".join([f"{run.folder.name}: weights {weights}, {counts}", *only[:20], *journal, *files, *told, *lines])
 
 
 def _is_doubled(run: Run) -> bool:
