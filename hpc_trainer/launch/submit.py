@@ -147,7 +147,7 @@ def _write_sweep(plan: SweepPlan, command_line: Sequence[str], code: Snapshot | 
         plan.grid.sweep.sweep,
         {
             "sweep": plan.grid.sweep.name,
-            "command": Redaction.of_process().words(command_line),
+            "command": Redaction.of_process().arguments(command_line),
             "time": time.time(),
             "run_ids": [spec.run_id for spec in plan.grid.specs],
             "axes": sorted({axis for spec in plan.grid.specs for axis in spec.axes}),

@@ -101,7 +101,7 @@ class RunPaths:
     """Address at which rank 0 listens for the other ranks; rank 0 replaces."""
     checkpoints = _Named("checkpoints")
     """Checkpoints: step-00000100/ and so on."""
-    told = _Named("told")
+    logged = _Named("told")
     """Metrics that the user's program logs, a file for each attempt, and the return value of a Hydra app's task."""
     returned = _Named(f"told/{RETURNED}")
     """Return value of the task of a Hydra app; its first rank writes once."""
@@ -180,9 +180,9 @@ class RunPaths:
     def _is_old(self) -> bool:
         return exists(self.at(OLD_JOURNAL), Faults()) is True
 
-    def told_metrics(self, attempt: int) -> Path:
+    def logged_metrics(self, attempt: int) -> Path:
         """Return the file for a program's metrics of one attempt (`$HPC_TRAINER_METRICS`); the program appends."""
-        return self.told / f"attempt-{attempt:03d}.jsonl"
+        return self.logged / f"attempt-{attempt:03d}.jsonl"
 
     def program_end(self, attempt: int, rank: int) -> Path:
         """Return the file that says that a rank's program ended well; that rank writes, rank 0 waits for it."""

@@ -192,7 +192,7 @@ def on_each_rank(group: RankGroup, action: Callable[[], tuple[T, Any]]) -> tuple
     outcome, cause = attempt(share)
     outcomes = group.gather(outcome)
     raise_any(outcomes, cause)
-    return kept[0], [each["value"] for each in outcomes]
+    return kept[0], [outcome["value"] for outcome in outcomes]
 
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05

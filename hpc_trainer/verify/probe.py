@@ -155,7 +155,7 @@ _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 
 
 def replacements(config: TrainConfig) -> Replacements:
-    """Return the replacement of RunContext in a rank of a certified run (worker/attempt.py)."""
+    """Return the replacement of RunContext in a rank of a run of `verify resume` (worker/attempt.py)."""
     plan = from_text(os.environ[VARIABLE])
 
     def build(**settings: Any) -> RunContext:

@@ -182,10 +182,10 @@ def _read() -> dict[str, list[Any]]:
     return {}
 
 
-def _write(known: dict[str, list[Any]]) -> None:
+def _write(digests: dict[str, list[Any]]) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         _place().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(_place(), json.dumps(known) + "\n", sync=False)
+        write_atomic(_place(), json.dumps(digests) + "\n", sync=False)
 
 
 def digest_of(place: Path, read: Callable[[Path], str] = remembered) -> str:
@@ -393,4 +393,4 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 def _filled(pattern: str, parts: Iterable[str | None]) -> str:
     first, *rest = pattern.split("*")
-    return first + "".join(f"{part}{each}" for part, each in zip(parts, rest, strict=True))
+    return first + "".join(f"{part}{value}" for part, value in zip(parts, rest, strict=True))

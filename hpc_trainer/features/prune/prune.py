@@ -109,7 +109,7 @@ class PruneAbility(Ability):
         shares = {name: (int(whole(mask).sum()), mask.numel()) for name, mask in masks.pruned.items()}
         if not self._group.is_rank_zero:
             return
-        num_pruned, total = (sum(each) for each in zip(*shares.values(), strict=True))
+        num_pruned, total = (sum(counts) for counts in zip(*shares.values(), strict=True))
         print(f"step {step}: pruned {num_pruned:,} of {total:,} numbers in {len(shares)} tensors, sparsity "
               f"{masks.sparsity:.4g} ({self.config.prune.method.name})")  # fmt: skip
         for name, (zeros, count) in shares.items():

@@ -48,11 +48,11 @@ def resolved(replay: ReplayConfig, origin: str | None, data: DataConfig, task: T
         ConfigError: the old data are not known, not there any more, or of another kind than `data`.
     """
     old = [typed_data(values) for values in replay.data] or _of_run(origin, task)
-    for each in old:
-        lines = [*data_problems(each, task), *_differences(each, data)]
+    for data_config in old:
+        lines = [*data_problems(data_config, task), *_differences(data_config, data)]
         if lines:
-            raise ConfigError("\n".join(f"replay: the old data (data={each.name}): {line}" for line in lines))
-    kept = [_shortened(with_absolute_paths(each)) for each in old]
+            raise ConfigError("\n".join(f"replay: the old data (data={data_config.name}): {line}" for line in lines))
+    kept = [_shortened(with_absolute_paths(data_config)) for data_config in old]
     return dataclasses.replace(replay, data=[item for place, item in enumerate(kept) if item not in kept[:place]])
 
 
