@@ -163,6 +163,11 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
             f"hardware.tasks_per_node={hardware.tasks_per_node} must equal gpus_per_node={hardware.gpus_per_node}: "
             f"each GPU has one rank. Use {hardware.gpus_per_node} or null."
         )
+    if hardware.gpu_types and hardware.gpu_type not in hardware.gpu_types:
+        yield (
+            f"hardware.gpu_types={hardware.gpu_types} must hold hardware.gpu_type={hardware.gpu_type}. Leave it out: "
+            "hardware=first:A,B sets it."
+        )
     if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
         yield "hardware.cpus_per_gpu and hardware.cpus_per_task both set the cores of a rank. Keep one of them."
     yield from script_words.word_problem("hardware.partition", hardware.partition, script_words.PARTITION)
