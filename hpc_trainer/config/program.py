@@ -197,7 +197,7 @@ def is_of_shell(command: str) -> bool:
 
 
 def is_of_run(folder: str | None) -> bool:
-    """Return True if `train.command_dir` is a folder of each run's own: `{run.dir}`, or `run` if there is no ./run."""
+    """Return True if each run has its own `train.command_dir`: `{run.dir}`, or `run` if there is no ./run."""
     return folder is not None and ("{run." in folder or (folder == OWN_FOLDER and not is_folder(Path(folder))))
 
 

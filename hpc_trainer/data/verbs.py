@@ -1,4 +1,4 @@
-"""The verbs of `hpc-trainer data`: what they ask, and what they print. No torch: a process of its own reads samples."""
+"""The verbs of `hpc-trainer data`, and their output. No torch: a separate process reads samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice for runs: rules give it, it is sorted by gain, and `advise`, `why` and the report show it.
+"""Advice for runs: made by rules, sorted by gain, and shown by `advise`, `why` and the report.
 
 A rule (rules_of_time.py, rules_of_resources.py) finds an observed fault in the facts of a run (facts.py), and names
 changes that would remove it. Advice is the first of these changes that is legal and gains enough.

@@ -1,4 +1,4 @@
-"""Where samples of GPUs and hosts are shown: charts of reports, energy in `results`, figures of a live view. No torch.
+"""Views of samples of GPUs and hosts: charts of reports, energy in `results`, figures of a live view. No torch.
 
 The samples are read from the run folder (telemetry.py); warnings about GPUs are shown by clues.py.
 """

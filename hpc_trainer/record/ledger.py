@@ -358,7 +358,7 @@ def match(attempts: Sequence[Attempt], allocations: Sequence[Allocation]) -> dic
 
 
 def _is_of_run(allocation: Allocation, attempts: Sequence[Attempt]) -> bool:
-    """Return True if an allocation without a journal line began within a day of the run's: a reused id is far away."""
+    """Return True if an allocation without a journal line began within a day of an attempt: a reused id is far away."""
     same = [attempt.start_time for attempt in attempts if attempt.job_id == allocation.job_id]
     return min(same) - 86_400 < allocation.start_time < max(same) + 86_400
 

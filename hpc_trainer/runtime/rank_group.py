@@ -1,4 +1,4 @@
-"""Ranks of one attempt, and what they say to each other outside the training step.
+"""Ranks of one attempt, and their messages outside the training step.
 
 Collectives of the group, errors of an action as JSON that ranks exchange, short messages over the process group's
 key-value store from any thread, and polls on a stop: after the step of a custom loop, and inside an evaluation.

@@ -156,7 +156,7 @@ class Mixes:
     is_cut: NDArray[np.bool_]
 
     def only(self, kept: NDArray[np.bool_]) -> Mixes:
-        """Return the mixes of which `kept` is true."""
+        """Return the mixes for which `kept` is true."""
         return Mixes(*(getattr(self, field.name)[kept] for field in dataclasses.fields(self)))
 
 

@@ -155,7 +155,7 @@ class _WithMore(nn.Module):
         self._tell = source.get_extra_state
 
     def get_extra_state(self) -> Any:
-        """Return a copy, since loading may fill it."""
+        """Return a copy of the extra state, since loading may write into it."""
         return copy.deepcopy(self._tell())
 
     def set_extra_state(self, state: Any) -> None:

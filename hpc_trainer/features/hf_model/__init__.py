@@ -67,7 +67,7 @@ class Kind(enum.Enum):
 
 
 def described(model: HfConfig, data: DataConfig) -> HfConfig:
-    """Return `model` with its `architecture` and whole `config`: what was given, then what the folder says.
+    """Return `model` with its `architecture` and whole `config`: given values first, then those of the folder.
 
     A model that is described already stays the same, also if its folder is gone.
 

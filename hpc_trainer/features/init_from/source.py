@@ -133,7 +133,7 @@ def read_names(path: Path) -> list[str]:
 
 
 def names_in(place: Path) -> list[str]:
-    """Return the names of all tensors there; of a checkpoint those of the model. Raises ConfigError, OSError."""
+    """Return the names of all tensors in `place`; for a checkpoint only the model's. Raises ConfigError, OSError."""
     if not is_checkpoint(place):
         return list(files_in(place))
     try:
@@ -225,7 +225,7 @@ def _entries(node: Mapping[str, Any]) -> dict[Any, Any]:
 
 
 def _find(config: InitFromConfig, runs_dir: Path) -> Path:
-    """Return the absolute place that is meant. Raises ConfigError if none is, or several are."""
+    """Return the absolute path that `init_from.path` names. Raises ConfigError if it names none, or several."""
     named = str(config.path)
     try:
         path = Path(named).expanduser().absolute()

@@ -408,9 +408,9 @@ class Trials:
             return next(batches)
 
     def _bytes_besides(self) -> tuple[int, int]:
-        """Return (bytes that training will hold besides, least bytes that an update needs besides those).
+        """Return (bytes that training holds and trials do not, least bytes that an update needs in addition).
 
-        Held are the optimizer's state, the averaged weights, and FSDP's shards in place of whole weights.
+        Training holds the optimizer's state, the averaged weights, and FSDP's shards in place of whole weights.
         """
         weights, buffers = num_bytes(self.loss.model.parameters()), num_bytes(self.loss.model.buffers())
         estimate = self._estimate(_LEAST_COUNTED)

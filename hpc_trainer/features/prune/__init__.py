@@ -77,7 +77,7 @@ def end_step(config: TrainConfig) -> int:
 
 
 def is_due(config: TrainConfig, step: int) -> bool:
-    """Return True if what becomes zero is chosen anew when `step` steps are done."""
+    """Return True if the weights that become zero are chosen again after `step` steps."""
     start, end = config.prune.start_step, end_step(config)
     return step == end or (start < step < end and (step - start) % config.prune.every_steps == 0)
 

@@ -274,7 +274,7 @@ def whole(tensor: Any) -> torch.Tensor:
 
 
 def sizes_of(group: Group, weights: Mapping[str, torch.Tensor], pruned: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the root mean square of what makes each unit, float64 [units]; -1 of units that are zero already.
+    """Return the root mean square of each unit's weights, float64 [units]; -1 for units that are zero already.
 
     Only convolutions and linear layers count: some norms begin with a gain of 0. Collective if ranks hold shards.
     """

@@ -96,7 +96,7 @@ class PruneAbility(Ability):
         return pruned(model, self.config.prune)
 
     def _choose(self, step: int) -> None:
-        """Choose what is zero from now on, including all that is zero already. Collective."""
+        """Choose the elements that are zero from now on, including all that are zero already. Collective."""
         masks = self._masks
         masks.share = max(masks.share, share_done(self.config, step) * final_sparsity(self.config.prune))
         choose(masks, self.config.prune, self._groups, self._group)

@@ -73,7 +73,7 @@ def typed_data(values: Any) -> DataConfig:
 
 
 def given_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield problems of data that the user wrote out: what is none, and code that is not trusted."""
+    """Yield problems with the items of `replay.data`: no data set, a wrong key, or code that is not trusted."""
     for place, values in enumerate(config.replay.data):
         try:
             data = typed_data(values)
@@ -138,7 +138,7 @@ def _shortened(data: DataConfig) -> dict[str, Any]:
 
 
 def _differences(old: DataConfig, new: DataConfig) -> Iterator[str]:
-    """Yield why a model of one cannot take the other, as far as known at plan time, a line each."""
+    """Yield each reason, known at plan time, why a model of one data set cannot take the other."""
     was, now = old.model_facts(), new.model_facts()
     for key, before in was.items():
         if key in now and now[key] != before:
