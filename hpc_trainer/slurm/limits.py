@@ -626,7 +626,7 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
         if problem:
             yield problem
             return
-    if shape.gpus_per_node:
+    if shape.gpus_per_node and shape.gpu_request != "none":
         kinds = sorted({kind for node in left for kind in node.gpus})
         kind = shape.gpu_type
         with_kind = [node for node in left if _gpus(node, kind)]

@@ -10,7 +10,7 @@ from typing import Any
 from hpc_trainer.config import script_words
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.rules.declared_rules import within
-from hpc_trainer.config.schema.cluster import ClusterConfig, Executor, HardwareConfig, TimeLimit
+from hpc_trainer.config.schema.cluster import ClusterConfig, Executor, GpuRequest, HardwareConfig, TimeLimit
 from hpc_trainer.config.schema.output import MonitorConfig, OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import Word, shown
@@ -168,6 +168,13 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
             f"hardware.gpu_types={hardware.gpu_types} must hold hardware.gpu_type={hardware.gpu_type}. Leave it out: "
             "hardware=first:A,B sets it."
         )
+    if hardware.gpu_request is GpuRequest.none:
+        for key, value in (("mem_gb_per_gpu", hardware.mem_gb_per_gpu), ("gpu_type", hardware.gpu_type)):
+            if value is not None:
+                yield (
+                    f"hardware.{key}={value} needs an option that asks for GPUs, and hardware.gpu_request=none gives "
+                    f"none. Leave it out: hardware.{key}=null."
+                )
     if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
         yield "hardware.cpus_per_gpu and hardware.cpus_per_task both set the cores of a rank. Keep one of them."
     yield from script_words.word_problem("hardware.partition", hardware.partition, script_words.PARTITION)

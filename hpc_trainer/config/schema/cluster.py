@@ -24,6 +24,7 @@ class GpuRequest(str, enum.Enum):
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
+    none = "none"
 
 
 # Limits: sbatch keeps counts in C ints, and minutes as seconds of 32 bits.
@@ -53,7 +54,8 @@ class HardwareConfig:
     """Types of GPUs on any of which the run may start; `hardware=first:a,b` sets it if they differ."""
     gpu_request: GpuRequest = key(GpuRequest.gpus_per_node, ALWAYS, APART, SAFE)
     """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
-    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres."""
+    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres. none: no option, where
+    every node has its GPUs and Slurm does not count them."""
     device: Device = key(Device.auto, ALWAYS, COUNTS, SCHEDULE)
     """auto: cuda if gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps: Apple's
     GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). mps and xla: one rank, fp32 or bf16."""
