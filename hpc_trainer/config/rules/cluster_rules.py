@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words
+from hpc_trainer.config.environment import environment_problems
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.rules.declared_rules import within
-from hpc_trainer.config.schema.cluster import ClusterConfig, Executor, GpuRequest, HardwareConfig, TimeLimit
+from hpc_trainer.config.schema.cluster import (
+    ClusterConfig,
+    Executor,
+    GpuRequest,
+    HardwareConfig,
+    Launcher,
+    TimeLimit,
+)
 from hpc_trainer.config.schema.output import MonitorConfig, OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import Word, shown
@@ -68,7 +76,7 @@ _OURS = {
     "cpus-per-task": "hardware.cpus_per_task",
     "error": "hpc-trainer logs",
     "exclude": "hardware.exclude",
-    "export": "cluster.env",
+    "export": "cluster.environment.inherit and cluster.env",
     "export-file": "cluster.env",
     "gpus": "hardware.gpus_per_node",
     "gpus-per-node": "hardware.gpus_per_node",
@@ -238,3 +246,20 @@ def cluster_problems(config: TrainConfig) -> Iterator[str]:
         yield from script_words.srun_problem(argument)
     if cluster.python is not None:
         yield from script_words.python_problem(cluster.python)
+    yield from environment_problems(cluster, hardware)
+    yield from _launcher_problems(config)
+
+
+def _launcher_problems(config: TrainConfig) -> Iterator[str]:
+    if config.hardware.launcher is not Launcher.torchrun:
+        return
+    if config.cluster.executor is not Executor.slurm:
+        yield (
+            "hardware.launcher=torchrun starts the ranks of Slurm's nodes, and cluster.executor=local starts them "
+            "itself. Use hardware.launcher=srun, or cluster=slurm."
+        )
+    if config.train.command is not None:
+        yield (
+            "hardware.launcher=torchrun starts workers, and train.command is a program of your own. Use "
+            "hardware.launcher=srun, and for a torchrun in the command train.command_per=node."
+        )
