@@ -17,6 +17,7 @@ DOMAINS = (
     "verify",
     "data",
     "doctor",
+    "init_project",
 )
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 

@@ -27,6 +27,7 @@ VERBS = {
     "verify": ("verify", "find-lr"),
     "data": ("data",),
     "doctor": ("doctor",),
+    "init_project": ("init",),
 }
 """Verbs that go with each domain."""
 FILES = {

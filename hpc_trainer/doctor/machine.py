@@ -316,12 +316,12 @@ def _limits() -> Finding:
     if not low:
         files, processes = (_words(resource.getrlimit(limit)[0]) for limit in (resource.RLIMIT_NOFILE, _NPROC))
         return ok("limits", f"{files} open files, {processes} processes")
-    found, why, fix = zip(*low, strict=True)
+    found, reasons, fixes = zip(*low, strict=True)
     return warning(
         "limits", f"this shell may use only {'; '.join(found)}",
-        why=f"{'; '.join(why)}. Slurm gives jobs the limits of the shell that submits, unless the site forbids it "
+        why=f"{'; '.join(reasons)}. Slurm gives jobs the limits of the shell that submits, unless the site forbids it "
         "(PropagateResourceLimits)",
-        fix=f"in the shell's start-up file: {'; '.join(f'ulimit {words}' for words in fix)}",
+        fix=f"in the shell's start-up file: {'; '.join(f'ulimit {words}' for words in fixes)}",
     )  # fmt: skip
 
 

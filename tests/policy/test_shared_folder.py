@@ -36,6 +36,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         ("O_EXCL", "O_APPEND", "rename", "fcntl", "touch", "st_mtime"),
         "tries what the file system keeps, on files that nobody else reads",
     ),
+    "init_project/project.py": {'mode "x"': "a file of a project of the user's own, which init must not overwrite"},
     "observe/sampler.py": {"replace": "in the folder of the node's own collector"},
     "record/run_state.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
     "deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
