@@ -28,6 +28,7 @@ VERBS = {
     "data": ("data",),
     "doctor": ("doctor",),
     "init_project": ("init",),
+    "hardware": ("hardware",),
 }
 """Verbs that go with each domain."""
 FILES = {

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, RULED, SAFE, SCHEDULE, key
+from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, ONCE_SET, RULED, SAFE, SCHEDULE, key
 
 
 class Device(str, enum.Enum):
@@ -49,6 +49,8 @@ class HardwareConfig:
     """Memory for each CPU in GB."""
     gpu_type: str | None = key(None, ALWAYS, COUNTS, SCHEDULE)
     """The site's gres name of the GPU, such as `a100`; null: any."""
+    gpu_types: list[str] = key([], RULED, ONCE_SET, SCHEDULE)
+    """Types of GPUs on any of which the run may start; `hardware=first:a,b` sets it if they differ."""
     gpu_request: GpuRequest = key(GpuRequest.gpus_per_node, ALWAYS, APART, SAFE)
     """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
     filters of some sites check only one of the two, and Slurm before 19.05 knows only gres."""

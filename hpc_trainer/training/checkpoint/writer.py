@@ -319,7 +319,7 @@ class CheckpointWriter:
             except (MemoryError, RuntimeError) as error:  # torch's errors of memory are RuntimeErrors
                 self._say(f"no host memory to copy the state into; training waits for this save. {error}")
         num_bytes = sum(tensor.numel() * tensor.element_size() for file in files.values() for tensor in file.values())
-        return RankParts(files, parts.structure, {}), {**parts.told, "bytes": num_bytes}
+        return RankParts(files, parts.structure, {}), {**parts.description, "bytes": num_bytes}
 
     def _check_room(self, step: int, num_bytes: int) -> None:
         """Warn if disk or quota lack room. The save is tried all the same: what they report is often wrong."""

@@ -108,7 +108,7 @@ def main(config, run):
 """
 
 
-def _certify(local: LocalDriver, *words: str) -> tuple[int, Any]:
+def _verify(local: LocalDriver, *words: str) -> tuple[int, Any]:
     done = local.run("verify", "resume", *words, "--json", check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -116,7 +116,7 @@ def _certify(local: LocalDriver, *words: str) -> tuple[int, Any]:
 
 def _theirs(local: LocalDriver, *words: str, net: str = "none", data: str = "none") -> tuple[int, Any]:
     (local.folder / "theirs.py").write_text(THEIRS)
-    return _certify(
+    return _verify(
         local, "--trust", "theirs", "model=custom", "model._target_=theirs.Net", f"+model.kwargs.fault='{net}'",
         "data=custom", "data._target_=theirs.build", f"+data.kwargs.fault='{data}'", "train.global_batch_size=8",
         "--steps", "10", "--interruptions", "1", *words,
@@ -125,7 +125,7 @@ def _theirs(local: LocalDriver, *words: str, net: str = "none", data: str = "non
 
 def test_a_shipped_experiment_is_identical(local: LocalDriver) -> None:
     words = ("experiment=digits", "model=cnn", "precision=fp16", "--steps", "12", "--interruptions", "2", "--seed", "5")
-    code, said = _certify(local, *words)
+    code, said = _verify(local, *words)
     assert (code, said["is_identical"], said["first"]) == (0, True, None), said
     assert len(said["resumed_steps"]) == 2
     assert said["num_compared"] > 20
@@ -156,7 +156,7 @@ def test_a_shipped_experiment_is_identical(local: LocalDriver) -> None:
     ids=lambda words: "+".join(word for word in words if word.startswith(("experiment", "parallel"))),
 )
 def test_every_shipped_experiment_is_identical(local: LocalDriver, words: tuple[str, ...], seed: int) -> None:
-    code, said = _certify(local, *words, "hardware.device=cpu", "--steps", "20", "--seed", str(seed))
+    code, said = _verify(local, *words, "hardware.device=cpu", "--steps", "20", "--seed", str(seed))
     assert (code, said["is_identical"]) == (0, True), said
 
 
@@ -185,7 +185,7 @@ def test_augmentation_from_the_random_state_of_loader_processes(local: LocalDriv
 def test_a_loop_that_never_saves_shows_nothing(local: LocalDriver) -> None:
     """Killed (as seed 0 says) it begins anew at step 0, and is what the undisturbed one is."""
     (local.folder / "theirs.py").write_text(UNSAVED)
-    code, said = _certify(
+    code, said = _verify(
         local, "--trust", "theirs", "train.main=theirs.main", "--steps", "8", "--interruptions", "1", "--seed", "0"
     )
     assert (code, said["is_identical"], said["resumed_steps"]) == (1, False, [0]), said
@@ -241,7 +241,7 @@ def test_the_same_code_without_a_fault_is_identical(local: LocalDriver) -> None:
     assert _theirs(local, data="augment")[0] == 0
 
 
-def test_what_cannot_be_certified_is_a_usage_error(local: LocalDriver) -> None:
+def test_what_cannot_be_verified_is_a_usage_error(local: LocalDriver) -> None:
     nowhere = ("--trust", "nowhere", "data=custom", "data._target_=nowhere.build")
     for words in (("optim.lr=-1",), ("seed=0,1",), ("--steps", "1"), nowhere):
         done = local.run("verify", "resume", *words, check=False)
@@ -274,7 +274,7 @@ def short_lived(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> LocalDri
 def test_a_run_that_takes_too_long_does_not_train_on(short_lived: LocalDriver) -> None:
     done = short_lived.run("verify", "resume", "experiment=digits", *LONG, "--timeout", "8", check=False)
     assert done.returncode == 1, done.stderr
-    assert "NOT CERTIFIED: undisturbed-1 run had not ended after 8 s" in done.stdout
+    assert "NOT VERIFIED: undisturbed-1 run had not ended after 8 s" in done.stdout
     assert _at_work(short_lived) == []
     assert "The runs are kept in" in done.stdout
     assert _folder(short_lived).is_dir()
