@@ -16,6 +16,8 @@ DOMAINS = (
     "observe",
     "verify",
     "data",
+    "doctor",
+    "init_project",
     "hardware",
 )
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""

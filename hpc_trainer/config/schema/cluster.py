@@ -268,6 +268,8 @@ class ClusterConfig:
     sbatch: dict[str, Any] = key({}, ALWAYS)
     """Further options of sbatch by their long names, as {mail-type: END, reservation: x, exclusive: true}. Options that
     hpc_trainer sets itself are refused, with the key to use."""
+    purge_days: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Days after which the site deletes files that nobody has used; `hpc-trainer doctor` warns before. null: never."""
     max_failures: int = key(3, ALWAYS, limits="≥ 0")
     """Times that a run restarts after an error of storage or data (exit 74); errors of your own code never restart
     it."""
