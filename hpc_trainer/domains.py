@@ -16,6 +16,7 @@ DOMAINS = (
     "observe",
     "verify",
     "data",
+    "hardware",
 )
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 

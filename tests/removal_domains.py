@@ -26,6 +26,7 @@ VERBS = {
     "observe": ("advise", "profile"),
     "verify": ("verify", "find-lr"),
     "data": ("data",),
+    "hardware": ("hardware",),
 }
 """Verbs that go with each domain."""
 FILES = {

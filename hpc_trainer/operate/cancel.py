@@ -67,6 +67,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     saving = [run for run in chosen if save and run.state is RunState.RUNNING]
     at_once = [run for run in chosen if run.state.is_active and not (save and run.state is RunState.RUNNING)]
     jobs = _jobs([*marked, *at_once, *_brought_back(status, chosen)])
+    jobs += [job_id for run in (*marked, *chosen) for _, job_id in run.rivals]
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # no run is left that this job could submit

@@ -163,6 +163,10 @@ class RunPaths:
         node = f".node-{node_rank}" if node_rank else ""
         return self.logs / f"attempt-{attempt:03d}.environment{node}.json"
 
+    def claim(self, race: str) -> Path:
+        """Return the file by which one of several jobs of the run has claimed the run; the job's rank 0 links it."""
+        return Path(self.at(f"claim-{race}.json"))
+
     @property
     def output(self) -> Path:
         """The folder for all files of the user's program or loop; hpc_trainer keeps no file there.

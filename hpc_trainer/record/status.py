@@ -66,7 +66,14 @@ from hpc_trainer.record.run_state import (
 )
 from hpc_trainer.record.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
 from hpc_trainer.record.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
-from hpc_trainer.record.submissions import Ledger, Submission, latest_of_each_run, read_ledger
+from hpc_trainer.record.submissions import (
+    Job,
+    Ledger,
+    Submission,
+    latest_of_each_run,
+    read_ledger,
+    rivals_of_each_run,
+)
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import Allocation, QueueEntry, array_of, ask_allocations, find_by_uuid
@@ -107,6 +114,10 @@ class RunStatus:
     """Id of the run's Slurm job, if the job is certainly its own. Only then may it be signalled or waited for."""
     waiting_job: str | None = None
     """Id of the run's Slurm job, if the queue shows that the job has not begun."""
+    rivals: Sequence[tuple[Submission, str]] = ()
+    """The run's jobs on other hardware that are in the queue (`hardware=first:a,b`), each with its submission."""
+    is_claimed: bool = False
+    """True if one of several jobs has started the run, so that `rivals` are not needed any more."""
     elsewhere: str | None = None
     """Reason why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
     device_warning: str | None = None
@@ -229,6 +240,8 @@ def status_of(
         waiting_job=waiting.job_id if waiting is not None else None,
         pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
         elsewhere=view.elsewhere(folder) if state.is_active else None,
+        rivals=view.rival_jobs(folder) if folder.rivals else (),
+        is_claimed=folder.is_claimed,
     )
 
 
@@ -587,17 +600,18 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         raise went_away(sweep)  # else its runs would look as if they had not begun
     began = frozenset(listed or ())
     submissions = latest_of_each_run(ledger.submissions)
+    rivals = rivals_of_each_run(ledger.submissions)
     jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
 
     def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
         return read_folder(
             sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs, names,
-            is_listed=run_id in began,
+            is_listed=run_id in began, rivals=rivals.get(run_id, ()),
         )  # fmt: skip
 
     notes: list[str] = []
     finished = read_finished(sweep) if is_look else {}
-    folders = _first_look(sweep, specs, listed, read, submissions, ledger, finished)
+    folders = _first_look(sweep, specs, listed, read, submissions, rivals, ledger, finished)
     # A batch script proves that this sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
@@ -612,7 +626,11 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
 
     def run_status(run_id: str, folder: RunFolder, end: End) -> RunStatus:
-        return status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id), faults)
+        spec = specs[run_id]
+        choice = folder.submission.choice if folder.submission is not None and folder.is_claimed else None
+        if choice is not None and choice <= len(spec.others):  # the hardware on which the run has started
+            spec = spec.on(choice)
+        return status_of(spec, folder, view, end, ledger.refused.get(run_id), faults)
 
     @functools.cache  # a second call neither reads the folder again nor reports its faults twice
     def read_done(run_id: str) -> RunStatus:
@@ -675,7 +693,7 @@ def _unseen(ledger: Ledger) -> Doubt:
 
 def _first_look(
     sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[..., RunFolder],
-    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger, finished: Mapping[str, str],
+    submissions: Mapping[str, Job], rivals: Mapping[str, Sequence[Job]], ledger: Ledger, finished: Mapping[str, str],
 ) -> dict[str, RunFolder]:  # fmt: skip
     """Return the folders of runs that are not done.
 
@@ -688,6 +706,7 @@ def _first_look(
         listed: the names in the sweep's folder, which show what runs have no folder yet; None if it was not listed.
         read: reads the folder of a run, given its id and the names in it.
         submissions: the newest submission of each run, and the run's index in it.
+        rivals: all jobs of each run whose newest submission went to several shapes.
         ledger: the content of submissions.jsonl.
         finished: the result of `read_finished`; {} if the caller acts on the status.
     """
@@ -699,7 +718,8 @@ def _first_look(
         latest = submissions.get(run_id)
         uuid = latest[0].uuid if latest is not None else ""
         if run_id not in present:
-            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, _reason(ledger, run_id))
+            waits, jobs = _reason(ledger, run_id), rivals.get(run_id, ())
+            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, waits, jobs)
         elif (uuid and finished.get(run_id) == uuid) or DONE in (names := _names_of(f"{place}/{run_id}")):
             done[run_id] = uuid
         else:

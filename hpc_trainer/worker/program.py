@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +63,27 @@ class Story:
         )  # fmt: skip
 
     def catch_up(self) -> None:
-        """Take in the metrics that the previous attempt's program logged, and that its worker did not live to read.
+        """Take in the metrics that earlier attempts' programs logged, and that no worker lived to read.
 
-        The program may have saved the step of these metrics. Then no later attempt logs that step again.
+        The program may have saved the step of these metrics. Then no later attempt logs that step again. An attempt
+        that was killed before its program started has read nothing either, so all attempts count back to the newest
+        one whose program logged something: that one began by catching up with those before it.
         """
-        if self._attempt == 0:
-            return
         newest = max((record["step"] for record in newest_metrics_in(self._paths.metrics)), default=0)
+        logged = (list(self._logged_in(number)) for number in range(self._attempt - 1, -1, -1))
         left: list[Told] = []
-        lines = NewLines(self._paths.logged_metrics(self._attempt - 1))
-        while batch := list(lines.read()):
-            for record in batch:
-                while left and left[-1].step >= record.step:
-                    left.pop()
-                left.append(record)
+        for record in next((records for records in logged if records), []):
+            while left and left[-1].step >= record.step:
+                left.pop()
+            left.append(record)
         for record in left:
             if record.step > newest and record.metrics:
                 self._log.append(record.step, {**record.metrics, "time": time.time()}, sync=False)
+
+    def _logged_in(self, attempt: int) -> Iterator[Told]:
+        lines = NewLines(self._paths.logged_metrics(attempt))
+        while batch := list(lines.read()):
+            yield from batch
 
     def look(self, *, is_last: bool = False) -> None:
         """Take in what is new, and give a sign of life.

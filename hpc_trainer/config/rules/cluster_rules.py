@@ -10,7 +10,7 @@ from typing import Any
 from hpc_trainer.config import script_words
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.rules.declared_rules import within
-from hpc_trainer.config.schema.cluster import Executor, HardwareConfig
+from hpc_trainer.config.schema.cluster import ClusterConfig, Executor, HardwareConfig, TimeLimit
 from hpc_trainer.config.schema.output import MonitorConfig, OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import Word, shown
@@ -163,6 +163,11 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
             f"hardware.tasks_per_node={hardware.tasks_per_node} must equal gpus_per_node={hardware.gpus_per_node}: "
             f"each GPU has one rank. Use {hardware.gpus_per_node} or null."
         )
+    if hardware.gpu_types and hardware.gpu_type not in hardware.gpu_types:
+        yield (
+            f"hardware.gpu_types={hardware.gpu_types} must hold hardware.gpu_type={hardware.gpu_type}. Leave it out: "
+            "hardware=first:A,B sets it."
+        )
     if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
         yield "hardware.cpus_per_gpu and hardware.cpus_per_task both set the cores of a rank. Keep one of them."
     yield from script_words.word_problem("hardware.partition", hardware.partition, script_words.PARTITION)
@@ -170,6 +175,41 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
     yield from script_words.word_problem("hardware.constraint", hardware.constraint, script_words.CONSTRAINT)
     yield from script_words.word_problem("hardware.exclude", hardware.exclude, script_words.HOSTS)
     yield from script_words.word_problem("hardware.gpu_type", hardware.gpu_type, script_words.GPU_TYPE)
+
+
+def site_notes(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[str, ...]:
+    """Return a note if the shape is longer or larger than the site's facts allow (`cluster.site.time_limits`).
+
+    It is no problem: the facts may be old, and Slurm decides.
+    """
+    site = cluster.site
+    own = [
+        limit
+        for limit in site.time_limits
+        if limit.partition in (None, hardware.partition) and limit.qos in (None, hardware.qos)
+    ]
+    nodes = hardware.num_nodes
+    fitting = [
+        limit for limit in own if limit.min_nodes <= nodes and (limit.max_nodes is None or nodes <= limit.max_nodes)
+    ]
+    of_site = f"cluster={cluster.name} (facts of {site.checked or 'unknown age'})"
+    if own and not fitting:
+        most = max(limit.max_nodes or 0 for limit in own)
+        return (f"{of_site} gives {_queue(own[0])} at most {most} nodes, and hardware.num_nodes={nodes}.",)
+    tight = min(fitting, key=lambda limit: limit.max_time_min, default=None)
+    if tight is None or hardware.time_limit_min <= tight.max_time_min:
+        return ()
+    sizes = f" for {tight.min_nodes} to {tight.max_nodes} nodes" if tight.max_nodes is not None else ""
+    return (
+        f"{of_site} gives {_queue(tight)} at most {tight.max_time_min} minutes{sizes}, and hardware.time_limit_min="
+        f"{hardware.time_limit_min}. Use hardware.time_limit_min={tight.max_time_min}: a run that needs longer comes "
+        "back by itself.",
+    )
+
+
+def _queue(limit: TimeLimit) -> str:
+    names = {"partition": limit.partition, "QOS": limit.qos}
+    return " and ".join(f"{kind} {name}" for kind, name in names.items() if name is not None) or "every job"
 
 
 def cluster_problems(config: TrainConfig) -> Iterator[str]:

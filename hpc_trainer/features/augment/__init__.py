@@ -202,4 +202,5 @@ FEATURE = Feature(
     ),
     before=("channels_last",),
     problems=_problems,
+    problems_if_off=_problems,
 )

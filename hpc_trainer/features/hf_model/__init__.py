@@ -22,8 +22,7 @@ from hpc_trainer.errors import ConfigError, did_you_mean
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    if not isinstance(config.model, HfConfig):
-        return
+    assert isinstance(config.model, HfConfig)
     try:
         described(config.model, config.data)
     except ConfigError as error:

@@ -101,8 +101,6 @@ def final_sparsity(prune: PruneConfig) -> float:
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     prune, num_steps = config.prune, config.train.num_steps
-    if prune.method is PruneMethod.none:
-        return
     if prune.method is PruneMethod.n_m and not 1 <= prune.n < prune.m:
         yield (
             f"prune.n={prune.n} must be less than prune.m={prune.m}: so many of each {prune.m} weights stay. Use "

@@ -12,7 +12,7 @@ from hpc_trainer.config.table.kinds import models
 def _problems(config: TrainConfig) -> Iterator[str]:
     tp, hardware, model = config.parallel.tensor_parallel, config.hardware, config.model
     stages = config.parallel.pipeline_parallel
-    if tp <= 1 or stages < 1 or hardware.world_size % (tp * stages):  # the mesh checks the last two
+    if stages < 1 or hardware.world_size % (tp * stages):  # the mesh checks the last two
         return
     if hardware.ranks_per_node % tp:
         yield (

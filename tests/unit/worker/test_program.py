@@ -301,6 +301,20 @@ def _attempts(*ends: tuple[int | None, str | None]) -> list[Attempt]:
     return [*made, now]
 
 
+def test_an_attempt_that_was_killed_before_its_program_started_hides_nothing_from_the_next_one(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    """Attempt 1 was made and killed at once: attempt 2 looked only at that one's lines, and there were none."""
+    for folder in (paths.logs, paths.logged):
+        folder.mkdir(parents=True)
+    env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    paths.logged_metrics(0).write_text('{"step": 10, "loss": 1}\n{"step": 20, "loss": 2}\n')
+    third = program._Rank(_config("x", tmp_path), paths, env, StopFlag(), 3, Spans())
+    assert third._story is not None
+    third._story.catch_up()
+    assert [record["step"] for record in read_metrics(paths.metrics)] == [10, 20]
+
+
 @pytest.mark.parametrize(
     ("ends", "is_stopped"),
     [
