@@ -10,9 +10,11 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from hpc_trainer.config.environment import environment_of
 from hpc_trainer.errors import (
     ConfigError,
     HpcTrainerError,
@@ -22,7 +24,7 @@ from hpc_trainer.errors import (
     SubmitError,
     UnclearError,
 )
-from hpc_trainer.launch.batch_job import BatchJob, top_up_command, worker_command
+from hpc_trainer.launch.batch_job import BatchJob, top_up_command
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -35,6 +37,8 @@ from hpc_trainer.record.submissions import (
     latest_of_each_run,
     newest_of_run,
     read_submissions,
+    rivals_of_each_run,
+    winner_of,
     write_intent,
 )
 from hpc_trainer.slurm.jobs import cancel_jobs, update_job
@@ -69,7 +73,7 @@ class TopUpJob:
         group = spec.config["cluster"]
         job = BatchJob(
             sweep=paths, shape=top_up_shape(spec), uuid=intent.uuid, setup=tuple(group["setup"]),
-            srun_args=tuple(group["srun_args"]), command=top_up_command(paths.folder, group["python"]),
+            srun_args=tuple(group["srun_args"]), command=top_up_command(paths.folder, _python(group)),
         )  # fmt: skip
         try:
             return cls(hand_over(paths, intent, job, [f"--begin=now+{_BEGIN_S}"]))
@@ -99,13 +103,18 @@ class TopUpJob:
             self.notes = (*self.notes, f"the top-up job {self.job_id} begins in {_BEGIN_S} s: {error}")
 
 
+def _python(cluster: Mapping[str, Any]) -> str | None:
+    """Return the Python of a top-up job, which needs sbatch and so never runs in a container."""
+    return None if environment_of(cluster).container is not None else cluster["python"]
+
+
 def top_up_shape(spec: RunSpec) -> Shape:
     """Return the shape of a top-up job: one core for at most 30 minutes, where `spec` may run; no GPU."""
     shape, cluster = spec.shape, spec.config["cluster"]
     return dataclasses.replace(
         shape,
         num_nodes=1, tasks_per_node=1, gpus_per_node=0, cpus_per_task=1, mem_gb_per_node=None, mem_gb_per_gpu=None,
-        mem_gb_per_cpu=None, gpu_type=None, constraint=None, exclude=None,
+        mem_gb_per_cpu=None, gpu_type=None, constraint=None, exclude=None, ranks_per_task=1, whole_node=False,
         partition=cluster.get("top_up_partition") or shape.partition,
         time_limit_min=min(_TIME_LIMIT_MIN, shape.time_limit_min),
         signal_lead_s=30,
@@ -131,11 +140,16 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
     sweep = SweepPaths(run.folder.parent)
     look_anew(run.folder)
     spec = read_spec(sweep, run.run_id)
-    newest = newest_of_run(run, latest_of_each_run(read_submissions(sweep)).get(run.run_id))
+    submissions = read_submissions(sweep)
+    rivals = rivals_of_each_run(submissions).get(run.run_id)
+    winner = None if rivals is None else winner_of(run, rivals)
+    newest = newest_of_run(run, winner or latest_of_each_run(submissions).get(run.run_id))
     is_superseded = newest is None or newest[0].element_id(newest[1]) != after
     if is_superseded or _is_over(run):
         return None
     assert newest is not None
+    choice = newest[0].choice
+    spec = spec.on(choice)
     code, cluster = newest[0].code, spec.config["cluster"]
     archive = archive_of(sweep, code) if code else None
     try:
@@ -146,20 +160,23 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
         return None
     intent = write_intent(
         run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code,
-        after=newest[0].uuid,
+        after=newest[0].uuid, choice=choice,
         cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
     )  # fmt: skip
-    job = BatchJob(
-        sweep=sweep, shape=spec.shape, uuid=intent.uuid, setup=tuple(cluster["setup"]),
-        srun_args=tuple(cluster["srun_args"]), sbatch=cluster.get("sbatch") or {}, exit_codes=codes,
-        command=worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive),
-    )  # fmt: skip
+    job = BatchJob.of_runs(
+        sweep, spec.shape, intent.uuid, cluster, ["--run", run.run_id, *on_choice(choice)], archive, codes
+    )
     options = [f"--dependency=afterany:{after}", *([f"--exclude={excluded}"] if excluded else [])]
     job_id = hand_over(sweep, intent, job, options, book=run)
     if _is_over(run):  # cancelled while sbatch was at work: the job would start only to end at once
         with contextlib.suppress(SlurmError):
             cancel_jobs([job_id])
     return job_id
+
+
+def on_choice(choice: int | None) -> list[str]:
+    """Return the arguments that tell a worker on which item of its run's list of hardware it is; [] for the first."""
+    return ["--choice", str(choice)] if choice else []
 
 
 def _is_over(run: RunPaths) -> bool:

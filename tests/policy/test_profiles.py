@@ -24,12 +24,16 @@ _SOURCE = re.compile(
     r"https?://[\w.-]+\.\w+(/[^\s(),;]*)?(, version of \d{4}-\d{2}-\d{2})? \([^()]+(\([^()]*\)[^()]*)*\)"
 )
 
+# Figures that no public document of the site confirms.
+_UNVERIFIED = re.compile(r"unverified \([^()]+\)")
+
 
 def problems_with_source(source: str, checked: str, today: datetime.date) -> list[str]:
     """What is wrong with the source and the date of a file."""
     parts = split_sources(source)
-    wrong = [f"no URL with its figures in parentheses: {part}" for part in parts if not _SOURCE.fullmatch(part)]
-    if not parts:
+    public = [part for part in parts if not _UNVERIFIED.fullmatch(part)]
+    wrong = [f"no URL with its figures in parentheses: {part}" for part in public if not _SOURCE.fullmatch(part)]
+    if not public:
         wrong.append("no source")
     try:
         if datetime.date.fromisoformat(checked) > today:
@@ -44,6 +48,7 @@ def problems_with_source(source: str, checked: str, today: datetime.date) -> lis
     [
         ("", "2026-01-01", "no source"),
         ("the site's user guide", "2026-01-01", "no URL"),
+        ("unverified (cores)", "2026-01-01", "no source"),
         ("https://docs.site.org/gpu", "2026-01-01", "no URL with its figures"),
         ("https://docs.site.org/gpu (cores); from memory", "2026-01-01", "no URL"),
         ("https://docs.site.org/gpu (cores)", "", "no date"),

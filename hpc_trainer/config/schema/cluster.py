@@ -6,7 +6,18 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, RULED, SAFE, SCHEDULE, key, section
+from hpc_trainer.config.schema.key import (
+    ALWAYS,
+    APART,
+    COUNTS,
+    ONCE_SET,
+    RULED,
+    SAFE,
+    SCHEDULE,
+    key,
+    only_with,
+    section,
+)
 
 
 class Device(str, enum.Enum):
@@ -24,6 +35,14 @@ class GpuRequest(str, enum.Enum):
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
+    none = "none"
+
+
+class Launcher(str, enum.Enum):
+    """Program that starts the ranks on the nodes of a Slurm job."""
+
+    srun = "srun"
+    torchrun = "torchrun"
 
 
 # Limits: sbatch keeps counts in C ints, and minutes as seconds of 32 bits.
@@ -49,9 +68,12 @@ class HardwareConfig:
     """Memory for each CPU in GB."""
     gpu_type: str | None = key(None, ALWAYS, COUNTS, SCHEDULE)
     """The site's gres name of the GPU, such as `a100`; null: any."""
+    gpu_types: list[str] = key([], RULED, ONCE_SET, SCHEDULE)
+    """Types of GPUs on any of which the run may start; `hardware=first:a,b` sets it if they differ."""
     gpu_request: GpuRequest = key(GpuRequest.gpus_per_node, ALWAYS, APART, SAFE)
     """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
-    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres."""
+    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres. none: no option, where
+    every node has its GPUs and Slurm does not count them."""
     device: Device = key(Device.auto, ALWAYS, COUNTS, SCHEDULE)
     """auto: cuda if gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps: Apple's
     GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). mps and xla: one rank, fp32 or bf16."""
@@ -65,6 +87,13 @@ class HardwareConfig:
     """Host list of nodes that must not be used."""
     time_limit_min: int = key(60, ALWAYS, APART, SAFE, limits="1 to 35,791,394")
     """Wall-clock limit of one attempt in minutes."""
+    launcher: Launcher = key(Launcher.srun, ALWAYS, APART, SAFE)
+    """srun: one Slurm task a rank. torchrun: one task a node, in which torch.distributed.run starts the node's ranks,
+    for sites that allow or bind only one task a node."""
+    bind_cores: bool = key(True, ALWAYS, APART, SAFE)
+    """Whether ranks that Slurm has not bound divide the cores of their node's allocation, each near its GPU."""
+    whole_node: bool = key(False, ALWAYS, APART, SAFE)
+    """Whether a run gets its nodes for itself (`--exclusive`), and all of their memory unless a memory key is set."""
     source: str = key("", ALWAYS, APART, SAFE)
     """Source of the figures."""
     checked: str = key("", ALWAYS, APART, SAFE)
@@ -98,6 +127,67 @@ class Executor(str, enum.Enum):
 
     local = "local"
     slurm = "slurm"
+
+
+class Container(str, enum.Enum):
+    """Program that puts the ranks into a container or an image."""
+
+    apptainer = "apptainer"
+    singularity = "singularity"
+    pyxis = "pyxis"
+    edf = "edf"
+    uenv = "uenv"
+    uenv_run = "uenv_run"
+
+
+class GpuLibraries(str, enum.Enum):
+    """Kind of GPU whose driver libraries a container gets from its node."""
+
+    nv = "nv"
+    rocm = "rocm"
+
+
+_CONTAINER = "cluster.environment.container"
+_IN_APPTAINER = (f"{_CONTAINER}=apptainer", f"{_CONTAINER}=singularity")
+_IN_UENV = (f"{_CONTAINER}=uenv", f"{_CONTAINER}=uenv_run")
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvironmentConfig:
+    """Software that the ranks start in. config/environment.py turns it into lines of the batch script."""
+
+    modules: list[str] = key([], ALWAYS)
+    """Modules to load, in this order, before the lines of cluster.setup."""
+    purge_modules: bool = key(False, ALWAYS)
+    """Whether `module purge` comes first."""
+    venv: str | None = key(None, ALWAYS)
+    """Folder of a virtual environment; in a container, as the container sees it. The ranks run its bin/python."""
+    uv: str | None = key(None, ALWAYS)
+    """Folder of a uv project, whose .venv is used; `uv sync` it before. Nothing is installed in a job."""
+    conda: str | None = key(None, ALWAYS)
+    """Name or folder of a conda environment, which is activated without `conda init`."""
+    conda_root: str | None = key(None, only_with("cluster.environment.conda"))
+    """Folder in which conda is installed; null: `conda` is on PATH, for example by a module."""
+    container: Container | None = key(None, ALWAYS)
+    """apptainer, singularity: `apptainer exec` before each rank. pyxis: enroot, by srun --container-image. edf: srun
+    --environment (CSCS). uenv: srun --uenv (CSCS); uenv_run: `uenv run` before each rank."""
+    image: str | None = key(None, only_with(_CONTAINER))
+    """Image of the container: a file, or a name as the container's program takes it; of edf the name or the file."""
+    binds: list[str] = key([], only_with(*_IN_APPTAINER, f"{_CONTAINER}=pyxis"))
+    """Further folders that the container sees: FOLDER, FOLDER:INSIDE or FOLDER:INSIDE:ro. The folder of sweeps is
+    always among them."""
+    gpus: GpuLibraries | None = key(None, only_with(*_IN_APPTAINER))
+    """nv: --nv (NVIDIA); rocm: --rocm (AMD). Used if the hardware has GPUs."""
+    view: str | None = key(None, only_with(*_IN_UENV))
+    """View of the uenv, as default."""
+    container_args: list[str] = key([], only_with(_CONTAINER))
+    """Further options of the container's program, each with its value, as --cleanenv; with pyxis, edf and uenv of
+    srun."""
+    stage: str | None = key(None, ALWAYS)
+    """Packed environment (a tar of a venv's content, or a file of conda-pack), unpacked once on each node's own disk.
+    The ranks run its bin/python, and that of venv, uv or conda only where no disk takes it."""
+    inherit: bool = key(True, ALWAYS)
+    """Whether jobs get the variables of the shell that submits. false: sbatch --export=NONE."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -160,6 +250,8 @@ class ClusterConfig:
     `plan --script` shows them. On this machine they run before each rank."""
     python: str | None = key(None, ALWAYS)
     """Python of the ranks; null: the Python that submits."""
+    environment: EnvironmentConfig = section(EnvironmentConfig)
+    """Modules, virtual environment or container of the ranks."""
     env: dict[str, str] = key({}, ALWAYS)
     """Environment variables of every rank, such as NCCL_SOCKET_IFNAME. Never secrets: Slurm keeps scripts."""
     master_addr: str | None = key(None, ALWAYS)
@@ -176,6 +268,8 @@ class ClusterConfig:
     sbatch: dict[str, Any] = key({}, ALWAYS)
     """Further options of sbatch by their long names, as {mail-type: END, reservation: x, exclusive: true}. Options that
     hpc_trainer sets itself are refused, with the key to use."""
+    purge_days: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Days after which the site deletes files that nobody has used; `hpc-trainer doctor` warns before. null: never."""
     max_failures: int = key(3, ALWAYS, limits="≥ 0")
     """Times that a run restarts after an error of storage or data (exit 74); errors of your own code never restart
     it."""
