@@ -109,16 +109,16 @@ def _key_of(problem: str) -> str:
 
 
 def _harmless(shape: Shape, key: str, limits: Limits) -> tuple[Shape, Limits]:
-    changes: dict[str, Any] = {
+    harmless: dict[str, dict[str, Any]] = {
         "account": {"account": None}, "qos": {"qos": None}, "constraint": {"constraint": None},
         "gpu_type": {"gpu_type": None}, "gpus_per_node": {"gpus_per_node": 1, "tasks_per_node": 1},
         "cpus": {"cpus_per_task": 1, "tasks_per_node": 1}, "num_nodes": {"num_nodes": 1},
         "memory": {"mem_gb_per_node": None, "mem_gb_per_gpu": None, "mem_gb_per_cpu": None},
         "time_limit_min": {"time_limit_min": 1},
-    }.get(key, {})  # fmt: skip
+    }  # fmt: skip
     if key == "account":  # else the default account would be looked at
         limits = dataclasses.replace(limits, associations=())
-    return dataclasses.replace(shape, **changes), limits
+    return dataclasses.replace(shape, **harmless.get(key, {})), limits
 
 
 def _name_line(config: TrainConfig, limits: Limits) -> Iterator[Line]:
@@ -293,7 +293,7 @@ class Measured:
         stamps = [rank["clock_s"] for rank in self.ranks if rank["node"] == node and rank.get("clock_s") is not None]
         if not stamps or self.login_clock_s is None:
             return None
-        return statistics.median(stamps) - self.login_clock_s
+        return float(statistics.median(stamps)) - self.login_clock_s
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that is printed and kept."""

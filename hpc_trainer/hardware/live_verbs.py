@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -316,12 +317,19 @@ def _print_lines(lines: Sequence[Line]) -> None:
 def _probe_grid(overrides: Sequence[str], given: Given, device: str, *, internet: bool) -> Grid:
     """Return the one run that measures: the profile's shape, its cluster's set-up, and our script as the program."""
     script = Path(__file__).with_name("rank_probe.py")
-    words = ["python", str(script), "--folder", "{run.dir}", "--device", "cuda" if device == "cuda" else "cpu"]
+    words = [
+        "python",
+        shlex.quote(str(script)),
+        "--folder",
+        "{run.dir}",
+        "--device",
+        "cuda" if device == "cuda" else "cpu",
+    ]
     if internet:
         words += ["--internet", package_index()]
     forced = [
         f"train.command={override_value(' '.join(words))}", "train.command_env=torchrun",
-        f"hardware.time_limit_min={_LIMIT_MIN}", f"sweep_name={_SWEEP}",
+        f"hardware.time_limit_min={_LIMIT_MIN}", "hardware.launcher=srun", f"sweep_name={_SWEEP}",
     ]  # fmt: skip
     kept = [word for word in overrides if not word.startswith(("hardware.time_limit_min=", "sweep_name="))]
     return freeze_given(Given(kept, given.config_dirs, given.trust), *forced)
