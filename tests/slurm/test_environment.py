@@ -124,7 +124,8 @@ def test_a_failed_rank_of_torchrun_ends_all_with_its_code(driver: Driver) -> Non
     job_id = driver.only_run("killed")["job_id"]
     pid = driver.attempts("killed", "start")[0]["pid"]
     driver.slurm.run("kill", "-KILL", str(pid))
-    driver.slurm.wait_for(lambda: driver.slurm.job_state(job_id) != "RUNNING", 90, "the end of the job")
+    at_work = ("RUNNING", "COMPLETING")
+    driver.slurm.wait_for(lambda: driver.slurm.job_state(job_id) not in at_work, 120, "the end of the job")
     assert driver.slurm.job_state(job_id) in ("FAILED", "PENDING"), "lost peers bring the run back, or it has failed"
     assert len(driver.attempts("killed", "start")) == 1, "torchrun restarts nothing"
 
