@@ -179,7 +179,7 @@ class BatchJob:
             # 0 MB would be all memory of the node.
             if value is not None and not (type(value) in (int, float) and 1 / 1024 <= value < math.inf):
                 yield f"the frozen {key}={value!r} must be a number of GB, 1 MB or more. Submit the run again."
-        for line in self.setup:
+        for line in (*self.facts, *self.setup):
             yield from words.setup_problem(line)
         yield from sbatch_problems(self.sbatch)
         for argument in self.srun_args:

@@ -391,6 +391,7 @@ def _parse(record: Mapping[str, Any]) -> RunSpec:
             and all(isinstance(word, str) for word in (*spec.axes.values(), *spec.overrides))
             and all(_fits(config[name], kinds) for name, kinds in _KINDS.items())
             and shape.num_nodes * shape.tasks_per_node * shape.cpus_per_task * shape.time_limit_min > 0
+            and as_count(shape.ranks_per_task) > 0
             and as_count(shape.gpus_per_node) * as_count(config["train"]["num_steps"]) >= 0
             and spec.hardware != ""
         )

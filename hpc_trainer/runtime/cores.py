@@ -107,10 +107,7 @@ def gpu_nodes(ranks: int, sys_folder: Path = _SYS) -> list[int]:
     if torch.cuda.device_count() == ranks:
         for index in range(ranks):
             facts = torch.cuda.get_device_properties(index)
-            place = [getattr(facts, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-            if not all(isinstance(number, int) for number in place):
-                return []
-            pci = "{:04x}:{:02x}:{:02x}.0".format(*place)
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                pci = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
                 nodes.append(int((sys_folder / "bus/pci/devices" / pci / "numa_node").read_text()))
     return nodes if len(nodes) == ranks and min(nodes, default=-1) >= 0 else []

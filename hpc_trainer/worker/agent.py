@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -87,6 +88,8 @@ def _launch(words: Sequence[str]) -> int:
         from torch.distributed.run import parse_args
         from torch.distributed.run import run as torchrun
 
+        # It warns that it handles no signals in this thread, which is what the thread is for.
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
         try:
             torchrun(parse_args(list(words)))
         except ChildFailedError as error:

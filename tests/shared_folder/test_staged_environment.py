@@ -51,9 +51,7 @@ def _run(words: list[list[str]], environ: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_staged_environment_asks_the_shared_folder_for_a_hundredth(
-    tmp_path: Path, shares: list[Share], record_property: pytest.RecordProperty
-) -> None:
+def test_a_staged_environment_asks_the_shared_folder_for_a_hundredth(tmp_path: Path, shares: list[Share]) -> None:
     share = Share(tmp_path / "share", "nfs3", seed=1, settings={"outage_s": 0, "lost_replies": 0})
     shares.append(share)
     before, after = share.several("before", "after"), share.several("staged-0", "staged-1")
@@ -79,6 +77,5 @@ def test_a_staged_environment_asks_the_shared_folder_for_a_hundredth(
         assert all(prefix.startswith(str(disk)) for prefix in prefixes)
         staged += _asked(client) - begin
     print(f"{len(_NODES) * _RANKS_A_NODE} ranks, {_MODULES} modules: {today} requests before, {staged} staged")
-    record_property("requests", f"{today} {staged}")
     assert today > _MODULES
     assert staged <= today / 100, (staged, today)

@@ -61,6 +61,9 @@ TYPED = (
     "hardware.mem_gb_per_node=60G", "cluster.array_parallelism=1%1", "cluster.array_parallelism=0",
     "cluster.env={A B: c}", "cluster.env={A;touch pwned: c}", "cluster.env={$(touch pwned): c}", "cluster.env={1A: c}",
     "cluster.srun_args=[bash,-c,touch pwned]", "cluster.srun_args=[--,sh]", "cluster.srun_args=[--multi-prog x]",
+    "cluster.environment.modules=['x\n#BSUB -q x']", "cluster.environment.modules=[-x]",
+    "cluster.environment.stage='/a\n#BSUB -q x'", "cluster.environment.venv=$(touch pwned)",
+    "cluster.environment.container=apptainer; touch pwned", "cluster.environment.container_args=[--nv]",
     "cluster.setup=['#SBATCH --uid=0']", "cluster.setup=['#PBS -q x']", "cluster.setup=['#BSUB -q x']",
     "x y", "=x", "--script\n", "sweep_name=a,b;touch pwned", "seed=choice($(touch pwned))", "seed=glob(*)",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from hpc_trainer.config.environment import (
     start_of,
 )
 from hpc_trainer.config.load import plain_value
+from hpc_trainer.config.rules.cluster_rules import cluster_problems
 from hpc_trainer.config.schema.cluster import (
     ClusterConfig,
     Container,
@@ -31,7 +33,11 @@ from hpc_trainer.config.schema.cluster import (
     Executor,
     GpuLibraries,
     HardwareConfig,
+    Launcher,
 )
+from hpc_trainer.launch.freeze import freeze
+from hpc_trainer.slurm.shape import shape_of
+from tests.unit.record.builders import make_config
 
 RUNS = Path("/lab/runs")
 
@@ -128,6 +134,48 @@ def test_the_lines_of_the_environment_come_before_those_of_setup() -> None:
     assert lines[1:] == ["module load cuda/12.4", "source /lab/env/bin/activate", "ulimit -c 0"]
     assert of_environment == 3
     assert changes_python(cluster)
+
+
+# --- launchers ---
+
+
+@pytest.mark.parametrize(
+    ("cluster", "command", "says"),
+    [
+        ("slurm", None, None),
+        ("local", None, "Use hardware.launcher=srun, or cluster=slurm."),
+        ("slurm", "python train.py", "for a torchrun in the command train.command_per=node"),
+    ],
+)
+def test_torchrun_starts_workers_on_nodes_of_slurm(cluster: str, command: str | None, says: str | None) -> None:
+    config = make_config(f"cluster={cluster}", hardware__launcher=Launcher.torchrun, train__command=command)
+    found = [problem for problem in cluster_problems(config) if "hardware.launcher" in problem]
+    assert len(found) == (says is not None)
+    assert says is None or says in found[0]
+
+
+def test_with_torchrun_a_node_has_one_task_with_the_cores_of_all_its_ranks() -> None:
+    config = make_config("cluster=slurm", "hardware=gpu_x16")
+    by_srun = shape_of(config)
+    config.hardware.launcher = Launcher.torchrun
+    by_torchrun = shape_of(config)
+    assert (by_torchrun.num_nodes, by_torchrun.tasks_per_node, by_torchrun.ranks_per_task) == (2, 1, 8)
+    assert by_torchrun.cpus_per_task == 8 * by_srun.cpus_per_task
+    assert (by_torchrun.world_size, by_torchrun.ranks_per_node) == (by_srun.world_size, by_srun.ranks_per_node)
+    assert by_torchrun.gpu_hours == by_srun.gpu_hours
+
+
+@pytest.mark.parametrize("section", ["hardware", "cluster"])
+def test_no_key_of_these_makes_another_run(section: str) -> None:
+    before = make_config("cluster=slurm")
+    after = make_config("cluster=slurm")
+    if section == "hardware":
+        after.hardware = dataclasses.replace(
+            after.hardware, launcher=Launcher.torchrun, bind_cores=False, whole_node=True
+        )
+    else:
+        after.cluster.environment = EnvironmentConfig(modules=["cuda"], stage="/lab/a.tar", inherit=False)
+    assert freeze(before, axes={}, overrides=()).run_id == freeze(after, axes={}, overrides=()).run_id
 
 
 # --- staging: by bash and tar, as on a node ---

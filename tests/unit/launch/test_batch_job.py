@@ -169,7 +169,10 @@ def test_a_word_of_a_directive_is_one_plain_word(key: str, attack: str) -> None:
     assert str(caught.value).isprintable()
 
 
-COUNT_KEYS = ("num_nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "time_limit_min", "signal_lead_s")
+COUNT_KEYS = (
+    "num_nodes", "tasks_per_node", "ranks_per_task", "gpus_per_node", "cpus_per_task", "time_limit_min",
+    "signal_lead_s",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("key", COUNT_KEYS)
@@ -177,6 +180,12 @@ COUNT_KEYS = ("num_nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "
 def test_a_count_is_a_whole_number(key: str, attack: object) -> None:
     with pytest.raises(ConfigError, match=f"{key}=.* must be a whole number"):
         render_script(_job(shape=dataclasses.replace(_job().shape, **{key: attack})))
+
+
+@pytest.mark.parametrize("line", ["export A='x\n#BSUB -q other'", "export A=\x00", "#SBATCH --uid=0"])
+def test_a_line_that_asks_for_facts_is_one_line_and_no_directive(line: str) -> None:
+    with pytest.raises(ConfigError):
+        render_script(_job(facts=(line,)))
 
 
 @pytest.mark.parametrize("key", ["mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu"])

@@ -151,6 +151,7 @@ def test_a_top_up_job_asks_for_one_core_whatever_the_runs_ask_for(
         "mem_gb_per_node": None, "mem_gb_per_gpu": None, "mem_gb_per_cpu": None,
         "gpu_type": None, "constraint": None, "exclude": None, "gpu_request": shape.gpu_request,
         "partition": "long", "qos": None, "account": "mine", "time_limit_min": 30, "signal_lead_s": 30,
+        "ranks_per_task": 1, "whole_node": False,
     }  # fmt: skip
 
 
