@@ -57,12 +57,12 @@ def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> Sweep
 
 
 def _news(status: SweepStatus, run_ids: set[str], done: set[str]) -> list[RunStatus]:
-    """Return the named runs that are not done, and runs that became done since the look before.
+    """Return the named runs that are not done, and runs that became done since the previous look.
 
     Args:
         status: the status of this look.
         run_ids: the named runs.
-        done: the runs that were done at the look before; updated.
+        done: the runs that were done at the previous look; updated.
     """
     ids = [run_id for run_id in status.specs if run_id in run_ids]
     shown = [run_id for run_id in ids if run_id in status.open_runs or run_id not in done]

@@ -120,7 +120,7 @@ def _of_bash(said: Sequence[str], incomplete: str) -> tuple[list[str], str | Non
 
 
 def _verb(context: Any) -> str:
-    """Return the command without the program's name, as `verify resume`."""
+    """Return the command without the program's name, such as `verify resume`."""
     group = context.parent
     return str(context.info_name) if group is None or group.parent is None else f"{_verb(group)} {context.info_name}"
 
@@ -156,7 +156,7 @@ def renamed(new: str) -> type[Verb]:
     """Return the class of a command's old name: it names the new command on standard error, then works as before.
 
     Args:
-        new: the new command, with parameters of the old one in braces, as `verify preempt --kind {what.value}`.
+        new: the new command, with parameters of the old one in braces, such as `verify preempt --kind {what.value}`.
     """
 
     class Renamed(Verb):
@@ -343,7 +343,7 @@ def only_point(grid: Grid, takes: str, use: str) -> RunSpec:
 
     Args:
         grid: the grid.
-        takes: the start of the message, as `train runs`.
+        takes: the start of the message, such as `train runs`.
         use: the message's last sentence: what to use instead.
 
     Raises:

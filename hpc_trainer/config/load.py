@@ -32,7 +32,7 @@ class Memo:
     def of(self, compute: Callable[..., T], *parts: object) -> T:
         """Return `compute(*parts)`, computed once for the same objects.
 
-        Equal arguments that are other objects compute anew.
+        Equal arguments that are other objects are computed again.
         """
         key = (compute, *map(id, parts))
         kept = self._kept.get(key)

@@ -146,7 +146,7 @@ def unread_params(
         config: the configuration of a point.
         overrides: overrides as the user typed them.
         axes: keys that differ over the grid.
-        is_taken_from: True if another key takes its value from `params`, as ${params.lr}; called once at most.
+        is_taken_from: True if another key takes its value from `params`, such as ${params.lr}; called once at most.
     """
     lines = [override.lstrip("+") for override in overrides]
     given = [line for line in lines if line.partition("=")[0].partition(".")[0] == "params"]

@@ -1,4 +1,4 @@
-"""Domain hardware: what is known of machines. Shipped profiles with their sources, and the cluster at hand.
+"""Domain hardware: facts about machines. Shipped profiles with their sources, and the cluster at hand.
 
     verbs.py       the commands of `hpc-trainer hardware` and what they print
     profiles.py    the profiles of `conf/` and of `--config-dir`, read without Hydra
@@ -12,4 +12,4 @@ are chosen as any other file of a group: `hardware=nersc/perlmutter_x4`.
 """
 
 CONTRIBUTES = {"verbs": ("hpc_trainer.hardware.verbs:verbs",)}
-"""What this domain contributes to the hooks of the core (hpc_trainer/domains.py)."""
+"""Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -78,7 +78,7 @@ def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ
 
 
 def _divide_anew(config: TrainConfig, before: HardwareConfig) -> bool:
-    """Divide the batch anew if the number of ranks has changed; return True if it was divided.
+    """Divide the batch again if the number of ranks has changed; return True if it was divided.
 
     The micro-batch size stays if the batch is a multiple of it, because memory depends on it.
     """

@@ -221,7 +221,7 @@ def _counts(key: str) -> bool:
 def _lost_shape(kept: RunSpec, merged: RunSpec) -> str | None:
     """Return the problem with two points that are one run but ask for other resources; None if there is none.
 
-    Merged points are told in the plan. Here, however, one of the two requests would be dropped: an axis of a key that
+    The plan reports merged points. Here, however, one of the two requests would be dropped: an axis of a key that
     does not make another run, such as `hardware.partition=a,b`.
     """
     axes = [axis for axis in merged.axes if axis.partition(".")[0] == "hardware"]

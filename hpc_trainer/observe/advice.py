@@ -27,7 +27,7 @@ from hpc_trainer.slurm.limits import Limits, find_shape_problems, read_limits
 from hpc_trainer.slurm.shape import shape_of
 
 LEAST_GAIN = 0.05
-"""Smallest gain, as a fraction of what a run takes, that is worth a line."""
+"""Smallest gain that is worth a line, as a fraction of the time or resource that the run takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

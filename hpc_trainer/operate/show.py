@@ -40,7 +40,7 @@ class Known:
     sweep: SweepPaths
     spec: RunSpec
     code: str | None
-    """Digest of the frozen code of its newest submission; None if nothing was frozen, or it was never submitted."""
+    """Digest of the frozen code of the run's newest submission; None without frozen code or without a submission."""
 
     @property
     def command(self) -> list[str]:

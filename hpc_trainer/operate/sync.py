@@ -1,7 +1,8 @@
 """`hpc-trainer sync`: what runs have logged goes to W&B and MLflow (docs/trackers.md).
 
 metrics.jsonl has each step once, over all attempts and rollbacks. MLflow may be a folder (its file store), a database
-or a server; W&B is told at once or, with WANDB_MODE=offline, by folders for `wandb sync`. No training notices anything.
+or a server; W&B gets the steps at once or, with WANDB_MODE=offline, by folders for `wandb sync`. Trainings are not
+affected.
 """
 
 from __future__ import annotations

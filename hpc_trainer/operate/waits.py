@@ -55,7 +55,7 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
 
 
 def _look(sweep: SweepPaths, before: SweepStatus | None) -> SweepStatus:
-    """Return the sweep's status; if its folder cannot be read, the status of the look before with `silence` set.
+    """Return the sweep's status; if its folder cannot be read, the status of the previous look with `silence` set.
 
     A rebooting server or a mount that is gone for a moment hides the files of running runs.
     """

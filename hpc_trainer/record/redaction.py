@@ -1,7 +1,7 @@
 """Secrets: they are taken out of all that is recorded of a run, and files that hold them are never frozen.
 
-Redaction covers variables, command lines, differences of code and addresses. Files are told by their names, whatever
-git says of them (design, section 5).
+Redaction covers variables, command lines, differences of code and addresses. Files are recognised by their names,
+whether git tracks them or not (design, section 5).
 """
 
 from __future__ import annotations

@@ -835,7 +835,7 @@ OVER_S = CLOCKS_S
 
 
 def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, float]], now: float) -> bool:
-    """Return True if a run is known to have ended without asking Slurm, and nothing restarts it automatically."""
+    """Return True if it is known, without asking Slurm, that a run has ended and that nothing restarts it."""
     if folder.doubt is not None or folder.untold_job is not None:
         return False
     if CANCEL in folder.markers and (folder.current is None or folder.is_settled):

@@ -210,7 +210,7 @@ class Mail:
         self._store.set(key, json.dumps(value))
 
     def take(self, keys: list[str]) -> list[Any]:
-        """Wait until all keys exist, remove them, and return their values. Waits for ever for a rank that has died.
+        """Wait until all keys exist, remove them, and return their values. Never returns if a sending rank has died.
 
         This method polls, because waiting in the store would block every other thread of this rank.
         """

@@ -113,7 +113,7 @@ def first_host(names: str) -> str:
 
 
 def with_details(groups: Iterable[NodeGroup], shown: str) -> Iterator[NodeGroup]:
-    """Yield each group with what `scontrol show node` tells of its example.
+    """Yield each group with the facts that `scontrol show node` reports about its example.
 
     CPUs and memory that the site keeps for itself (CPUEfctv, MemSpecLimit) no job can get.
     """

@@ -79,7 +79,7 @@ def outputs_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def like_targets(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both in fp32 and in the shape of the targets.
+    """Return outputs and targets in fp32, both in the shape of the targets.
 
     Outputs [batch, 1] match targets [batch], which torch would broadcast to [batch, batch].
 

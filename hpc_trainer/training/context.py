@@ -246,7 +246,7 @@ class RunContext(RankProgress):
         return self.saver.saved_step
 
     def describe(self, **facts: Any) -> None:
-        """Add facts that this run depends on besides its configuration and code, as `vocabulary="9f2c.."`.
+        """Add facts that this run depends on besides its configuration and code, such as `vocabulary="9f2c.."`.
 
         Call before `restore`. A resume from a checkpoint that was made with other facts is refused.
 

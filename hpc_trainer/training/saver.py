@@ -1,7 +1,7 @@
 """When and how a run saves: at once or while training goes on, one save at a time.
 
-The interval of saves, and the stop before the time limit, follow from measured steps and saves. A failed save is told
-and tried again.
+The interval of saves, and the stop before the time limit, follow from measured steps and saves. A failed save is
+reported and tried again.
 """
 
 from __future__ import annotations

@@ -396,7 +396,7 @@ def _num_failures(stop: Stop) -> int:
     """Return how often storage or data ended the run, including this time.
 
     A full disk takes no record of the failure. Then each start in a row that recorded no other end counts, or a run on
-    a disk that stays full would come back for ever.
+    a disk that stays full would restart without end.
     """
     if is_there(stop.paths.failure(stop.attempt), parents=0):
         return failures_of_storage(stop.paths)

@@ -42,7 +42,7 @@ def with_data(
 ) -> tuple[TrainConfig, frozenset[str]]:  # fmt: skip
     """Return a configuration with other data (`eval RUN data=.. data.path=..`), and the keys that the user gave.
 
-    `config` itself is not changed. With `data=CHOICE` the whole section is composed anew; otherwise single keys are
+    `config` itself is not changed. With `data=CHOICE` the whole section is composed again; otherwise single keys are
     changed. A value that differs from the default counts as given by the user, even if a file of the choice sets it.
 
     Args:

@@ -149,7 +149,7 @@ class Composer:
             raise self.explain(error, overrides) from error
 
     def is_interpolated(self, section: str, overrides: Sequence[str]) -> bool:
-        """Return True if a value of the composed configuration is taken from this section, as ${params.lr}."""
+        """Return True if a value of the composed configuration is taken from this section, such as ${params.lr}."""
         # Only a file, which a group chooses, or an interpolation can take a value from another section.
         telling = (section, *(line for line in overrides if "." not in line.partition("=")[0] or "${" in line))
         if telling not in self._interpolated:

@@ -1,4 +1,4 @@
-"""Conditions over the keys of a point, as `model == 'mlp' and optim.lr > 1e-3`: read as a tree, never executed."""
+"""Conditions over the keys of a point, such as `model == 'mlp' and optim.lr > 1e-3`: read as a tree, never executed."""
 
 from __future__ import annotations
 

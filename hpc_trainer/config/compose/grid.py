@@ -202,7 +202,7 @@ def _axes_in(composer: GridComposer, block: SweepConfig | SweepBlock, where: str
 
 
 def _without(axes: list[_Axis], keys: set[str]) -> list[_Axis]:
-    """Return the axes without some keys; keys that were stepped together with them go on stepping."""
+    """Return the axes without some keys; keys that were stepped together with them are still stepped."""
     left = []
     for axis in axes:
         kept = [index for index, key in enumerate(axis.keys) if _key(key) not in keys]

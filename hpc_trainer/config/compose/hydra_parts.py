@@ -1,6 +1,6 @@
 """Private parts of Hydra 1.3 that the composition of many points needs. No other file uses any.
 
-Hydra's `compose` reads and merges every file anew for each point, together with its own `hydra` section: 70-150 ms.
+Hydra's `compose` reads and merges every file again for each point, together with its own `hydra` section: 70-150 ms.
 Here the files are read once, the `hydra` section is left out, and values are applied to a copy.
 `tests/unit/config/compose/test_hydra_parts.py` fails if a release of Hydra changes anything that is used here.
 """

@@ -152,7 +152,7 @@ def default_overrides(given: Iterable[str]) -> Iterator[str]:
 
 
 def _is_of_a_mapping(key: str) -> bool:
-    """Return True for a name of the user's own, as `cluster.env.NCCL_DEBUG`: Hydra must be told that it may be new."""
+    """Return True for a user's own name, such as `cluster.env.NCCL_DEBUG`: Hydra must be told that it may be new."""
     declared = declared_at(key)
     return declared is not None and declared.section is None and declared.name != key
 

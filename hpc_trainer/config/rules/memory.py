@@ -1,4 +1,4 @@
-"""GPU memory of a training as far as sizes alone tell: a lower bound, and the changes that would save some."""
+"""GPU memory of a training from sizes alone: a lower bound of what `plan --memory` estimates, and ways to save some."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
         return None
     sizes = " or ".join(map(str, gpu.memory_gb))
     return (
-        f"model=gpt needs more than {least / 1e9:.4g} GB a rank for weights, gradients and optimizer state, and "
-        f"hardware.gpu_type={name} has {sizes} GB. `plan --memory` says what the rest needs, and which keys help."
+        f"model=gpt needs at least {least / 1e9:.4g} GB a rank (weights, gradients and optimizer state alone), and "
+        f"hardware.gpu_type={name} has {sizes} GB. `plan --memory` estimates all of it, and names the keys that help."
     )
 
 

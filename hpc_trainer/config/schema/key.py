@@ -76,12 +76,12 @@ def key(
     """Declare a field with its metadata; what is left out is as the section declares.
 
     Args:
-        default: value of the field if nobody sets it; lists and mappings are copied.
+        default: value of the field if it is not set; lists and mappings are copied.
         needs: `ALWAYS`, `RULED` or `only_with(...)`.
         identity: effect of another value on the run's identity.
         resume: effect of another value on a training that resumes from a checkpoint.
         in_graph: True if another value may be another compiled graph (`train.compile`).
-        limits: the legal values of a number, as `≥ 1` or `(0, 1]`; others are refused (config/rules/declared_rules.py).
+        limits: legal values of a number: `≥ 1` or `(0, 1]`; others are refused (config/rules/declared_rules.py).
     """
     metadata = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
     if isinstance(default, (list, dict)):
@@ -121,7 +121,7 @@ class Declared(NamedTuple):
     section: Any
     """Dataclass that the field holds; None for a key."""
     default: Any
-    """Default value, which nobody may change."""
+    """Default value, which must not be changed."""
 
 
 def declared_keys(
@@ -131,7 +131,7 @@ def declared_keys(
 
     Args:
         kind: the dataclass.
-        prefix: text before the name of each field, as `optim.`.
+        prefix: text before the name of each field, such as `optim.`.
         above: metadata of the section that the dataclass is; its keys have them too.
         variants: dataclasses of the sections that have several; the keys of all of them are returned.
 

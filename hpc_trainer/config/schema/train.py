@@ -231,7 +231,7 @@ class SweepConfig:
     zip: list[dict[str, Any]] = key([], ALWAYS)
     """Axes that step together: each item maps keys or groups to lists of equal length."""
     exclude: list[str] = key([], ALWAYS)
-    """Conditions, as `model == 'mlp' and optim.lr > 1e-3`: points for which one is true are left out."""
+    """Conditions, such as `model == 'mlp' and optim.lr > 1e-3`: points for which one is true are left out."""
     blocks: list[SweepBlock] = key([], ALWAYS)
     """Grids that are joined, one after the other; []: one grid."""
     forms: list[dict[str, Any]] = key([], ALWAYS)

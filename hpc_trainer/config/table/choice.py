@@ -1,4 +1,4 @@
-"""Choices as a user types them, as `parallel.sync` or `model=gpt|custom`, and whether a configuration makes them.
+"""Choices as a user types them, such as `parallel.sync` or `model=gpt|custom`, and whether a configuration makes them.
 
     key                 any value but its default
     key=a|b             one of these values, as on the command line
@@ -138,7 +138,7 @@ def held(config: TrainConfig, choice: str) -> str:
 
 
 def _stated(config: TrainConfig, key: str) -> str:
-    """Return a key's value as typed: a model by its name, as `resnet18`; a profile's value with the profile's name."""
+    """Return a key's value as typed: a model by its name (`resnet18`), a profile's value with the profile's name."""
     if key in VARIANTS:
         return f"{key}={getattr(config, key).name}"
     value = shown(reader(key)(config))

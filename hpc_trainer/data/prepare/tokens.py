@@ -71,7 +71,7 @@ def prepare_tokens(
     """Make the missing pieces; once none is missing, write `meta.json` of both parts.
 
     Args:
-        sources: files, folders (all files in them that are not hidden) and patterns, as `texts/**/*.txt`.
+        sources: files, folders (all files in them that are not hidden) and patterns, such as `texts/**/*.txt`.
         folder: the prepared folder.
         options: the options.
         settings: how to carry out the call.

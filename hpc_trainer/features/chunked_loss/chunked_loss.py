@@ -115,7 +115,7 @@ def _sum(
 
 
 def _own_casts(device_type: str) -> contextlib.AbstractContextManager[None]:
-    """Keep autocast as it is, but let each chunk cast the weight anew.
+    """Keep autocast as it is, but let each chunk cast the weight again.
 
     Autocast's cached cast would be shared by all chunks, and their gradients would be added up in 8 bits of mantissa.
     With a cast for each chunk, each gradient becomes fp32 first.

@@ -20,7 +20,7 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> int:
     """Replace the linear layers in the blocks of `model`, in place; return how many.
 
     Call this before DDP, FSDP and compilation. Weights stay fp32, the same tensors under the same names, so a
-    checkpoint is that of any other precision. There is no further state: each tensor's scale is found anew at each
+    checkpoint is that of any other precision. There is no further state: each tensor's scale is computed again at each
     product (tensorwise, dynamic). Layers outside of blocks (an output layer) and those with a side that 16 does not
     divide stay as they are.
 

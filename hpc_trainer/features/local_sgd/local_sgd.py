@@ -142,7 +142,7 @@ class LateVote(StopVote):
         return None
 
     def count(self) -> bool:
-        """Return True if any rank wished to stop in the step before, or in this one if it is the first. Collective."""
+        """Return True if any rank wished to stop in the previous step, or in this first step. Collective."""
         flag = torch.full((), float(self._mine), device=self._group.device)
         sent = flag, dist.all_reduce(flag, async_op=True)
         (sum_of_flags, work), self._on_its_way = self._on_its_way or sent, sent

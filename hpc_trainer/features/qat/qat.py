@@ -80,8 +80,8 @@ def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[s
 def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
     """Replace these layers of `model` by rounding ones, in place.
 
-    Weights stay the same tensors under the same names. A state_dict has nothing besides: each scale is found anew from
-    the values that are rounded.
+    Weights stay the same tensors under the same names. A state_dict has no further entries: each scale is computed
+    again from the rounded values.
 
     Raises:
         ConfigError: torchao is missing.

@@ -113,7 +113,7 @@ class CodeChange:
     """Digest of the runs' code, 64 hex digits."""
     num_runs: int
     files: tuple[str, ...]
-    """Names in the frozen copy, as `my_project/my_lab/net.py`; modules first, files of hpc_trainer last."""
+    """Names in the frozen copy, such as `my_project/my_lab/net.py`; modules first, files of hpc_trainer last."""
 
 
 def find_changes(

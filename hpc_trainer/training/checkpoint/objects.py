@@ -583,7 +583,7 @@ def _load_module(name: str, model: nn.Module, saved: Mapping[str, Any], buffers:
 def _buffers(value: Any) -> dict[str, torch.Tensor]:
     """Return the buffers in a model's state, and its weights too if they differ by rank; {} for other objects.
 
-    Non-persistent buffers are left out: the model creates them anew.
+    Non-persistent buffers are left out: the model creates them again.
     """
     if not isinstance(value, nn.Module):
         return {}

@@ -261,7 +261,7 @@ def copies_to(device: torch.device) -> Callable[[Batch], Batch]:
 def on_device(batches: BatchIterator, device: torch.device) -> BatchIterator:
     """Make `batches` copy each batch to a GPU when it is requested, and return it; other devices change nothing.
 
-    The copy runs while the GPU computes the step before, because the host is ahead of the GPU by then. So no batch is
+    The copy runs while the GPU computes the previous step, because the host is ahead of the GPU by then. So no batch is
     fetched in advance, and a checkpoint need not record one.
     """
     if device.type == "cuda":

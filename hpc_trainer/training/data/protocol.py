@@ -36,7 +36,7 @@ class MapDataset(Protocol):
     a mapping that fits into JSON and says how raw data become inputs; ours are in `preprocessing.py`.
 
     It may have a method `problems()`, which yields a `data.files.Problem` for each file that was modified since it was
-    written, according to its checksum. `data check` calls it, and reads every sample besides.
+    written, according to its checksum. `data check` calls it, and also reads every sample.
 
     An attribute `all_targets_count = True` states that no target is ever -100, so that targets need not be counted.
 
@@ -64,7 +64,7 @@ class MapDataset(Protocol):
 
         For a task that takes other batches (`task=custom`) these are tensors in any form.
 
-        A target of -100 (padding) counts nothing. A loss is the mean over all other targets: of a whole evaluation, or
+        A target of -100 (padding) does not count. A loss is the mean over all other targets: of a whole evaluation, or
         in training of a whole global batch, however that is divided (training/data/target_shares.py).
 
         Raises:

@@ -105,7 +105,7 @@ class StopVote:
     def count(self) -> bool:
         """Return True if any rank wished to stop; the same on all ranks.
 
-        Call after backward and before gradients are cleared. On a GPU this is the result of the step before: reading
+        Call after backward and before gradients are cleared. On a GPU this is the result of the previous step: reading
         that of this step would wait for the device.
         """
         if self._alone:
@@ -128,7 +128,7 @@ def share(
 
     All ranks get the weights of rank 0. Build optimizers after this call: FSDP replaces the weights.
 
-    With `deterministic`, gradients are in the same buckets in every step. Otherwise DDP arranges them anew after the
+    With `deterministic`, gradients are in the same buckets in every step. Otherwise DDP rearranges them after the
     first step of each attempt. With four ranks or more this changes the order of summation, so a resumed run would
     differ in the last bits. The search for unused parameters keeps the arrangement fixed.
 

@@ -90,11 +90,11 @@ def _of_one_run(looks: list[Look], run_id: str, age_s: float) -> Iterator[Falseh
     for place, look in enumerate(looks):
         state, cause = look.states.get(run_id, ("", ""))
         if look.who == TRUE:
-            true_until[state], truth = look.end, state
+            if state != _UNSURE:  # between the end of a job and what Slurm says of it the server's files tell nothing
+                true_until[state], truth = look.end, state
             continue
-        after = next(
-            (later.states.get(run_id, ("", ""))[0] for later in looks[place + 1 :] if later.who == TRUE), truth
-        )
+        truths = (later.states.get(run_id, ("", ""))[0] for later in looks[place + 1 :] if later.who == TRUE)
+        after = next((state for state in truths if state != _UNSURE), truth)
         right = not state or _fits(state, truth, after) or not truth
         if wrong[0] and (right or wrong[:2] != (state, truth)):
             yield from _judge(run_id, wrong, look.begin - began, true_until, began, age_s)
