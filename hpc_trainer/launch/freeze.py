@@ -399,4 +399,8 @@ def _check_one_place(places: Sequence[tuple[str, str, str]]) -> None:
             f"the points of one grid belong to one sweep, and these name {', '.join(names)}. Add sweep_name={names[0]}."
         )
     if len(places) > 1:
-        raise ConfigError("cluster is one for a whole grid: submit each cluster's part by a command of its own.")
+        clusters = " and ".join(dict.fromkeys(name for *_, name in places))
+        raise ConfigError(
+            f"cluster is one for a whole grid, and the points of this one are on {clusters}: submit each cluster's "
+            "part by a command of its own."
+        )

@@ -29,7 +29,7 @@ def _axes(points: list[Point]) -> list[tuple[str, ...]]:
 def test_a_line_without_a_sweep_is_one_point(composer: GridComposer) -> None:
     (point,) = expand(composer, ["seed=3", "optim.lr=0.1"])
     assert point.axes == {}
-    assert point.overrides == ("cluster=slurm", "seed=3", "optim.lr=0.1")
+    assert point.overrides == ("seed=3", "optim.lr=0.1")
 
 
 def test_no_overrides_at_all_are_one_point(composer: GridComposer) -> None:
@@ -40,7 +40,7 @@ def test_the_first_axis_is_the_slowest(composer: GridComposer) -> None:
     points = expand(composer, ["model=mlp,cnn", "train.num_steps=5", "seed=0,1,2"])
     assert list(points[0].axes) == ["model", "seed"]
     assert _axes(points) == list(itertools.product(("mlp", "cnn"), ("0", "1", "2")))
-    assert points[-1].overrides == ("cluster=slurm", "train.num_steps=5", "model=cnn", "seed=2")
+    assert points[-1].overrides == ("train.num_steps=5", "model=cnn", "seed=2")
 
 
 @pytest.mark.parametrize(

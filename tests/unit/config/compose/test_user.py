@@ -95,7 +95,7 @@ def test_the_file_stands_before_the_command_line(own_file: Path) -> None:
 def test_the_command_line_wins(own_file: Path) -> None:
     own_file.write_text("cluster.account: my_lab\nseed: 3\nhardware: cpu_x2\n")
     given = ["seed=4", "++cluster.account=other", "hardware=cpu_x1"]
-    assert list(default_overrides(given)) == ["cluster=local"]
+    assert list(default_overrides(given)) == []
 
 
 @pytest.mark.usefixtures("no_slurm")
