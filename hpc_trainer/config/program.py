@@ -25,7 +25,7 @@ from typing import Any
 from hpc_trainer.config import script_words
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import flatten
-from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.cluster import EnvironmentConfig, Executor
 from hpc_trainer.config.schema.train import CommandEnv, CommandPer, LoopConfig, TrainConfig
 from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError, did_you_mean
@@ -296,7 +296,8 @@ def _no_program(config: TrainConfig, word: str, folder: Path) -> Iterator[str]:
             yield f"train.command: {word} is not executable: chmod +x {word}, or name its interpreter: python {word}"
         return
     cluster = config.cluster
-    is_here = cluster.executor is Executor.local and not cluster.setup and "PATH" not in cluster.env
+    is_changed = cluster.setup or "PATH" in cluster.env or cluster.environment != EnvironmentConfig()
+    is_here = cluster.executor is Executor.local and not is_changed
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if is_here and cluster.python is None and shutil.which(word, path=path) is None:
         yield (

@@ -14,10 +14,11 @@ from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.compose.overrides import default_overrides
 from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.hardware.profiles import read_cluster, read_profiles, site_of
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.slurm.inventory import OUT_OF_SERVICE
 from hpc_trainer.slurm.limits import Limits, find_shape_problems, longest_limit, mem_mb_per_node
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.shape import Shape, shape_of
 
 OK, WRONG, NOTE = "ok", "wrong", "note"
 _GENERIC_CLUSTERS = ("slurm", "local", "testbed")
@@ -37,38 +38,25 @@ class Line:
     fix: str = ""
 
 
-def find_cluster(name: str, choices: Sequence[str]) -> str | None:
-    """Return the choice of `cluster` that belongs to a profile, as `site/machine` to `site/machine_x4`, or None."""
-    fitting = [choice for choice in choices if re.match(rf"{re.escape(choice)}[/_]", name)]
-    return max(fitting, key=len, default=None)
-
-
-def overrides_of(name: str, overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[str]:
-    """Return the overrides that choose a profile, with the cluster of its site unless another one is named."""
-    words = [f"hardware={name}", *overrides]
-    if not any(word.startswith("cluster=") for word in overrides):
-        with Composer(config_dirs) as composer:
-            cluster = find_cluster(name, composer.choices("cluster"))
-        words += [f"cluster={cluster}"] if cluster is not None else []
-    return words
-
-
-def compose_profile(overrides: Sequence[str], config_dirs: Sequence[Path]) -> TrainConfig:
-    """Return the configuration of a profile with the user's own defaults.
+def compose_profiles(
+    names: Sequence[str], overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()
+) -> list[TrainConfig]:
+    """Return the configuration of each profile with its cluster, the user's own defaults and these overrides.
 
     Raises:
         ConfigError: there is no such profile, or an override is wrong.
     """
     with Composer(config_dirs) as composer:
-        return composer.compose([*default_overrides(overrides), *overrides])
+        given = [[f"hardware={name}", *overrides] for name in names]
+        return [composer.compose([*default_overrides(words), *words]) for words in given]
 
 
 # --- the profile's lines ---
 
 
-def check_lines(config: TrainConfig, shape: Shape, limits: Limits) -> list[Line]:
+def check_lines(config: TrainConfig, limits: Limits) -> list[Line]:
     """Return the lines of a profile: what it asks, what the cluster has, and the fix if that does not fit."""
-    name = config.hardware.name
+    name, shape = config.hardware.name, shape_of(config)
     problems = _problems_by_key(shape, name, limits)
     lines = [*_name_line(config, limits)]
     for key, asked, cluster in _facts(config.hardware, shape, limits):
@@ -78,7 +66,7 @@ def check_lines(config: TrainConfig, shape: Shape, limits: Limits) -> list[Line]
         if problem is not None and key == "partition":
             return lines  # nothing else can be compared
     lines += [Line(key=key, asked="", cluster="", verdict=WRONG, fix=problem) for key, problem in problems.items()]
-    return [*lines, *_notes(shape, limits)]
+    return [*lines, *_notes(config, shape, limits)]
 
 
 def _default_qos(shape: Shape, limits: Limits) -> str | None:
@@ -134,13 +122,13 @@ def _harmless(shape: Shape, key: str, limits: Limits) -> tuple[Shape, Limits]:
 
 
 def _name_line(config: TrainConfig, limits: Limits) -> Iterator[Line]:
-    asked = config.cluster.name
+    asked = config.cluster.site.slurm_cluster or config.cluster.name
     if asked in _GENERIC_CLUSTERS or limits.cluster is None:
         return
     is_same = asked.lower() == limits.cluster.lower()
     yield Line(
         key="cluster", asked=asked, cluster=limits.cluster, verdict=OK if is_same else NOTE,
-        fix="" if is_same else f"The profile is for {asked}, and Slurm here is {limits.cluster}. Names may differ.",
+        fix="" if is_same else f"The profile is for {asked}, and Slurm here is {limits.cluster}.",
     )  # fmt: skip
 
 
@@ -188,7 +176,7 @@ def _facts(hardware: HardwareConfig, shape: Shape, limits: Limits) -> Iterator[t
     yield "time_limit_min", f"{hardware.time_limit_min} min", told
 
 
-def _notes(shape: Shape, limits: Limits) -> Iterator[Line]:
+def _notes(config: TrainConfig, shape: Shape, limits: Limits) -> Iterator[Line]:
     """Yield what no rule of Slurm refuses: a partition that is closed, nodes out of service, GPUs of any type."""
     partition = limits.partition_of((shape.partition or "").split(",")[0] or None)
     if partition is None:
@@ -211,6 +199,13 @@ def _notes(shape: Shape, limits: Limits) -> Iterator[Line]:
             key="gpu_type", asked="any", cluster=", ".join(sorted(kinds)), verdict=NOTE,
             fix=f"A run may get any of them. Set hardware.gpu_type={min(kinds)}.",
         )  # fmt: skip
+    machines = sorted({group.architecture for group in nodes if group.architecture})
+    asked_arch = config.cluster.site.arch
+    if asked_arch is not None and machines and asked_arch not in machines:
+        yield Line(
+            key="arch", asked=asked_arch, cluster=", ".join(machines), verdict=WRONG,
+            fix=f"Set cluster.site.arch={machines[0]}, and look whether cluster.python is one for it.",
+        )  # fmt: skip
     total = sum(group.num_nodes for group in nodes)
     up = sum(group.num_nodes for group in nodes if group.state not in OUT_OF_SERVICE)
     if nodes and up < shape.num_nodes:
@@ -218,6 +213,62 @@ def _notes(shape: Shape, limits: Limits) -> Iterator[Line]:
             key="service", asked=f"{shape.num_nodes} nodes", cluster=f"{up} of {total} are in service", verdict=NOTE,
             fix="The job waits until drained nodes come back. `sinfo -R` tells the reasons.",
         )  # fmt: skip
+
+
+# --- shipped profiles of the cluster at hand ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """A profile of `conf/` whose site names this cluster: its lines that are not ok, and other figures than Slurm's."""
+
+    name: str
+    lines: tuple[Line, ...]
+    differences: tuple[str, ...]
+
+    @property
+    def is_fit(self) -> bool:
+        """True if no line is wrong."""
+        return all(line.verdict != WRONG for line in self.lines)
+
+
+def find_shipped(limits: Limits, discovered: Sequence[Mapping[str, Any]]) -> list[Shipped]:
+    """Return the shipped profiles of the cluster that answers here, by its ClusterName.
+
+    Args:
+        limits: the answers of Slurm.
+        discovered: keys of the discovered hardware files, for the comparison.
+    """
+    clusters = dict.fromkeys(profile.cluster for profile in read_profiles() if profile.cluster is not None)
+    ours = {name for name in clusters if site_of(read_cluster(name))["slurm_cluster"] == limits.cluster}
+    names = [profile.name for profile in read_profiles() if profile.cluster in ours]
+    return [
+        Shipped(
+            name=name,
+            lines=tuple(line for line in check_lines(config, limits) if line.verdict != OK),
+            differences=tuple(_differences(config.hardware, limits, discovered)),
+        )
+        for name, config in zip(names, compose_profiles(names) if names else (), strict=True)
+    ]
+
+
+def _differences(hardware: HardwareConfig, limits: Limits, discovered: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield figures of a profile that differ from those of the discovered file with the same partition and GPUs."""
+    partition = limits.partition_of(hardware.partition)
+    for values in discovered:
+        other = HardwareConfig(**values)
+        same = (hardware.gpus_per_node, hardware.ranks_per_node) == (other.gpus_per_node, other.ranks_per_node)
+        if not same or partition is None or other.partition != partition.name:
+            continue
+        if hardware.cpus_per_rank != other.cpus_per_rank:
+            yield f"{hardware.cpus_per_rank} CPUs a rank, Slurm has {other.cpus_per_rank}"
+        if hardware.gpus_per_node and (hardware.gpu_type or other.gpu_type) != other.gpu_type:
+            yield f"gpu_type {hardware.gpu_type}, Slurm has {other.gpu_type or 'GPUs without a type'}"
+        if hardware.mem_gb_per_gpu is not None and hardware.mem_gb_per_gpu != other.mem_gb_per_gpu:
+            yield f"{hardware.mem_gb_per_gpu:g} GB a GPU, Slurm has {other.mem_gb_per_gpu or 0:g}"
+        if hardware.time_limit_min != other.time_limit_min:
+            yield f"{hardware.time_limit_min} min, the discovered file has {other.time_limit_min}"
+        return
 
 
 # --- the job ---

@@ -53,12 +53,16 @@ class Proposal:
     """Choice of the group: its file below the group's folder, without the ending."""
     values: Mapping[str, Any]
     comments: tuple[str, ...]
+    cluster: str | None = None
+    """Choice of `cluster` that a hardware file makes."""
 
     @property
     def text(self) -> str:
         """Content of the file."""
-        keys = (f"{key}: {_scalar(value)}" for key, value in self.values.items())
-        return "".join(f"{line}\n" for line in (*(f"# {comment}" for comment in self.comments), *keys))
+        lines = [f"# {comment}" for comment in self.comments]
+        if self.cluster is not None:
+            lines += ["defaults:", f"  - override /cluster@_global_.cluster: {self.cluster}"]
+        return "".join(f"{line}\n" for line in (*lines, *_yaml_lines(self.values)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,7 @@ def discover(limits: Limits, choice: Choice, *, day: str, machine: str, groups: 
         ConfigError: the choice names what the cluster lacks, or no partition is left.
     """
     check_choice(limits, choice)
-    hardware, skipped = list[Proposal](), dict[str, str]()
+    hardware, described, skipped = list[Proposal](), list[Partition](), dict[str, str]()
     for partition in limits.partitions.values():
         if choice.partitions and partition.name not in choice.partitions:
             continue
@@ -100,13 +104,15 @@ def discover(limits: Limits, choice: Choice, *, day: str, machine: str, groups: 
         found = [] if access.refusal else list(_proposals(_Place(limits=limits, access=access, day=day)))
         if not found:
             skipped[partition.name] = access.refusal or "no shape of its nodes fits the limits of the partition"
+        else:
+            described.append(partition)
         hardware += found
     if not hardware:
         listed = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise ConfigError(f"no partition can be described. {listed}")
     return Discovery(
         limits=limits,
-        cluster=_cluster_file(limits, choice, day, machine),
+        cluster=_cluster_file(limits, described, choice, day),
         hardware=tuple(hardware),
         skipped=skipped,
         notes=(*limits.notes, *_notes(limits, machine)),
@@ -368,11 +374,13 @@ def _accepted(stem: str, values: dict[str, Any], groups: Sequence[NodeGroup], pl
     has_memory = all(values.get(key) != 0 for key in ("mem_gb_per_gpu", "mem_gb_per_node"))
     if not has_memory or find_shape_problems(_shape(values, access.account), stem, limits):
         return
-    name = f"{stem}_x{shape.world_size}"
+    cluster = _file_name(str(limits.cluster))
+    name = f"{cluster}/{stem}_x{shape.world_size}"
     source = f"discovered from Slurm {limits.cluster} on {place.day}"
     yield Proposal(
         group="hardware",
-        name=f"{_file_name(str(limits.cluster))}/{name}",
+        name=name,
+        cluster=cluster,
         values={"name": name, **values, "source": source, "checked": place.day},
         comments=tuple(_facts(shape, groups, place, limit)),
     )
@@ -441,29 +449,48 @@ def preemption_of(partition: Partition, limits: Limits) -> str | None:
     return mode
 
 
-def _cluster_file(limits: Limits, choice: Choice, day: str, machine: str) -> Proposal:
+def _cluster_file(limits: Limits, described: Sequence[Partition], choice: Choice, day: str) -> Proposal:
+    machines = architectures(limits)
+    whole = {limits.gives_whole_nodes or partition.gives_whole_nodes for partition in described}
+    time_limits = [
+        {"partition": partition.name, "max_time_min": partition.max_time_min}
+        for partition in described
+        if partition.max_time_min is not None
+    ]
+    preempted = [
+        f"{partition.name} ({mode} after {partition.grace_s} s)"
+        for partition in described
+        if (mode := preemption_of(partition, limits))
+    ]
+    if limits.preempt_type == "qos":
+        preemption = f"by QOS, PreemptMode={limits.preempt_mode}"
+    else:
+        preemption = f"in partitions {', '.join(preempted)}" if preempted else "none"
     return Proposal(
         group="cluster",
         name=_file_name(str(limits.cluster)),
-        values={"name": limits.cluster, "executor": "slurm"},
-        comments=tuple(_cluster_facts(limits, choice, day, machine)),
+        values={
+            "name": limits.cluster,
+            "executor": "slurm",
+            "site": {
+                "slurm_cluster": limits.cluster,
+                **({"arch": machines[0]} if len(machines) == 1 else {}),
+                **({"whole_nodes": whole.pop()} if len(whole) == 1 else {}),
+                **({"time_limits": time_limits} if time_limits else {}),
+                "preemption": preemption,
+                "source": f"discovered from Slurm {limits.cluster} on {day}",
+                "checked": day,
+            },
+        },
+        comments=tuple(_cluster_facts(limits, choice)),
     )
 
 
-def _cluster_facts(limits: Limits, choice: Choice, day: str, machine: str) -> Iterator[str]:
-    release = limits.version or "of an unknown release"
-    yield f"Cluster {limits.cluster}, Slurm {release}. Discovered from Slurm on {day}."
+def _cluster_facts(limits: Limits, choice: Choice) -> Iterator[str]:
+    yield f"Cluster {limits.cluster}, Slurm {limits.version or 'of an unknown release'}."
     if limits.associations:
         yield "An account belongs in no repository. Put yours into ~/.config/hpc_trainer/config.yaml:"
         yield "    cluster.account: YOUR_ACCOUNT"
-    if limits.preempt_type == "qos":
-        yield f"Preemption goes by QOS (PreemptMode={limits.preempt_mode})."
-    listed = [
-        f"{partition.name} ({mode}, {partition.grace_s} s)"
-        for partition in limits.partitions.values()
-        if (mode := preemption_of(partition, limits))
-    ]
-    yield f"Partitions whose jobs may be preempted: {', '.join(listed) or 'none'}."
     if limits.max_elements is not None:
         yield f"An array may have {limits.max_elements} elements."
     caps = limits.submit_caps(None, choice.account, choice.qos)
@@ -471,9 +498,6 @@ def _cluster_facts(limits: Limits, choice: Choice, day: str, machine: str) -> It
         yield f"At most {min(cap.limit for cap in caps)} jobs may be submitted at once."
     if limits.kill_wait_s is not None:
         yield f"Between SIGTERM and SIGKILL are {limits.kill_wait_s} s (KillWait)."
-    machines = architectures(limits)
-    if machines:
-        yield f"Architecture of the nodes: {', '.join(machines)}; of the login node: {machine}."
 
 
 def architectures(limits: Limits) -> list[str]:
@@ -545,12 +569,18 @@ def _figures(text: str) -> Any:
         values = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    return {key: value for key, value in values.items() if key not in _DAY_KEYS} if isinstance(values, dict) else values
+    return _without_day(values)
+
+
+def _without_day(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_day(item) for key, item in value.items() if key not in _DAY_KEYS}
 
 
 def _difference(old: str, new: str) -> Iterator[str]:
     def keys(text: str) -> list[str]:
-        return [line for line in text.splitlines() if not line.startswith(("#", *_DAY_KEYS))]
+        return [line for line in text.splitlines() if not line.lstrip().startswith(("#", *_DAY_KEYS))]
 
     lines = list(difflib.unified_diff(keys(old), keys(new), "file", "Slurm", lineterm="", n=0))
     return (line for line in lines[2:] if not line.startswith("@@"))
@@ -560,8 +590,23 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*")
 _WORDS_OF_YAML = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
+def _yaml_lines(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a mapping as lines of YAML; a list of mappings has a line for each."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield f"{key}:"
+            yield from (f"  {line}" for line in _yaml_lines(value))
+        elif isinstance(value, list):
+            yield f"{key}:"
+            for item in value:
+                pairs = ", ".join(f"{name}: {_scalar(own)}" for name, own in item.items())
+                yield f"  - {{{pairs}}}"
+        else:
+            yield f"{key}: {_scalar(value)}"
+
+
 def _scalar(value: Any) -> str:
     """Return a value as YAML; text that a reader of YAML could take for something else is quoted."""
     if isinstance(value, str) and not (_PLAIN.fullmatch(value) and value.lower() not in _WORDS_OF_YAML):
         return json.dumps(value, ensure_ascii=False)
-    return str(value)
+    return json.dumps(value) if isinstance(value, bool) else str(value)

@@ -25,10 +25,11 @@ from hpc_trainer.hardware.check import (
     WRONG,
     Line,
     Measured,
+    Shipped,
     check_lines,
-    compose_profile,
+    compose_profiles,
+    find_shipped,
     measured_lines,
-    overrides_of,
     read_ranks,
 )
 from hpc_trainer.hardware.discover import (
@@ -70,11 +71,14 @@ def run_discover(
     found = discover(
         limits, choice, day=time.strftime("%Y-%m-%d"), machine=platform.machine(), groups=user_groups()
     )  # fmt: skip
+    shipped = find_shipped(limits, [file.values for file in found.hardware])
     files = write_files(output, found.files, force=force, dry_run=dry_run)
     if as_json:
-        print_json(_discovery_json(found, choice, files, dry_run=dry_run))
+        print_json({**_discovery_json(found, choice, files, dry_run=dry_run), "shipped": _shipped_json(shipped)})
     else:
         _print_discovery(found, choice, files, output, dry_run=dry_run)
+        _print_shipped(shipped)
+        _print_outcome(found, files, output, dry_run=dry_run)
     if any(file.action == "differs" for file in files):
         sys.exit(ExitCode.FAILED)
 
@@ -137,8 +141,8 @@ def _print_discovery(
     actions = {file.path: file.action for file in files}
     rows = [_row(file, limits, actions[output / file.group / f"{file.name}.yaml"]) for file in found.hardware]
     print_table(
-        ["hardware=", "nodes", "GPUs", "CPUs a rank", "GB", "minutes", "preempted by", "file"], rows,
-        least=("preempted by", "minutes"),
+        ["HARDWARE", "NODES", "GPUS", "CPUS A RANK", "GB", "MINUTES", "PREEMPTION", "FILE"], rows,
+        least=("PREEMPTION", "MINUTES"),
     )  # fmt: skip
     if found.skipped:
         print("\nLeft out: " + "; ".join(f"{name}: {reason}" for name, reason in found.skipped.items()) + ".")
@@ -151,7 +155,25 @@ def _print_discovery(
     if dry_run:
         for proposal in found.files:
             print(f"\n# {output / proposal.group / proposal.name}.yaml\n{proposal.text}", end="")
-    _print_outcome(found, files, output, dry_run=dry_run)
+
+
+def _print_shipped(shipped: Sequence[Shipped]) -> None:
+    if shipped:
+        print("\nShipped profiles of this cluster:")
+    for profile in shipped:
+        say(f"  {profile.name}: {'fits' if profile.is_fit else 'does not fit'}")
+        for text in (*(f"{line.verdict}: {line.fix}" for line in profile.lines), *profile.differences):
+            say(f"    {text}")
+
+
+def _shipped_json(shipped: Sequence[Shipped]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": profile.name, "is_fit": profile.is_fit, "differences": list(profile.differences),
+            "lines": [dataclasses.asdict(line) for line in profile.lines],
+        }
+        for profile in shipped
+    ]  # fmt: skip
 
 
 def _print_outcome(found: Discovery, files: Sequence[Written], output: Path, *, dry_run: bool) -> None:
@@ -159,13 +181,12 @@ def _print_outcome(found: Discovery, files: Sequence[Written], output: Path, *, 
     written = [file for file in files if file.action in ("new", "overwritten")]
     same = len(files) - len(kept) - len(written)
     verb = "would be written" if dry_run else "written"
-    print(f"\n{len(written)} files {verb} below {output}" + (f", {same} are the same already." if same else "."))
+    print(f"\nFiles {verb} below {output}: {len(written)}" + (f"; the same already: {same}" if same else ""))
     if kept:
-        print(f"{len(kept)} files have other figures and stay as they are. To replace them: --force")
+        print(f"Files with other figures, which stay as they are: {len(kept)}. To replace them: --force")
         return
-    words = f"cluster={found.cluster.name} hardware={found.hardware[0].name}"
     if not dry_run:
-        print_next(f"plan --config-dir {output} {words} experiment=digits")
+        print_next(f"plan --config-dir {output} hardware={found.hardware[0].name} experiment=digits")
 
 
 def _row(file: Proposal, limits: Limits, action: str) -> list[str]:
@@ -245,11 +266,11 @@ def run_check(
 ) -> None:  # fmt: skip
     """Compare a profile with the cluster, and measure with a short job if `runs`; exit with 1 if a line is wrong."""
     folders = [*(given.config_dirs or ()), *read_project().config_dirs]
-    overrides = overrides_of(name, given.overrides or [], folders)
-    config = compose_profile(overrides, folders)
+    overrides = given.overrides or []
+    (config,) = compose_profiles([name], overrides, folders)
     limits = read_inventory()
     shape = shape_of(config)
-    lines = check_lines(config, shape, limits)
+    lines = check_lines(config, limits)
     is_fit = all(line.verdict != WRONG for line in lines)
     if not as_json:
         print(as_typed(f"{name} on {limits.cluster}, Slurm {limits.version or 'of an unknown release'}"))
@@ -258,7 +279,7 @@ def run_check(
     figures = None
     measured: list[Line] = []
     if runs and is_fit:
-        grid = _probe_grid(overrides, given, config.hardware.device_type, internet=internet)
+        grid = _probe_grid([f"hardware={name}", *overrides], given, config.hardware.device_type, internet=internet)
         found = _run_probe(grid, timeout_s, say=(lambda _: None) if as_json else lambda text: print(text, flush=True))
         measured = list(measured_lines(found, shape, is_gpu=config.hardware.device_type == "cuda"))
         day = time.strftime("%Y-%m-%d")
@@ -286,7 +307,7 @@ def run_check(
 
 def _print_lines(lines: Sequence[Line]) -> None:
     rows = [[line.key, line.asked or "-", line.cluster or "-", line.verdict] for line in lines]
-    print_table(["key", "profile", "cluster", "verdict"], rows, least=(("cluster", 20),))
+    print_table(["KEY", "PROFILE", "CLUSTER", "VERDICT"], rows, least=(("CLUSTER", 20),))
     for line in lines:
         if line.fix:
             say(f"{line.verdict}: {line.fix}")
@@ -360,7 +381,7 @@ def _print_measured(figures: dict[str, Any], lines: Sequence[Line], kept: Path) 
         for rank in figures["ranks"]
     ]  # fmt: skip
     print()
-    print_table(["rank", "node", "GPU", "CPUs", "NUMA"], rows)
+    print_table(["RANK", "NODE", "GPU", "CPUS", "NUMA"], rows)
     where = {"node": "within a node", "across": "one rank of each node", "all": "all ranks"}
     rows = [
         [
@@ -371,7 +392,7 @@ def _print_measured(figures: dict[str, Any], lines: Sequence[Line], kept: Path) 
     ]  # fmt: skip
     if rows:
         print()
-        print_table(["all-reduce", "ranks", "latency", "bus bandwidth"], rows)
+        print_table(["ALL-REDUCE", "RANKS", "LATENCY", "BUS BANDWIDTH"], rows)
     print()
     if (writes := figures["write_bytes_per_s"]) is not None:
         total = f", {short_number(writes['sum'])}B/s in all" if len(figures["clock_offset_s"]) > 1 else ""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config.compose.condition import PointValues
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
@@ -17,6 +18,7 @@ from hpc_trainer.config.compose.own_files import Project, read_project, read_use
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
 from hpc_trainer.config.load import PASSED_OVER, Memo
 from hpc_trainer.config.program import is_one_a_node, unread_overrides
+from hpc_trainer.config.rules.cluster_rules import site_notes
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.cluster import BudgetConfig, Executor
 from hpc_trainer.config.schema.key import Identity
@@ -70,7 +72,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     project = read_project()
     try:
         grid = _freeze_grid(overrides, [*config_dirs, *project.config_dirs], [*trust, *project.trust])
-        return dataclasses.replace(grid, notes=project.notes if _has_news(project, grid.sweep) else ())
+        notes = project.notes if _has_news(project, grid.sweep) else ()
+        return dataclasses.replace(grid, notes=(*notes, *grid.notes))
     except ConfigError as error:
         if project.unused is None:
             raise
@@ -91,6 +94,7 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
     places: dict[tuple[str, str, str], TrainConfig] = {}
     duplicates: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
     num_duplicates = 0
+    notes: dict[str, None] = {}
     memo = Memo()
 
     def with_trust(of_file: list[str]) -> list[str]:
@@ -122,6 +126,7 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
                 problems.update(dict.fromkeys(str(error).splitlines()))
                 return None
             problems.update(dict.fromkeys(_unread(composer, config, point)))
+            notes.update(dict.fromkeys(memo.of(site_notes, config.hardware, config.cluster)))
             spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
             if composed.is_seed_alone and not point.exclude:
                 twins.keep(split, config, spec)
@@ -165,6 +170,7 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
         group_readable=first.paths.group_readable,
         budget=first.budget,
         num_excluded=num_excluded,
+        notes=tuple(notes),
         duplicates=tuple(duplicates),
         compose_counts=counts,
     )
@@ -263,6 +269,7 @@ def freeze(
 
     memo = memo or Memo()
     plain = to_plain(config, memo)
+    plain["cluster"] = memo.of(_without_site, plain["cluster"])
     digest = config_digest(plain, memo)
     return RunSpec(
         run_id=build_run_id(config, digest),
@@ -274,6 +281,11 @@ def freeze(
         num_steps=config.train.num_steps,
         config=plain,
     )
+
+
+def _without_site(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section without the site's facts, which no rank reads: they would be a third of each spec's line."""
+    return {key: value for key, value in cluster.items() if key != "site"}
 
 
 class SeedTwins:

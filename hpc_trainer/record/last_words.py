@@ -145,19 +145,22 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
     return None
 
 
-def words_before_the_worker(folder: RunFolder, setup: Sequence[str], faults: Faults) -> Mapping[str, Any]:
+def words_before_the_worker(
+    folder: RunFolder, setup: Sequence[str], num_of_environment: int, faults: Faults
+) -> Mapping[str, Any]:
     """Return a record like a rank's failure for a job that ended before its worker began.
 
     Args:
         folder: the run's folder.
-        setup: the lines of cluster.setup.
+        setup: the lines of cluster.environment and cluster.setup.
+        num_of_environment: how many of these are of cluster.environment.
         faults: gets a fault for output that cannot be read.
 
     Returns:
         `cause`, a one-line `message` that names the cause, and `output`, the last lines.
     """
     lines = _printed(folder, faults)
-    by_setup = words_of_setup(lines, setup)
+    by_setup = words_of_setup(lines, setup, num_of_environment)
     if by_setup is not None:
         return by_setup
     own = [line for line in _since_logs(lines) if not _SETUP.match(line)]
@@ -177,8 +180,8 @@ def words_before_the_worker(folder: RunFolder, setup: Sequence[str], faults: Fau
     return _words(f"{message}.", own)
 
 
-def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the record of `words_before_the_worker` if a line of cluster.setup ended the newest start, else None."""
+def words_of_setup(lines: Sequence[str], setup: Sequence[str], num_of_environment: int = 0) -> Mapping[str, Any] | None:
+    """Return the record of `words_before_the_worker` if a line before the ranks ended the newest start, else None."""
     ends = [index for index, line in enumerate(lines) if _SETUP.match(line)]
     if not ends or any(_LOGS_TO in line for line in lines[ends[-1] :]):
         return None
@@ -192,7 +195,9 @@ def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, A
     if any(_SYNTAX in line for line in said[-2:]):  # the number is of the line before; bash's own message is right
         return _words(f"bash cannot parse cluster.setup: {why}", said)
     line = f"`{setup[number - 1]}`" if 0 < number <= len(setup) else f"exit status {status}"
-    return _words(f"cluster.setup line {number} failed: {line}: {why}", said)
+    number -= num_of_environment
+    where = f"cluster.setup line {number}" if number > 0 else "a line of cluster.environment"
+    return _words(f"{where} failed: {line}: {why}", said)
 
 
 def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:

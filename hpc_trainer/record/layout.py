@@ -99,6 +99,8 @@ class RunPaths:
     """The newest profile request; the command replaces or removes it."""
     rendezvous = _Named("rendezvous.json")
     """Address at which rank 0 listens for the other ranks; rank 0 replaces it."""
+    agents = _Named("agents.json")
+    """Address at which the nodes' agents meet (`hardware.launcher=torchrun`); that of the first node replaces it."""
     checkpoints = _Named("checkpoints")
     """Checkpoints: step-00000100/ and so on."""
     logged = _Named("told")

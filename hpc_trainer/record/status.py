@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpc_trainer.config.environment import setup_of
 from hpc_trainer.config.schema.cluster import ClusterConfig, Executor
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError, did_you_mean
@@ -197,7 +198,7 @@ def status_of(
     newest = folder.newest
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
-        failure = words_before_the_worker(folder, _setup_of(spec), FaultsOf(spec.run_id, faults))
+        failure = words_before_the_worker(folder, *_setup_of(spec), FaultsOf(spec.run_id, faults))
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
         failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
@@ -269,8 +270,8 @@ def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | No
     return f"{timed_out_words(timed_out, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
 
 
-def _setup_of(spec: RunSpec) -> Sequence[str]:
-    return () if spec.is_lost else spec.config["cluster"]["setup"]
+def _setup_of(spec: RunSpec) -> tuple[Sequence[str], int]:
+    return ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
 
 
 # So many timeouts are a reason for a warning, before the run is stopped because of them.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from hpc_trainer.config.environment import IMAGE_FACTS, STAGE_KEY, STAGED
 from hpc_trainer.errors import MissingCommandError, NoRoomError, RefusedError, SilentError, SlurmError, UnclearError
 
 
@@ -44,6 +45,9 @@ _OF_ANOTHER_JOB = (
 # The user's own filters and formats (SQUEUE_STATES, SCANCEL_NAME, ..): with them an answer would lack jobs.
 _OF_A_PERSON = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_")
 _FROZEN_CODE = "HPC_TRAINER_FROZEN_CODE"  # runtime/start.py, a layer above
+_BY_TORCHRUN = "HPC_TRAINER_BY_TORCHRUN"  # runtime/rank_env.py
+# What a job's script sets for its ranks (config/environment.py).
+_OF_A_START = (STAGE_KEY, IMAGE_FACTS, STAGED, _BY_TORCHRUN)
 _SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 LOST = re.compile(
     r"timed out|Zero Bytes|Unable to contact slurm controller(?! \(connect)|(send|receive) failure|Communication"
@@ -131,8 +135,17 @@ def submit_environment() -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not ((key.startswith(_OF_LAUNCHERS) and key not in _SITE) or (is_inside and key in _OF_ANOTHER_JOB))
+        if not (
+            (key.startswith(_OF_LAUNCHERS) and key not in _SITE)
+            or (is_inside and key in _OF_ANOTHER_JOB)
+            or key in _OF_A_START
+        )
     }
+    if STAGED in os.environ:  # as with frozen code: on another node the place of this copy is free
+        copy = os.environ[STAGED]
+        entries = [entry for entry in kept.get("PATH", "").split(os.pathsep) if not f"{entry}/".startswith(f"{copy}/")]
+        kept = {key: value for key, value in kept.items() if not f"{value}/".startswith(f"{copy}/")}
+        kept["PATH"] = os.pathsep.join(entries)
     if copies:
         del kept[_FROZEN_CODE]
         path = [entry for entry in kept.pop("PYTHONPATH", "").split(os.pathsep) if entry]

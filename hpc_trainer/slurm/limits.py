@@ -609,10 +609,11 @@ def _too_much_memory(shape: Shape, memory_mb: int, limit_mb: int, name: str) -> 
 
 
 def _too_many_cpus(shape: Shape, limit: int, name: str) -> str:
-    cpus_per_rank = max(1, limit // shape.tasks_per_node)
+    cpus_per_rank = max(1, limit // shape.ranks_per_node)
     key = "cpus_per_gpu" if shape.gpus_per_node else "cpus_per_task"
+    each = shape.cpus_per_task // shape.ranks_per_task
     return (
-        f"hardware: {shape.tasks_per_node} rank(s) × {shape.cpus_per_task} CPUs = {_cpus_per_node(shape)} CPUs a node; "
+        f"hardware: {shape.ranks_per_node} rank(s) × {each} CPUs = {_cpus_per_node(shape)} CPUs a node; "
         f"it must be at most {limit}, the {name}. Use hardware.{key}={cpus_per_rank}."
     )
 
@@ -626,7 +627,7 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
         if problem:
             yield problem
             return
-    if shape.gpus_per_node:
+    if shape.gpus_per_node and shape.gpu_request != "none":
         kinds = sorted({kind for node in left for kind in node.gpus})
         kind = shape.gpu_type
         with_kind = [node for node in left if _gpus(node, kind)]

@@ -220,7 +220,7 @@ def meeting_place(
     """
     of_tensorflow = config.train.command_env is CommandEnv.tensorflow
     address = _LOOPBACK if env.num_nodes == 1 else socket.gethostname()
-    with _free_port() as port:
+    with free_port() as port:
         if env.rank == 0:
             address = config.cluster.master_addr or address
             others = _other_workers(config, paths, env, attempt, should_stop) if of_tensorflow else ()
@@ -237,7 +237,7 @@ def meeting_place(
             write_json(paths.program_worker(attempt, env.rank), own, sync=False)
         # Rank 0 itself waits for the slowest rank, and only rank 0 can name that rank in its error.
         timeout_s = config.parallel.timeout_s * (2 if of_tensorflow else 1)
-        return _wait_for(lambda: _place_of_rank_0(paths, env), timeout_s, env, should_stop, lambda: "rank 0")
+        return wait_for(lambda: _place_of_rank_0(paths, env), timeout_s, env, should_stop, lambda: "rank 0")
 
 
 def _place_of_rank_0(paths: RunPaths, env: RankEnv) -> Place | None:
@@ -271,10 +271,10 @@ def _other_workers(
     def named() -> str:
         return f"{'rank' if len(missing()) == 1 else 'ranks'} {', '.join(map(str, missing()))}"
 
-    return _wait_for(complete, config.parallel.timeout_s, env, should_stop, named)
+    return wait_for(complete, config.parallel.timeout_s, env, should_stop, named)
 
 
-def _wait_for(
+def wait_for(
     look: Callable[[], T | None],
     timeout_s: float,
     env: RankEnv,
@@ -307,7 +307,7 @@ def _worker(address: str, port: int) -> str:
 
 
 @contextlib.contextmanager
-def _free_port() -> Iterator[int]:
+def free_port() -> Iterator[int]:
     """Hold a free port during a `with` block, and keep it reserved for the program for a minute afterwards.
 
     A connection over the port is made and closed, which leaves the port in TIME_WAIT. The kernel then gives it only to

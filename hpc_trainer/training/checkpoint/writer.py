@@ -232,7 +232,8 @@ class CheckpointWriter:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
         self._num_saves += 1
-        mail = Mail(f"checkpoint-{self._num_saves}") if self._group.world_size > 1 else None
+        # The attempt is named: in a test a killed one may still wait for its mail when the next one sends.
+        mail = Mail(f"checkpoint-{self._attempt}-{self._num_saves}") if self._group.world_size > 1 else None
         work = partial(self._write, temporary=temporary, files=parts.files, mail=mail, describe=describe)
         self._thread = WriterThread(step, path, work, is_background=is_background)
         self._thread.start()

@@ -224,7 +224,10 @@ class Campaign(Soak):
     def cancel_one(self) -> None:
         """As in the soak; when it was is kept."""
         before = set(self.cancelled)
-        super().cancel_one()
+        try:
+            super().cancel_one()
+        except AssertionError as error:  # a full quota or a server that is away refuses it; a user tries again
+            self.say(f"cancel: {str(error)[-300:]}")
         self.cancel_times |= dict.fromkeys(self.cancelled - before, time.monotonic())
 
     def play(self) -> None:

@@ -161,6 +161,7 @@ def test_what_is_written_is_read_back_and_accepted_and_one_cpu_more_is_not(name:
     limits, found = read_inventory(), _found()
     for file in found.hardware:
         values = yaml.safe_load(file.text)
+        assert values.pop("defaults") == [{"override /cluster@_global_.cluster": found.cluster.name}]
         assert values == dict(file.values)
         account = access_to(limits.partitions[values["partition"]], limits, Choice(), frozenset()).account
         cluster = ClusterConfig(account=account)
@@ -189,8 +190,12 @@ def test_the_composed_configuration_has_the_figures(recorded: Play, tmp_path: Pa
     found = _found()
     write_files(tmp_path / "site", found.files, force=False, dry_run=False)
     with Composer([tmp_path / "site"]) as composer:
-        config = composer.compose(["cluster=boreal", "hardware=boreal/standard-g_mi250_x8"])
-    assert config.cluster.name == "boreal"
+        config = composer.compose(["hardware=boreal/standard-g_mi250_x8"])
+    assert (config.cluster.name, config.cluster.site.arch, config.cluster.site.whole_nodes) == (
+        "boreal",
+        "x86_64",
+        None,
+    )
     assert config.hardware == HardwareConfig(**dict(found.hardware[0].values))
 
 
@@ -215,13 +220,11 @@ def test_facts_without_a_key_are_comments(recorded: Play) -> None:
 def test_preemption_is_that_of_the_partition_or_of_the_qos(recorded: Play) -> None:
     recorded("mixed_nodes")
     found = _found(Choice(partitions=("main", "preempt")))
-    assert "jobs may be preempted: preempt (CANCEL, 300 s)" in found.cluster.text
+    assert found.cluster.values["site"]["preemption"] == "in partitions preempt (CANCEL after 300 s)"
     preempted = [file.values["partition"] for file in found.hardware if "CANCEL after 300 s" in file.text]
     assert set(preempted) == {"preempt"}
     recorded("mig")
-    text = _found().cluster.text
-    assert "Preemption goes by QOS (PreemptMode=CANCEL)" in text
-    assert "may be preempted: none" in text
+    assert _found().cluster.values["site"]["preemption"] == "by QOS, PreemptMode=CANCEL"
 
 
 def test_nodes_of_another_architecture_are_noted(recorded: Play) -> None:
@@ -345,7 +348,7 @@ def test_strange_names_of_partitions_are_quoted_and_find_a_file_name(recorded: P
         found = _found()
         write_files(tmp_path / odd, found.files, force=False, dry_run=False)
         with Composer([tmp_path / odd]) as composer:
-            config = composer.compose(["cluster=lab", f"hardware={found.hardware[0].name}"])
+            config = composer.compose([f"hardware={found.hardware[0].name}"])
         assert config.hardware.partition == odd
         assert re.fullmatch(r"lab/[\w-]+", found.hardware[0].name)
         for command in ("scontrol", "sinfo"):
@@ -362,8 +365,8 @@ def test_the_screen_and_the_json(recorded: Play, tmp_path: Path, capsys: pytest.
         "Left out: realtime: it takes only the QOS realtime; staff: none of your accounts may use it.",
         "m1234_g (QOS gpu_premium, gpu_regular, gpu_shared)",
         "Put the account into ~/.config/hpc_trainer/config.yaml, not into a repository:\n  cluster.account: ACCOUNT",
-        f"4 files written below {tmp_path / 'site'}.",
-        f"plan --config-dir {tmp_path / 'site'} cluster=cori2 hardware=cori2/gpu_regular_x4",
+        f"Files written below {tmp_path / 'site'}: 4\n",
+        f"plan --config-dir {tmp_path / 'site'} hardware=cori2/gpu_regular_x4",
     ):
         assert words in said
     run_discover(tmp_path / "other", ["gpu_shared"], "m99_g", None, force=False, dry_run=True, as_json=True)
@@ -371,6 +374,20 @@ def test_the_screen_and_the_json(recorded: Play, tmp_path: Path, capsys: pytest.
     assert told["chosen"] == {"partitions": ["gpu_shared"], "account": "m99_g", "qos": None}
     assert [file["action"] for file in told["files"]] == ["new"] * 3
     assert [row["account"] for row in told["accounts"]] == ["m1234_g", "m99_g"]
+
+
+def test_a_shipped_profile_of_the_cluster_is_compared(
+    recorded: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorded cluster has the name of a shipped one, and another QOS than its profile."""
+    cluster = recorded("qos_only")
+    cluster.answer("scontrol", cluster.parts["scontrol"].replace("cori2", "perlmutter"))
+    run_discover(tmp_path, [], None, None, force=False, dry_run=True, as_json=True)
+    (profile, *_) = json.loads(capsys.readouterr().out)["shipped"]
+    assert (profile["name"], profile["is_fit"]) == ("nersc/perlmutter_x4", False)
+    assert "partition" in [line["key"] for line in profile["lines"] if line["verdict"] == "wrong"]
+    run_discover(tmp_path, [], None, None, force=False, dry_run=True, as_json=False)
+    assert "Shipped profiles of this cluster:\n  nersc/perlmutter_x4: does not fit\n" in capsys.readouterr().out
 
 
 def test_questions_on_a_terminal(recorded: Play, tmp_path: Path) -> None:
