@@ -138,7 +138,8 @@ def hardware_here() -> tuple[dict[str, Any], str]:
             limits = Limits()
         found = _of_cluster(limits)
         if found is not None:
-            return found, f"Of cluster {limits.cluster or 'Slurm'} (scontrol, sinfo): its default partition, one GPU"
+            where = f"partition {found['partition']} of cluster {limits.cluster or 'Slurm'}"
+            return found, f"A share of the commonest node in {where} (scontrol, sinfo)"
     gpus = len(devices())
     cores = int(cpu()["allowed"] or 1)
     if gpus:
