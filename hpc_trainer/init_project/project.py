@@ -58,15 +58,22 @@ def check_name(name: str) -> str:
     Raises:
         ConfigError: the name cannot be that of an experiment and a package.
     """
-    package = name.replace("-", "_").lower()
-    if not _NAME.fullmatch(name) or keyword.iskeyword(package) or package in _TAKEN:
+    package = _package(name)
+    if package is None:
         better = re.sub(r"[^A-Za-z0-9_-]", "_", name).strip("_-")[:34] or "project"
-        better = better if _NAME.fullmatch(better) and better.lower() not in _TAKEN else f"my_{better}"
+        better = better if _package(better) is not None else f"my_{better}"
         raise ConfigError(
             f"{name!r} cannot be the name of a project: it becomes a package, so it begins with a letter, has letters, "
             f"digits, _ and -, at most 40, and is no word of Python or hpc_trainer. Use {better}."
         )
     return package
+
+
+def _package(name: str) -> str | None:
+    """Return the package of a project's name; None if the name cannot be one."""
+    package = name.replace("-", "_").lower()
+    is_free = not keyword.iskeyword(package) and package not in _TAKEN
+    return package if is_free and _NAME.fullmatch(name) else None
 
 
 def write_project(folder: Path, name: str, more: Mapping[str, str] | None = None) -> NewProject:
@@ -88,6 +95,8 @@ def write_project(folder: Path, name: str, more: Mapping[str, str] | None = None
     }
     texts["conf/hardware/here.yaml"] = as_yaml(values, f"{hardware}. Check the figures; hpc-trainer plan does, too.")
     texts |= more or {}
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, and init overwrites nothing. Choose another NAME.")
     present = sorted(place for place in texts if os.path.lexists(folder / place))
     if present:
         few = ", ".join(present[:4]) + (" .." if len(present) > 4 else "")
@@ -129,7 +138,8 @@ def hardware_here() -> tuple[dict[str, Any], str]:
             limits = Limits()
         found = _of_cluster(limits)
         if found is not None:
-            return found, f"Of cluster {limits.cluster or 'Slurm'} (scontrol, sinfo): its default partition, one GPU"
+            where = f"partition {found['partition']} of cluster {limits.cluster or 'Slurm'}"
+            return found, f"A share of the commonest node in {where} (scontrol, sinfo)"
     gpus = len(devices())
     cores = int(cpu()["allowed"] or 1)
     if gpus:

