@@ -104,7 +104,7 @@ def print_plan(plan: SweepPlan) -> None:
         shape = array.shape
         say(
             f"Array {number}: {len(array.specs)} run(s) on {array.hardware}: {shape.num_nodes} node(s) × "
-            f"{shape.tasks_per_node} rank(s), {shape.gpus_per_node} GPU(s) a node, partition "
+            f"{shape.ranks_per_node} rank(s), {shape.gpus_per_node} GPU(s) a node, partition "
             f"{shape.partition or 'default'}, {shape.time_limit_min} min, at most "
             f"{gpu_hours(shape.gpu_hours * len(array.specs))}{f', expected start {start}' if start else ''}"
         )

@@ -113,14 +113,15 @@ def setup_problem(line: str) -> Iterator[str]:
         )
 
 
-def srun_problem(argument: str) -> Iterator[str]:
-    """Yield the problem with one entry of cluster.srun_args."""
-    wrong = list(argument_problem("cluster.srun_args", argument))
+def srun_problem(argument: str, key: str = "cluster.srun_args") -> Iterator[str]:
+    """Yield the problem with one option of the program that starts the worker, from a list of such options."""
+    wrong = list(argument_problem(key, argument))
     yield from wrong
     if not wrong and not SRUN_ARGUMENT.fullmatch(argument):
+        program, example = ("srun", "--cpu-bind=cores") if key == "cluster.srun_args" else ("it", "--env=A=B")
         yield (
-            f"cluster.srun_args holds {shown(argument)}: each entry is one option with its value, as "
-            "--cpu-bind=cores; srun would run any other word in place of the worker."
+            f"{key} holds {shown(argument)}: each entry is one option with its value, as {example}; {program} would "
+            "run any other word in place of the worker."
         )
 
 
@@ -139,11 +140,11 @@ def python_problem(python: str) -> Iterator[str]:
         )
         return
     try:
-        words = shlex.split(python)
+        arguments = shlex.split(python)
     except ValueError as error:
         yield f"{what}: {error}. Quote it as a shell would, or use python."
         return
-    if not words or not words[0] or words[0].startswith("-"):
+    if not arguments or not arguments[0] or arguments[0].startswith("-"):
         yield f"{what} must begin with a program. Use python, or null for the one that submits."
 
 

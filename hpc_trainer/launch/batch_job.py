@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
+from hpc_trainer.config.environment import Start, environment_of, runs_dir_problem, start_of
 from hpc_trainer.config.rules.cluster_rules import sbatch_problems
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.last_words import SETUP_ENDED
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import CANCEL
@@ -29,6 +31,9 @@ from hpc_trainer.slurm.shape import Shape
 _EXPORT_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
 # Slurm 22.05 does not tell a job its start time, and the worker must know when the job will end.
 _EXPORT_START = f"export {JOB_START}=$(date +%s)"
+# sbatch --export=NONE, also where a site forces it, is srun's default too: the ranks would get none of the variables
+# that the lines of this script set (sbatch(1), --export).
+_EXPORT_ALL = "export SLURM_EXPORT_ENV=ALL"
 _GO_ON = "set +e"
 """Line that undoes `set -e` of a user's setup: bash must reach the lines after srun."""
 # bash's ERR trap runs for a failed command that no `if` or `||` tests; its DEBUG trap runs at each line. A failure
@@ -53,7 +58,10 @@ _WORDS = {
     "hardware.gpu_type": words.GPU_TYPE,
     "cluster.account": words.ACCOUNT,
 }
-_COUNTS = ("num_nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "time_limit_min", "signal_lead_s")
+_COUNTS = (
+    "num_nodes", "tasks_per_node", "ranks_per_task", "gpus_per_node", "cpus_per_task", "time_limit_min",
+    "signal_lead_s",
+)  # fmt: skip
 _MEMORY = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 
 
@@ -70,15 +78,50 @@ class BatchJob:
     """Elements of the array; None for a single job."""
     array_parallelism: int | None = None
     """Elements that may run at once; None for a single job."""
+    facts: tuple[str, ...] = ()
+    """Lines that ask for facts of the environment to record; none can fail."""
     setup: tuple[str, ...]
-    """Lines of cluster.setup."""
+    """Lines of cluster.environment and cluster.setup."""
     srun_args: tuple[str, ...]
     command: tuple[str, ...]
     """Arguments of one rank's command (`worker_command`), or of a top-up job's (`top_up_command`)."""
     sbatch: Mapping[str, Any] = field(default_factory=dict)
     """Further options of sbatch (`cluster.sbatch`)."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of sbatch by which the environment starts."""
     exit_codes: tuple[tuple[int, int], ...] = ()
     """Pairs (our exit code, its replacement) for exit codes that the site's RequeueExit uses."""
+
+    @classmethod
+    def of_runs(
+        cls, sweep: SweepPaths, shape: Shape, uuid: str, cluster: Mapping[str, Any], which: Sequence[str],
+        archive: Path | None, exit_codes: tuple[tuple[int, int], ...], **array: int,
+    ) -> BatchJob:  # fmt: skip
+        """Return the job that starts the workers of an array, or of one run.
+
+        Args:
+            sweep: sweep of the runs.
+            shape: resources of each run.
+            uuid: uuid of the intent.
+            cluster: section `cluster` of the frozen configuration, by which the runs of an array do not differ.
+            which: `--array UUID`, or `--run RUN_ID` for a single run.
+            archive: frozen code to start from; None: the installed hpc_trainer.
+            exit_codes: pairs as in the field.
+            array: `num_elements` and `array_parallelism` of an array.
+
+        Raises:
+            ConfigError: a container cannot see the folder of the sweep by its path.
+        """
+        problems = list(runs_dir_problem(environment_of(cluster), str(sweep.folder)))
+        if problems:
+            raise ConfigError(problems[0])
+        start = start_of_ranks(sweep, shape, cluster)
+        return cls(
+            sweep=sweep, shape=shape, uuid=uuid, exit_codes=exit_codes, facts=start.facts,
+            setup=(*start.lines, *cluster["setup"]), srun_args=(*start.srun_args, *cluster["srun_args"]),
+            sbatch={**(cluster.get("sbatch") or {})}, options=start.sbatch,
+            command=worker_command(sweep.folder, which, start.words, archive, shape.ranks_per_task), **array,
+        )  # fmt: skip
 
     @property
     def job_name(self) -> str:
@@ -96,7 +139,7 @@ class BatchJob:
     @property
     def before(self) -> list[str]:
         """Return the lines before the line that starts the ranks."""
-        return [_EXPORT_CPUS, _EXPORT_START, *setup_lines(self.setup)]
+        return [_EXPORT_CPUS, _EXPORT_START, _EXPORT_ALL, *self.facts, *setup_lines(self.setup)]
 
     @property
     def tail(self) -> list[str]:
@@ -146,26 +189,35 @@ class BatchJob:
 
 
 def setup_lines(setup: Sequence[str]) -> list[str]:
-    """Return the lines of cluster.setup as bash gets them: the first failing line ends the shell and is named.
+    """Return lines of cluster.environment and cluster.setup as bash gets them.
 
-    The shell then exits with 1, so that its code has no other meaning for us or the site, or with 128 + signal if a
-    signal killed the command.
+    The first line that fails ends the shell and is named. The shell then exits with 1, so that its code has no other
+    meaning for us or the site, or with 128 + signal if a signal killed the command.
     """
     return [*_GUARD, *setup, _GUARD_ENDS, _GO_ON] if setup else [_GO_ON]
 
 
+def start_of_ranks(sweep: SweepPaths, shape: Shape, cluster: Mapping[str, Any]) -> Start:
+    """Return how the ranks of a run start by the section `cluster` of its frozen configuration."""
+    return start_of(cluster, sweep.folder.parent.absolute(), has_gpus=shape.gpus_per_node > 0)
+
+
 def worker_command(
-    sweep_dir: Path, which: Sequence[str], python: str | None = None, archive: Path | None = None
-) -> tuple[str, ...]:
-    """Return the arguments of one rank's command.
+    sweep_dir: Path, which: Sequence[str], python: Sequence[str] = (sys.executable,), archive: Path | None = None,
+    ranks_per_task: int = 1,
+) -> tuple[str, ...]:  # fmt: skip
+    """Return the arguments of one task's command.
 
     Args:
+        sweep_dir: folder of the sweep.
         which: `--array UUID`, or `--run RUN_ID` for a single run.
-        python: cluster.python: a program and its arguments, not shell; None: this Python.
+        python: words before Python's own arguments: a program and its arguments, not shell.
         archive: the frozen code to start from; None: the installed hpc_trainer.
+        ranks_per_task: ranks that the task starts by torchrun, if more than one.
     """
     start = start_words("hpc_trainer.worker") if archive is None else ("-u", str(archive))
-    return (*_program(python), *start, "--sweep-dir", str(sweep_dir), *which)
+    ranks = ("--torchrun", str(ranks_per_task)) if ranks_per_task > 1 else ()
+    return (*python, *start, "--sweep-dir", str(sweep_dir), *which, *ranks)
 
 
 def top_up_command(sweep_dir: Path, python: str | None = None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config.compose.condition import PointValues
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
@@ -17,6 +18,7 @@ from hpc_trainer.config.compose.own_files import Project, read_project, read_use
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
 from hpc_trainer.config.load import PASSED_OVER, Memo
 from hpc_trainer.config.program import is_one_a_node, unread_overrides
+from hpc_trainer.config.rules.cluster_rules import site_notes
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.cluster import BudgetConfig, Executor
 from hpc_trainer.config.schema.key import Identity
@@ -70,7 +72,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     project = read_project()
     try:
         grid = _freeze_grid(overrides, [*config_dirs, *project.config_dirs], [*trust, *project.trust])
-        return dataclasses.replace(grid, notes=project.notes if _has_news(project, grid.sweep) else ())
+        notes = project.notes if _has_news(project, grid.sweep) else ()
+        return dataclasses.replace(grid, notes=(*notes, *grid.notes))
     except ConfigError as error:
         if project.unused is None:
             raise
@@ -121,6 +124,7 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
         group_readable=first.paths.group_readable,
         budget=first.budget,
         num_excluded=num_excluded,
+        notes=tuple(points.notes),
         duplicates=tuple(duplicates),
         compose_counts=counts,
     )
@@ -138,6 +142,8 @@ class _Points:
         """Problems of the points, each once."""
         self.places: dict[tuple[str, str, str], TrainConfig] = {}
         """First configuration of each place (`_place`)."""
+        self.notes: dict[str, None] = {}
+        """Notes on the points' sites, each once."""
         self.num_excluded = 0
         """Number of points that a condition left out."""
 
@@ -178,6 +184,7 @@ class _Points:
             self.problems.update(dict.fromkeys(str(error).splitlines()))
             return None
         self.problems.update(dict.fromkeys(_unread(self._composer, config, point)))
+        self.notes.update(dict.fromkeys(self._memo.of(site_notes, config.hardware, config.cluster)))
         spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=self._memo)
         if composed.is_seed_alone and not point.exclude:
             self.twins.keep(split, config, spec)
@@ -281,6 +288,7 @@ def freeze(
 
     memo = memo or Memo()
     plain = to_plain(config, memo)
+    plain["cluster"] = memo.of(_without_site, plain["cluster"])
     digest = config_digest(plain, memo)
     return RunSpec(
         run_id=build_run_id(config, digest),
@@ -292,6 +300,11 @@ def freeze(
         num_steps=config.train.num_steps,
         config=plain,
     )
+
+
+def _without_site(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section without the site's facts, which no rank reads: they would be a third of each spec's line."""
+    return {key: value for key, value in cluster.items() if key != "site"}
 
 
 class SeedTwins:

@@ -10,9 +10,11 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from hpc_trainer.config.environment import environment_of
 from hpc_trainer.errors import (
     ConfigError,
     HpcTrainerError,
@@ -22,7 +24,7 @@ from hpc_trainer.errors import (
     SubmitError,
     UnclearError,
 )
-from hpc_trainer.launch.batch_job import BatchJob, top_up_command, worker_command
+from hpc_trainer.launch.batch_job import BatchJob, top_up_command
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -71,7 +73,7 @@ class TopUpJob:
         group = spec.config["cluster"]
         job = BatchJob(
             sweep=paths, shape=top_up_shape(spec), uuid=intent.uuid, setup=tuple(group["setup"]),
-            srun_args=tuple(group["srun_args"]), command=top_up_command(paths.folder, group["python"]),
+            srun_args=tuple(group["srun_args"]), command=top_up_command(paths.folder, _python(group)),
         )  # fmt: skip
         try:
             return cls(hand_over(paths, intent, job, [f"--begin=now+{_BEGIN_S}"]))
@@ -101,13 +103,18 @@ class TopUpJob:
             self.notes = (*self.notes, f"the top-up job {self.job_id} begins in {_BEGIN_S} s: {error}")
 
 
+def _python(cluster: Mapping[str, Any]) -> str | None:
+    """Return the Python of a top-up job, which needs sbatch and so never runs in a container."""
+    return None if environment_of(cluster).container is not None else cluster["python"]
+
+
 def top_up_shape(spec: RunSpec) -> Shape:
     """Return the shape of a top-up job: one core for at most 30 minutes, where `spec` may run; no GPU."""
     shape, cluster = spec.shape, spec.config["cluster"]
     return dataclasses.replace(
         shape,
         num_nodes=1, tasks_per_node=1, gpus_per_node=0, cpus_per_task=1, mem_gb_per_node=None, mem_gb_per_gpu=None,
-        mem_gb_per_cpu=None, gpu_type=None, constraint=None, exclude=None,
+        mem_gb_per_cpu=None, gpu_type=None, constraint=None, exclude=None, ranks_per_task=1, whole_node=False,
         partition=cluster.get("top_up_partition") or shape.partition,
         time_limit_min=min(_TIME_LIMIT_MIN, shape.time_limit_min),
         signal_lead_s=30,
@@ -156,11 +163,9 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
         after=newest[0].uuid, choice=choice,
         cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
     )  # fmt: skip
-    job = BatchJob(
-        sweep=sweep, shape=spec.shape, uuid=intent.uuid, setup=tuple(cluster["setup"]),
-        srun_args=tuple(cluster["srun_args"]), sbatch=cluster.get("sbatch") or {}, exit_codes=codes,
-        command=worker_command(sweep.folder, ["--run", run.run_id, *on_choice(choice)], cluster["python"], archive),
-    )  # fmt: skip
+    job = BatchJob.of_runs(
+        sweep, spec.shape, intent.uuid, cluster, ["--run", run.run_id, *on_choice(choice)], archive, codes
+    )
     options = [f"--dependency=afterany:{after}", *([f"--exclude={excluded}"] if excluded else [])]
     job_id = hand_over(sweep, intent, job, options, book=run)
     if _is_over(run):  # cancelled while sbatch was at work: the job would start only to end at once

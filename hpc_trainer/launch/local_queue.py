@@ -20,7 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_trainer.launch.batch_job import worker_command
+from hpc_trainer.config.environment import setup_of
+from hpc_trainer.launch.batch_job import start_of_ranks, worker_command
 from hpc_trainer.launch.submitit_bridge import start_local
 from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal
@@ -120,10 +121,11 @@ def visible_gpus(num_wanted: int) -> list[int]:
 def _start(paths: SweepPaths, spec: RunSpec, gpus: list[int], archive: Path | None) -> _Started:
     num_attempts = len(Journal(paths.run(spec.run_id)).read())
     cluster = spec.config["cluster"]
-    command = worker_command(paths.folder, ["--run", spec.run_id], cluster["python"], archive)
+    words = start_of_ranks(paths, spec.shape, cluster).words
+    command = worker_command(paths.folder, ["--run", spec.run_id], words, archive)
     # The controller's process id alone may be reused, in a container after every start.
     start = os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
-    process = start_local(paths.local_logs, command, spec.shape, gpus, cluster["setup"])
+    process = start_local(paths.local_logs, command, spec.shape, gpus, setup_of(cluster)[0])
     return _Started(spec=spec, process=process, gpus=gpus, num_attempts=num_attempts, start=start)
 
 
@@ -175,7 +177,7 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
     elif not has_started and not any(is_there(folder.marker(name)) for name in (DONE, CANCEL)):
         logs = sorted(paths.local_logs.glob(f"{run.process.pid}_*"))
         said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()
-        words = words_of_setup(said, run.spec.config["cluster"]["setup"])
+        words = words_of_setup(said, *setup_of(run.spec.config["cluster"]))
         error = words or {
             "message": f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}",
             "output": "\n".join(said[-_LAST_LINES:]),

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.packages import missing_package
 from hpc_trainer.config.rules.memory import memory_line
-from hpc_trainer.config.schema.cluster import Executor, SnapshotMode
+from hpc_trainer.config.schema.cluster import EnvironmentConfig, Executor, SnapshotMode
 from hpc_trainer.config.schema.optim import scaling_line
 from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ExitCode
@@ -385,11 +386,15 @@ def _over_budget(plan: SweepPlan) -> Sequence[str]:
     return problems
 
 
+_NO_ENVIRONMENT = plain_value(EnvironmentConfig())
+
+
 def _array_environment(spec: RunSpec) -> str:
     # An array has one script: runs with different setup lines or srun arguments cannot share it.
     cluster = spec.config["cluster"]
     shared = [cluster[key] for key in ("setup", "python", "srun_args", "array_parallelism")]
-    return repr([*shared, cluster.get("sbatch")])  # specs of older versions lack it
+    # Specs of older versions lack these.
+    return repr([*shared, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT])
 
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:

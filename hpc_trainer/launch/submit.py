@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError, SlurmError
-from hpc_trainer.launch.batch_job import BatchJob, worker_command
+from hpc_trainer.launch.batch_job import BatchJob
 from hpc_trainer.launch.frozen_code.archive import archive_of, code_revision, store_code
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.later_jobs import TopUpJob, on_choice
@@ -79,12 +79,9 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
 def _job_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> BatchJob:
     cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
     archive = archive_of(paths, plan.code) if plan.code else None
-    which = ["--array", uuid, *on_choice(array.choice)]
-    return BatchJob(
-        sweep=paths, shape=array.shape, uuid=uuid, num_elements=len(array.specs), array_parallelism=array.parallelism,
-        setup=tuple(cluster["setup"]), srun_args=tuple(cluster["srun_args"]), sbatch=cluster.get("sbatch") or {},
-        command=worker_command(paths.folder, which, cluster["python"], archive),
-        exit_codes=plan.exit_codes,
+    return BatchJob.of_runs(
+        paths, array.shape, uuid, cluster, ["--array", uuid, *on_choice(array.choice)], archive, plan.exit_codes,
+        num_elements=len(array.specs), array_parallelism=array.parallelism,
     )  # fmt: skip
 
 
@@ -164,7 +161,7 @@ def _write_sweep(plan: SweepPlan, command_line: Sequence[str], code: Snapshot | 
         plan.grid.sweep.sweep,
         {
             "sweep": plan.grid.sweep.name,
-            "command": Redaction.of_process().words(command_line),
+            "command": Redaction.of_process().arguments(command_line),
             "time": time.time(),
             "run_ids": [spec.run_id for spec in plan.grid.specs],
             "axes": sorted({axis for spec in plan.grid.specs for axis in spec.axes}),

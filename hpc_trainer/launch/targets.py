@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.environment import changes_python
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.targets import TO_BE_FOUND, targets_of
 from hpc_trainer.errors import did_you_mean
@@ -80,7 +81,8 @@ def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
 def _is_this_python(cluster: Mapping[str, Any]) -> bool:
     """Return True if no option of a cluster's profile can set another Python or import path."""
     others = ("python", "setup", "srun_args", "sbatch")
-    return not any(cluster.get(option) for option in others) and "PYTHONPATH" not in cluster["env"]
+    is_set = any(cluster.get(option) for option in others) or changes_python(cluster)
+    return not is_set and "PYTHONPATH" not in cluster["env"]
 
 
 class _Files:

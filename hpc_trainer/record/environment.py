@@ -190,9 +190,27 @@ def _facts(record: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
             yield ("system", name), _text(record["system"][name])
     if record["modules"]:
         yield ("system", "modules"), " ".join(map(str, record["modules"]))
+    yield from _of_environment(record.get("environment") or {})
     for name, value in record["variables"].items():
         if not name.startswith(_NOT_COMPARED):
             yield ("variable", name), _text(value)
+
+
+def _of_environment(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield the digests of `cluster.environment`, except that of the packages, which are compared one by one."""
+    image = facts.get("image_file")
+    if isinstance(image, dict):
+        yield ("system", "image"), f"{facts.get('image')} {image.get('bytes')} {image.get('changed')}"
+    elif facts.get("image") is not None:
+        yield ("system", "image"), _text(facts["image"])
+    lock = facts.get("lock_file")
+    if isinstance(lock, dict):
+        yield ("system", "uv.lock"), _text(lock.get("sha256"))
+    if facts.get("conda_sha256") is not None:
+        yield ("system", "conda environment"), _text(facts["conda_sha256"])
+    stage = facts.get("stage")
+    if isinstance(stage, dict):
+        yield ("system", "packed environment"), f"{stage.get('path')} {stage.get('facts')}"
 
 
 def _text(value: Any) -> str:

@@ -33,19 +33,19 @@ _NOT_THE_CAUSE = ("slurmstepd", "srun: error", "srun: Job step aborted", "srun: 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Pattern of a job's last output (`words`), its meaning (`says`), and help for the run {run} (`advice`).
+    """Pattern of a job's last output (`pattern`), its meaning (`says`), and help for the run {run} (`advice`).
 
-    `found` is the pattern's first matching group, for {found} in the texts. `sign_of` fills it in only in `says`.
+    `matched` is the pattern's first matching group, for {found} in the texts. `sign_of` fills it in only in `says`.
     """
 
-    words: re.Pattern[str]
+    pattern: re.Pattern[str]
     says: str
     advice: tuple[str, ...]
-    found: str = ""
+    matched: str = ""
 
 
-def _sign(words: str, says: str, *advice: str) -> Sign:
-    return Sign(re.compile(words), says, advice)
+def _sign(pattern: str, says: str, *advice: str) -> Sign:
+    return Sign(re.compile(pattern), says, advice)
 
 
 _NO_MODULE = "`module avail` on such a node shows what there is; then the right name in cluster.setup"
@@ -135,41 +135,44 @@ SIGNS = (
 
 
 def sign_of(lines: Iterable[str]) -> Sign | None:
-    """Return the sign of the newest line that matches one, with `found` and `says` filled in; None if none matches."""
+    """Return the sign that the newest matching line shows, with `matched` and `says` filled in, or None."""
     for line in reversed([*lines]):
         for sign in SIGNS:
-            match = sign.words.search(line[:_MAX_CHARS])
+            match = sign.pattern.search(line[:_MAX_CHARS])
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
-                return replace(sign, says=sign.says.replace("{found}", named), found=named)
+                return replace(sign, says=sign.says.replace("{found}", named), matched=named)
     return None
 
 
-def words_before_the_worker(folder: RunFolder, setup: Sequence[str], faults: Faults) -> Mapping[str, Any]:
+def words_before_the_worker(
+    folder: RunFolder, setup: Sequence[str], num_of_environment: int, faults: Faults
+) -> Mapping[str, Any]:
     """Return a record like a rank's failure for a job that ended before its worker began.
 
     Args:
         folder: the run's folder.
-        setup: the lines of cluster.setup.
+        setup: the lines of cluster.environment and cluster.setup.
+        num_of_environment: how many of these are of cluster.environment.
         faults: gets a fault for output that cannot be read.
 
     Returns:
         `cause`, a one-line `message` that names the cause, and `output`, the last lines.
     """
     lines = _printed(folder, faults)
-    by_setup = words_of_setup(lines, setup)
+    by_setup = words_of_setup(lines, setup, num_of_environment)
     if by_setup is not None:
         return by_setup
     own = [line for line in _since_logs(lines) if not _SETUP.match(line)]
-    told = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)] or lines
+    shown = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)] or lines
     if sign_of(own) is not None:
-        told = own
-    elif told and _LOGS_TO in told[-1]:  # the rank already wrote into its own log, whose first line names the job
-        said = _tail(folder.paths.logs / _log_name(told[-1]), faults)
-        told = own = [line for line in said if f": job {folder.job_id}, start " not in line] or told
+        shown = own
+    elif shown and _LOGS_TO in shown[-1]:  # the rank already wrote into its own log, whose first line names the job
+        said = _tail(folder.paths.logs / _log_name(shown[-1]), faults)
+        shown = own = [line for line in said if f": job {folder.job_id}, start " not in line] or shown
     message = "the job ended before the worker began"
-    if told:
-        return _words(f"{message}: {_most_telling(told)}", own)
+    if shown:
+        return _words(f"{message}: {_most_telling(shown)}", own)
     printed = _output_of(folder)
     if not is_there(printed):  # Slurm creates the file on the node when the job starts
         blind = "does the node see this folder at the same path, and may it write there?"
@@ -177,8 +180,8 @@ def words_before_the_worker(folder: RunFolder, setup: Sequence[str], faults: Fau
     return _words(f"{message}.", own)
 
 
-def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the record of `words_before_the_worker` if a line of cluster.setup ended the newest start, else None."""
+def words_of_setup(lines: Sequence[str], setup: Sequence[str], num_of_environment: int = 0) -> Mapping[str, Any] | None:
+    """Return the record of `words_before_the_worker` if a line before the ranks ended the newest start, else None."""
     ends = [index for index, line in enumerate(lines) if _SETUP.match(line)]
     if not ends or any(_LOGS_TO in line for line in lines[ends[-1] :]):
         return None
@@ -192,7 +195,9 @@ def words_of_setup(lines: Sequence[str], setup: Sequence[str]) -> Mapping[str, A
     if any(_SYNTAX in line for line in said[-2:]):  # the number is of the line before; bash's own message is right
         return _words(f"bash cannot parse cluster.setup: {why}", said)
     line = f"`{setup[number - 1]}`" if 0 < number <= len(setup) else f"exit status {status}"
-    return _words(f"cluster.setup line {number} failed: {line}: {why}", said)
+    number -= num_of_environment
+    where = f"cluster.setup line {number}" if number > 0 else "a line of cluster.environment"
+    return _words(f"{where} failed: {line}: {why}", said)
 
 
 def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:

@@ -655,19 +655,19 @@ def read_finished(sweep: SweepPaths) -> Mapping[str, str]:
     return {run_id: uuid for run_id, uuid in runs.items() if isinstance(uuid, str) and uuid}
 
 
-def record_finished(sweep: SweepPaths, known: Mapping[str, str], found: Mapping[str, str]) -> None:
+def record_finished(sweep: SweepPaths, recorded: Mapping[str, str], finished: Mapping[str, str]) -> None:
     """Replace the file if enough runs have been found finished that it does not name.
 
     Never raises: after a failure, such as a full disk or a user who may only read, the next command takes longer.
 
     Args:
         sweep: the sweep.
-        known: the result of `read_finished`.
-        found: run id -> uuid of the newest submission, for every run that was found to be done.
+        recorded: the result of `read_finished`.
+        finished: run id -> uuid of the newest submission, for every run that was found to be done.
     """
-    runs = {run_id: uuid for run_id, uuid in found.items() if uuid}
-    num_new = sum(known.get(run_id) != uuid for run_id, uuid in runs.items())
-    if len(runs) < _LEAST_RUNS or num_new <= _NEW_SHARE * len(known):
+    runs = {run_id: uuid for run_id, uuid in finished.items() if uuid}
+    num_new = sum(recorded.get(run_id) != uuid for run_id, uuid in runs.items())
+    if len(runs) < _LEAST_RUNS or num_new <= _NEW_SHARE * len(recorded):
         return
     with contextlib.suppress(OSError, HpcTrainerError):
         if sweep.folder.stat().st_uid != os.getuid():

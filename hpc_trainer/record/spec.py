@@ -361,7 +361,7 @@ _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "hardware": {"name": str},
     "cluster": {
         "executor": str, "setup": list, "python": (str, type(None)), "srun_args": list, "array_parallelism": int,
-        "sbatch": dict,
+        "sbatch": dict, "environment": dict,
     },
     "train": {
         "num_steps": int, "global_batch_size": (int, type(None)), "main": (str, type(None)),

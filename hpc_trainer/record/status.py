@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpc_trainer.config.environment import setup_of
 from hpc_trainer.config.schema.cluster import ClusterConfig, Executor
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError, did_you_mean
@@ -197,7 +198,7 @@ def status_of(
     newest = folder.newest
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
-        failure = words_before_the_worker(folder, _setup_of(spec), FaultsOf(spec.run_id, faults))
+        failure = words_before_the_worker(folder, *_setup_of(spec), FaultsOf(spec.run_id, faults))
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
         failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
@@ -269,8 +270,8 @@ def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | No
     return f"{timed_out_words(timed_out, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
 
 
-def _setup_of(spec: RunSpec) -> Sequence[str]:
-    return () if spec.is_lost else spec.config["cluster"]["setup"]
+def _setup_of(spec: RunSpec) -> tuple[Sequence[str], int]:
+    return ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
 
 
 # So many timeouts are a reason for a warning, before the run is stopped because of them.
@@ -281,8 +282,8 @@ _MIN_GOODPUT = ClusterConfig().min_goodput  # specs of older versions lack the k
 _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
 
 
-def _speed(found: Mapping[str, Any]) -> Mapping[str, float]:
-    return {key: found[key] for key in SPEED if is_number(found.get(key))}
+def _speed(heartbeat: Mapping[str, Any]) -> Mapping[str, float]:
+    return {key: heartbeat[key] for key in SPEED if is_number(heartbeat.get(key))}
 
 
 def _step(folder: RunFolder) -> int:
@@ -362,8 +363,8 @@ def _as_in_the_grid(specs: dict[str, RunSpec], names: Sequence[str]) -> dict[str
     return {name: specs[name] for name in names if name in specs} if is_whole else specs
 
 
-def _run_folders(sweep: SweepPaths, present: Iterable[str], known: Collection[str], faults: Faults) -> list[str]:
-    names = [name for name in present if name not in known]
+def _run_folders(sweep: SweepPaths, present: Iterable[str], listed: Collection[str], faults: Faults) -> list[str]:
+    names = [name for name in present if name not in listed]
     runs = (sweep.run(name) for name in names if _ENDS_AS_A_RUN.search(name))
     signs = ((run.run_id, (run.journal(0), run.at(OLD_JOURNAL), run.heartbeat, run.logs)) for run in runs)
     return [run_id for run_id, paths in signs if any(exists(path, faults) is not False for path in paths)]
@@ -400,7 +401,7 @@ class LostJobs:
 
 
 def find_lost_jobs(
-    sweep: SweepPaths, ledger: Ledger, known: Sequence[Submission], queue: Mapping[str, QueueEntry] | None,
+    sweep: SweepPaths, ledger: Ledger, submissions: Sequence[Submission], queue: Mapping[str, QueueEntry] | None,
     faults: Faults, *, needs_submit: bool,
 ) -> LostJobs:  # fmt: skip
     """Find lost jobs in squeue's answer and, if a run would be submitted, among this machine's processes.
@@ -408,21 +409,21 @@ def find_lost_jobs(
     Args:
         sweep: the sweep.
         ledger: the content of submissions.jsonl.
-        known: the newest submission of each run.
+        submissions: the newest submission of each run.
         queue: squeue's answer; None if there was none.
         faults: gets a fault for each folder that cannot be listed.
         needs_submit: True if a run would be submitted.
     """
     if ledger.unread is not None:
         return LostJobs(unseen=doubts.unreadable(ledger.unread))
-    in_queue = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults, needs_submit=needs_submit)
+    in_queue = _jobs_in_queue(sweep, ledger, submissions, (queue or {}).values(), faults, needs_submit=needs_submit)
     if needs_submit and exists(sweep.local_logs, faults) is not False:
         return replace(in_queue, runs={**_runs_of_queues(sweep, ledger), **in_queue.runs})
     return in_queue
 
 
 def _jobs_in_queue(
-    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults, *,
+    sweep: SweepPaths, ledger: Ledger, more: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults, *,
     needs_submit: bool,
 ) -> LostJobs:  # fmt: skip
     """Return the jobs in the queue that carry the uuid of one of this sweep's batch scripts but of no submission.
@@ -430,7 +431,7 @@ def _jobs_in_queue(
     A job may have the sweep's name but no script here, because another sweep may have the same name. If a run may be
     submitted, Slurm is asked for that job's script.
     """
-    submissions = {submission.uuid[:8]: submission for submission in (*ledger.submissions, *ledger.top_ups, *known)}
+    submissions = {submission.uuid[:8]: submission for submission in (*ledger.submissions, *ledger.top_ups, *more)}
     arrays: dict[str, None] = {}
     runs: dict[str, Holder] = {}
     named: dict[str, str] = {}
@@ -625,7 +626,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
 
-    def known(run_id: str, folder: RunFolder, end: End) -> RunStatus:
+    def run_status(run_id: str, folder: RunFolder, end: End) -> RunStatus:
         spec = specs[run_id]
         choice = folder.submission.choice if folder.submission is not None and folder.is_claimed else None
         if choice is not None and choice <= len(spec.others):  # the hardware on which the run has started
@@ -636,9 +637,9 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     def read_done(run_id: str) -> RunStatus:
         folder = read(run_id)
         faults.extend(folder.faults)
-        return known(run_id, folder, decide(folder, view))
+        return run_status(run_id, folder, decide(folder, view))
 
-    runs = [known(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
+    runs = [run_status(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
     lost = find_lost_jobs(
         sweep, ledger, [run.submission for run in runs if run.submission], view.queue, faults,
         needs_submit=not is_told or any(run.state.needs_submit for run in runs),
@@ -787,12 +788,12 @@ _FEW = 20
 """Largest number of array elements about which sacct is asked one by one; above it, about whole arrays."""
 
 
-def ledger_of_run(status: SweepStatus, run: RunStatus, told: Sequence[Allocation] = ()) -> RunLedger | None:
-    """Return the ledger of one run from its files and `told`, the accounting's new answer; None if it has none."""
+def ledger_of_run(status: SweepStatus, run: RunStatus, allocations: Sequence[Allocation] = ()) -> RunLedger | None:
+    """Return the ledger of one run, or None, from its files and `allocations`, the accounting's new answer."""
     shape = run.spec.shape
     return ledger_of(
         status.sweep.run(run.run_id), run.attempts, num_gpus=shape.num_nodes * shape.gpus_per_node,
-        allocations=told, faults=status.faults_of(run.run_id),
+        allocations=allocations, faults=status.faults_of(run.run_id),
     )  # fmt: skip
 
 

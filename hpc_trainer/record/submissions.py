@@ -279,9 +279,9 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     )
 
 
-def _read(paths: Book, told: _Told, faults: Faults) -> _Reader:
+def _read(paths: Book, records: _Told, faults: Faults) -> _Reader:
     book = _Reader()
-    for number, record in told:
+    for number, record in records:
         if record is not None:
             try:
                 book.take(record)
@@ -309,17 +309,18 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
     return sorted(copies, key=lambda record: float(record["time"]))
 
 
-def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
+def _with_copies(records: _Told, copies: Sequence[dict[str, Any]], answered: Collection[str]) -> _Told:
     """Return the records with the copies inserted.
 
-    A copy of a `known` uuid comes last. Any other copy comes before the lines about its submission, or else by time.
+    A copy whose uuid is in `answered` comes last. Other copies come before the lines about their submission, or else
+    by time.
     """
-    merged = list(told)
+    merged = list(records)
     for copy in copies:
         lines = [(place, record) for place, (_, record) in enumerate(merged) if record is not None]
         own = [place for place, record in lines if record.get("uuid") == copy["uuid"]]
         later = [place for place, record in lines if is_number(record.get("time")) and record["time"] > copy["time"]]
-        place = len(merged) if copy["uuid"] in known else min(own or later, default=len(merged))
+        place = len(merged) if copy["uuid"] in answered else min(own or later, default=len(merged))
         merged.insert(place, (None, copy))
     return merged
 

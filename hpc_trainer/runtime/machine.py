@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import platform
@@ -176,6 +177,43 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def modules() -> list[str]:
     """Return the modules that `module load` has loaded (Environment Modules, Lmod)."""
     return [module for module in os.environ.get("LOADEDMODULES", "").split(":") if module]
+
+
+_LARGEST_READ = 64 * 2**20
+
+
+def packages_digest(versions: Mapping[str, str]) -> str:
+    """Return the SHA-256 of the lines NAME==VERSION of all distributions, as sorted `pip freeze` lines would be."""
+    return hashlib.sha256("".join(f"{name}=={versions[name]}\n" for name in sorted(versions)).encode()).hexdigest()
+
+
+def file_facts(path: str, told: str | None = None) -> dict[str, Any]:
+    """Return size, time of change and SHA-256 of a file; a file of more than 64 MiB has no SHA-256.
+
+    Args:
+        path: path of the file; from inside a container it may lead nowhere.
+        told: "SIZE SECONDS" of the file as another process saw it; used if this process cannot see it.
+    """
+    facts: dict[str, Any] = {"path": path, "bytes": None, "changed": None, "sha256": None}
+    try:
+        info = os.stat(path)  # noqa: PTH116
+        facts |= {"bytes": info.st_size, "changed": int(info.st_mtime)}
+        if info.st_size <= _LARGEST_READ:
+            facts["sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        size, _, changed = (told or "").replace("-", " ").partition(" ")
+        if size.isdecimal() and changed.isdecimal():
+            facts |= {"bytes": int(size), "changed": int(changed)}
+    return facts
+
+
+def conda_digest(prefix: str) -> str | None:
+    """Return the SHA-256 of the names of all packages of a conda environment; None if the folder is none."""
+    try:
+        names = sorted(name for name in os.listdir(f"{prefix}/conda-meta") if name.endswith(".json"))  # noqa: PTH208
+    except OSError:
+        return None
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
 def system() -> dict[str, Any]:

@@ -41,6 +41,9 @@ LOCAL_START_VARIABLE = "HPC_TRAINER_LOCAL_START"
 PROBE_VARIABLE = "HPC_TRAINER_PROBE"
 """Environment variable of a run that is tested: module of this package whose `replacements(config)` a rank calls."""
 
+BY_OUR_TORCHRUN = "HPC_TRAINER_BY_TORCHRUN"
+"""Variable that the agent of a node (worker/agent.py) sets for its ranks, which are then ranks of a Slurm job."""
+
 # Variables of each launcher: (rank, local rank, world size, ranks on this node, node rank, nodes).
 _SLURM = (
     "SLURM_PROCID",
@@ -77,7 +80,8 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
         job_id = slurm_job_id(env) or f"torchrun-{env['TORCHELASTIC_RUN_ID']}-{os.getppid()}"
         restarts = _number(env, "SLURM_RESTART_COUNT", default=0)
         elastic = _number(env, "TORCHELASTIC_RESTART_COUNT", default=0)
-        return replace(_from(env, _TORCHRUN, "torchrun", job_id, restarts), elastic_count=elastic)
+        launcher = "slurm" if BY_OUR_TORCHRUN in env else "torchrun"
+        return replace(_from(env, _TORCHRUN, launcher, job_id, restarts), elastic_count=elastic)
     if "SUBMITIT_LOCAL_GLOBALID" in env:
         parts = ("local", env.get("SUBMITIT_LOCAL_JOB_ID", "0"), env.get(LOCAL_START_VARIABLE, ""))
         job_id = "-".join(part for part in parts if part)

@@ -17,6 +17,8 @@ from types import FrameType
 # SIGTERM: preemption, scancel, the end of the time limit. SIGUSR2: Slurm's warning before the time limit
 # (sbatch --signal). Not SIGUSR1: NCCL takes it (submitit#1697).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+STOPPED = "HPC_TRAINER_STOPPED"
+"""Variable with the name of a stop signal that came before Python (`cluster.environment.stage`)."""
 DEVICE = "DEVICE"
 """Cause, instead of a signal, of a stop that the rank with a hot or failing device requests."""
 
@@ -63,6 +65,9 @@ class StopFlag:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         # The start from frozen code blocks the signals until now: launch/frozen_code/frozen_worker.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        came_before = os.environ.pop(STOPPED, None)
+        if came_before is not None:
+            self.request(came_before)
 
     def look(self) -> None:
         """Set the flag for a signal that came while the main thread was outside Python. For calls by other threads.

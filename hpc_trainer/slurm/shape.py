@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_trainer.config.program import is_one_a_node
-from hpc_trainer.config.schema.cluster import ClusterConfig, HardwareConfig
+from hpc_trainer.config.schema.cluster import ClusterConfig, HardwareConfig, Launcher
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -28,12 +28,20 @@ class Shape:
     account: str | None
     time_limit_min: int
     signal_lead_s: int
-    gpu_request: str = "gpus_per_node"  # the meaning of specs that are older than this field
+    # The defaults are the meaning of specs that are older than these fields.
+    gpu_request: str = "gpus_per_node"
+    ranks_per_task: int = 1
+    whole_node: bool = False
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.tasks_per_node * self.ranks_per_task
 
     @property
     def world_size(self) -> int:
         """Ranks of one run."""
-        return self.num_nodes * self.tasks_per_node
+        return self.num_nodes * self.ranks_per_node
 
     @property
     def gpu_hours(self) -> float:
@@ -55,11 +63,14 @@ def resources(hardware: HardwareConfig, cluster: ClusterConfig, is_one_a_node: b
         is_one_a_node: True if one task on each node starts all of the node's ranks.
     """
     lead_s = signal_lead_s(hardware.time_limit_min, cluster.signal_lead_s)
+    by_torchrun = hardware.launcher is Launcher.torchrun and not is_one_a_node
+    is_one = by_torchrun or is_one_a_node
     return Shape(
         num_nodes=hardware.num_nodes,
-        tasks_per_node=1 if is_one_a_node else hardware.ranks_per_node,
+        tasks_per_node=1 if is_one else hardware.ranks_per_node,
+        ranks_per_task=hardware.ranks_per_node if by_torchrun else 1,
         gpus_per_node=hardware.gpus_per_node,
-        cpus_per_task=hardware.cpus_per_rank * (hardware.ranks_per_node if is_one_a_node else 1),
+        cpus_per_task=hardware.cpus_per_rank * (hardware.ranks_per_node if is_one else 1),
         mem_gb_per_node=hardware.mem_gb_per_node,
         mem_gb_per_gpu=hardware.mem_gb_per_gpu,
         mem_gb_per_cpu=hardware.mem_gb_per_cpu,
@@ -72,6 +83,7 @@ def resources(hardware: HardwareConfig, cluster: ClusterConfig, is_one_a_node: b
         time_limit_min=hardware.time_limit_min,
         signal_lead_s=lead_s,
         gpu_request=hardware.gpu_request.value,
+        whole_node=hardware.whole_node,
     )
 
 

@@ -42,6 +42,7 @@ from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.reading import Watch, is_there, look_anew, read_json
 from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
+from hpc_trainer.runtime.cores import bind_rank
 from hpc_trainer.runtime.devices import is_out_of_memory, kind_of
 from hpc_trainer.runtime.pace import SaveTimer, job_end_time
 from hpc_trainer.runtime.rank_env import PROBE_VARIABLE, RankEnv
@@ -208,6 +209,9 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     recorder = Recorders([make(ended(None), spans) for make in contributions("recorders")])
     try:
         device = _device(config, env)
+        bound = bind_rank(env, config.hardware.cpus_per_rank) if config.hardware.bind_cores else None
+        if bound is not None:
+            print(f"bound to cores {', '.join(map(str, sorted(bound)))} of {env.node}.")
         torch.set_num_threads(num_threads(config))
         is_cancelled = Watch(paths.marker(CANCEL))
         ranks = process_group(
@@ -236,7 +240,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                     attempt,
                     stop,
                     has_begun=lambda: run.step > run.first_step,
-                    facts=run.contract.told,
+                    facts=run.contract.recorded,
                 ),  # fmt: skip
             ):
                 outcome = run_main(config, run)

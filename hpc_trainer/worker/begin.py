@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer import __version__
+from hpc_trainer.config.environment import IMAGE_FACTS, STAGE_KEY, STAGED
 from hpc_trainer.config.program import code_folder
+from hpc_trainer.config.schema.cluster import EnvironmentConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import packages_of
 from hpc_trainer.domains import contributions
@@ -187,20 +189,46 @@ def _record(config: TrainConfig, paths: RunPaths, env: RankEnv, facts: Mapping[s
         "command": _commands(paths, redaction),
         "code": _code(config, paths, facts, redaction),
         "python": machine.python(), "packages": versions, "origins": redaction.values(origins),
-        "modules": machine.modules(), "variables": redaction.variables(machine.variables()),
+        "modules": machine.modules(), "environment": environment_facts(config.cluster.environment, versions),
+        "variables": redaction.variables(machine.variables()),
         "data": redaction.values(facts.get("data") or {}),
     }  # fmt: skip
     return {**record, "redacted": redaction.count}
+
+
+def environment_facts(environment: EnvironmentConfig, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `cluster.environment` has become on this node, with a digest of each part; {} if it is not used.
+
+    Args:
+        environment: the section.
+        versions: version of each installed distribution by name.
+    """
+    if environment == EnvironmentConfig():
+        return {}
+    facts: dict[str, Any] = {"packages_sha256": machine.packages_digest(versions)}
+    if environment.container is not None:
+        facts["container"] = environment.container.value
+        facts["image"] = environment.image
+        if os.path.isabs(environment.image or ""):  # noqa: PTH117 -- a path of the container's host
+            facts["image_file"] = machine.file_facts(environment.image or "", os.environ.get(IMAGE_FACTS))
+    if environment.uv is not None:
+        facts["lock_file"] = machine.file_facts(f"{environment.uv}/uv.lock")
+    if environment.conda is not None:
+        facts["conda_sha256"] = machine.conda_digest(os.environ.get("CONDA_PREFIX", environment.conda))
+    if environment.stage is not None:
+        # Not the file itself: 500 nodes must not ask for it again.
+        facts["stage"] = {"path": environment.stage, "facts": os.environ.get(STAGE_KEY), "copy": os.environ.get(STAGED)}
+    return facts
 
 
 def _commands(paths: RunPaths, redaction: Redaction) -> dict[str, Any]:
     """Return the command that the user typed, if the sweep's newest submit named this run, and this process's own."""
     sweep = read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}
     typed = sweep.get("command") if paths.run_id in (sweep.get("run_ids") or ()) else None
-    arguments = redaction.words(map(str, typed)) if isinstance(typed, list) else None
+    arguments = redaction.arguments(map(str, typed)) if isinstance(typed, list) else None
     return {
         "submit": None if arguments is None else shlex.join(arguments),
-        "worker": shlex.join(redaction.words(sys.orig_argv)),
+        "worker": shlex.join(redaction.arguments(sys.orig_argv)),
         "folder": str(Path.cwd()),
     }
 

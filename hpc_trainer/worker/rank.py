@@ -32,7 +32,7 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
     winner_of,
 )
-from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
+from hpc_trainer.runtime.rank_env import BY_OUR_TORCHRUN, RankEnv, read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.slurm.jobs import cancel_named
@@ -41,6 +41,10 @@ from hpc_trainer.slurm.queue import job_name
 
 def run(argv: list[str] | None, stop: StopFlag) -> int:
     """Run this rank to its end, and return the exit code."""
+    if BY_OUR_TORCHRUN in os.environ:
+        from hpc_trainer.worker.agent import end_with_agent
+
+        end_with_agent()
     spans = Spans.of_process()
     parser = argparse.ArgumentParser(prog="python -m hpc_trainer.worker", description=__doc__)
     parser.add_argument("--sweep-dir", type=Path, required=True, help="runs/<sweep>")
@@ -48,12 +52,19 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
     which.add_argument("--array", metavar="UUID", help="the submission; SLURM_ARRAY_TASK_ID tells the run in it")
     which.add_argument("--run", metavar="RUN_ID", help="one run")
     parser.add_argument("--choice", type=int, default=0, help="item of the run's list of hardware, from 0")
+    parser.add_argument("--torchrun", type=int, metavar="RANKS", help="start that many ranks of this node by torchrun")
     arguments = parser.parse_args(argv)
 
     try:
         sweep = SweepPaths(arguments.sweep_dir.resolve())
         check_place(sweep.folder)
         run_id = arguments.run or _run_of_element(sweep, arguments.array)
+        if arguments.torchrun is not None:
+            from hpc_trainer.worker.agent import run_agent
+
+            config = read_spec(sweep, run_id).typed()
+            set_umask(config.paths.group_readable)
+            return run_agent(config, sweep.run(run_id), read_rank_env(), stop, arguments.torchrun)
         job = _Job(uuid=arguments.array, choice=arguments.choice)
         return run_rank(sweep, run_id, read_rank_env(), stop, spans, job)
     except HpcTrainerError as error:

@@ -344,8 +344,10 @@ def sweep_values(override: Override, choices: Callable[[str], list[str]]) -> lis
     pattern: object = override.value()  # its annotation leaves Glob out
     line = override.input_line
     if isinstance(pattern, Glob):
-        # Hydra's own glob() offers the schemas too, and not what --config-dir adds.
-        values = pattern.filter(choices(override.key_or_group))
+        # Hydra's own glob() offers the schemas too, and not what --config-dir adds. As in a shell, * stays in a folder:
+        # glob(gpu_*) takes no choice of a site's.
+        depths = {text.count("/") for text in pattern.include}
+        values = pattern.filter([name for name in choices(override.key_or_group) if name.count("/") in depths])
     else:
         _check(override, pattern, choices)
         values = list(override.sweep_string_iterator())

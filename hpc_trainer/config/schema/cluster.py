@@ -6,7 +6,18 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, ONCE_SET, RULED, SAFE, SCHEDULE, key
+from hpc_trainer.config.schema.key import (
+    ALWAYS,
+    APART,
+    COUNTS,
+    ONCE_SET,
+    RULED,
+    SAFE,
+    SCHEDULE,
+    key,
+    only_with,
+    section,
+)
 
 
 class Device(str, enum.Enum):
@@ -24,6 +35,14 @@ class GpuRequest(str, enum.Enum):
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
+    none = "none"
+
+
+class Launcher(str, enum.Enum):
+    """Program that starts the ranks on the nodes of a Slurm job."""
+
+    srun = "srun"
+    torchrun = "torchrun"
 
 
 # Limits: sbatch keeps counts in C ints, and minutes as seconds of 32 bits.
@@ -53,7 +72,8 @@ class HardwareConfig:
     """Types of GPUs on any of which the run may start; `hardware=first:a,b` sets it if they differ."""
     gpu_request: GpuRequest = key(GpuRequest.gpus_per_node, ALWAYS, APART, SAFE)
     """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
-    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres."""
+    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres. none: no option, where
+    every node has its GPUs and Slurm does not count them."""
     device: Device = key(Device.auto, ALWAYS, COUNTS, SCHEDULE)
     """auto: cuda if gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps: Apple's
     GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). mps and xla: one rank, fp32 or bf16."""
@@ -67,6 +87,13 @@ class HardwareConfig:
     """Host list of nodes that must not be used."""
     time_limit_min: int = key(60, ALWAYS, APART, SAFE, limits="1 to 35,791,394")
     """Wall-clock limit of one attempt in minutes."""
+    launcher: Launcher = key(Launcher.srun, ALWAYS, APART, SAFE)
+    """srun: one Slurm task a rank. torchrun: one task a node, in which torch.distributed.run starts the node's ranks,
+    for sites that allow or bind only one task a node."""
+    bind_cores: bool = key(True, ALWAYS, APART, SAFE)
+    """Whether ranks that Slurm has not bound divide the cores of their node's allocation, each near its GPU."""
+    whole_node: bool = key(False, ALWAYS, APART, SAFE)
+    """Whether a run gets its nodes for itself (`--exclusive`), and all of their memory unless a memory key is set."""
     source: str = key("", ALWAYS, APART, SAFE)
     """Source of the figures."""
     checked: str = key("", ALWAYS, APART, SAFE)
@@ -102,6 +129,114 @@ class Executor(str, enum.Enum):
     slurm = "slurm"
 
 
+class Container(str, enum.Enum):
+    """Program that puts the ranks into a container or an image."""
+
+    apptainer = "apptainer"
+    singularity = "singularity"
+    pyxis = "pyxis"
+    edf = "edf"
+    uenv = "uenv"
+    uenv_run = "uenv_run"
+
+
+class GpuLibraries(str, enum.Enum):
+    """Kind of GPU whose driver libraries a container gets from its node."""
+
+    nv = "nv"
+    rocm = "rocm"
+
+
+_CONTAINER = "cluster.environment.container"
+_IN_APPTAINER = (f"{_CONTAINER}=apptainer", f"{_CONTAINER}=singularity")
+_IN_UENV = (f"{_CONTAINER}=uenv", f"{_CONTAINER}=uenv_run")
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvironmentConfig:
+    """Software that the ranks start in. config/environment.py turns it into lines of the batch script."""
+
+    modules: list[str] = key([], ALWAYS)
+    """Modules to load, in this order, before the lines of cluster.setup."""
+    purge_modules: bool = key(False, ALWAYS)
+    """Whether `module purge` comes first."""
+    venv: str | None = key(None, ALWAYS)
+    """Folder of a virtual environment; in a container, as the container sees it. The ranks run its bin/python."""
+    uv: str | None = key(None, ALWAYS)
+    """Folder of a uv project, whose .venv is used; `uv sync` it before. Nothing is installed in a job."""
+    conda: str | None = key(None, ALWAYS)
+    """Name or folder of a conda environment, which is activated without `conda init`."""
+    conda_root: str | None = key(None, only_with("cluster.environment.conda"))
+    """Folder in which conda is installed; null: `conda` is on PATH, for example by a module."""
+    container: Container | None = key(None, ALWAYS)
+    """apptainer, singularity: `apptainer exec` before each rank. pyxis: enroot, by srun --container-image. edf: srun
+    --environment (CSCS). uenv: srun --uenv (CSCS); uenv_run: `uenv run` before each rank."""
+    image: str | None = key(None, only_with(_CONTAINER))
+    """Image of the container: a file, or a name as the container's program takes it; of edf the name or the file."""
+    binds: list[str] = key([], only_with(*_IN_APPTAINER, f"{_CONTAINER}=pyxis"))
+    """Further folders that the container sees: FOLDER, FOLDER:INSIDE or FOLDER:INSIDE:ro. The folder of sweeps is
+    always among them."""
+    gpus: GpuLibraries | None = key(None, only_with(*_IN_APPTAINER))
+    """nv: --nv (NVIDIA); rocm: --rocm (AMD). Used if the hardware has GPUs."""
+    view: str | None = key(None, only_with(*_IN_UENV))
+    """View of the uenv, as default."""
+    container_args: list[str] = key([], only_with(_CONTAINER))
+    """Further options of the container's program, each with its value, as --cleanenv; with pyxis, edf and uenv of
+    srun."""
+    stage: str | None = key(None, ALWAYS)
+    """Packed environment (a tar of a venv's content, or a file of conda-pack), unpacked once on each node's own disk.
+    The ranks run its bin/python, and that of venv, uv or conda only where no disk takes it."""
+    inherit: bool = key(True, ALWAYS)
+    """Whether jobs get the variables of the shell that submits. false: sbatch --export=NONE."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TimeLimit:
+    """Item of `cluster.site.time_limits`: the longest time limit of jobs of some sizes."""
+
+    partition: str | None = key(None, ALWAYS)
+    """Partition to which it applies; null: any."""
+    qos: str | None = key(None, ALWAYS)
+    """QOS to which it applies; null: any."""
+    min_nodes: int = key(1, ALWAYS, limits="≥ 1")
+    """Fewest nodes of a job to which it applies."""
+    max_nodes: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Most nodes of a job to which it applies; null: no bound."""
+    max_time_min: int = key(35_791_394, ALWAYS, limits="≥ 1")
+    """Longest time limit in minutes."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SiteConfig:
+    """`cluster.site`: facts about a site. They change no script; plans, checks and messages use them."""
+
+    slurm_cluster: str | None = key(None, ALWAYS)
+    """Slurm's name of the cluster (ClusterName), by which a cluster file is recognised."""
+    login_hosts: str | None = key(None, ALWAYS)
+    """Host names of the login nodes, with * and ? as in a shell."""
+    arch: str | None = key(None, ALWAYS)
+    """Architecture of the compute nodes, as `uname -m` prints it."""
+    internet: bool | None = key(None, ALWAYS)
+    """Whether compute nodes reach the internet; null: not known."""
+    whole_nodes: bool | None = key(None, ALWAYS)
+    """true: a job gets whole nodes and pays for them; false: jobs share nodes; null: not known, or it depends on the
+    partition."""
+    time_limits: list[TimeLimit] = key([], ALWAYS)
+    """Longest time limits by partition, QOS and number of nodes. A plan warns about a job that is longer."""
+    preemption: str | None = key(None, ALWAYS)
+    """Rules of preemption, in words."""
+    notes: list[str] = key([], ALWAYS)
+    """Further rules that users of the site must know."""
+    reasons: dict[str, str] = key({}, ALWAYS)
+    """Reason for each variable of `cluster.env`, and for each option of `srun_args` and `sbatch`."""
+    unverified: list[str] = key([], ALWAYS)
+    """Keys of this file whose values no public source confirms."""
+    source: str = key("", ALWAYS)
+    """Sources of these facts: URLs, separated by `; `, each with the figures that it has in parentheses."""
+    checked: str = key("", ALWAYS)
+    """Day on which the facts were checked, YYYY-MM-DD."""
+
+
 @dataclass(kw_only=True, slots=True)
 class ClusterConfig:
     name: str = key("local", ALWAYS)
@@ -115,6 +250,8 @@ class ClusterConfig:
     `plan --script` shows them. On this machine they run before each rank."""
     python: str | None = key(None, ALWAYS)
     """Python of the ranks; null: the Python that submits."""
+    environment: EnvironmentConfig = section(EnvironmentConfig)
+    """Modules, virtual environment or container of the ranks."""
     env: dict[str, str] = key({}, ALWAYS)
     """Environment variables of every rank, such as NCCL_SOCKET_IFNAME. Never secrets: Slurm keeps scripts."""
     master_addr: str | None = key(None, ALWAYS)
@@ -131,6 +268,8 @@ class ClusterConfig:
     sbatch: dict[str, Any] = key({}, ALWAYS)
     """Further options of sbatch by their long names, as {mail-type: END, reservation: x, exclusive: true}. Options that
     hpc_trainer sets itself are refused, with the key to use."""
+    purge_days: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Days after which the site deletes files that nobody has used; `hpc-trainer doctor` warns before. null: never."""
     max_failures: int = key(3, ALWAYS, limits="≥ 0")
     """Times that a run restarts after an error of storage or data (exit 74); errors of your own code never restart
     it."""
@@ -139,6 +278,8 @@ class ClusterConfig:
     min_goodput: float = key(0.05, ALWAYS, limits="[0, 1)")
     """Least share of allocated time that training must get in attempts that the time limit ends. A run stops for good
     (exit 76) if its newest attempts of this kind, three or cluster.max_no_progress, are below; 0: no bound."""
+    site: SiteConfig = section(SiteConfig)
+    """Facts about the site, with their sources."""
 
 
 @dataclass(kw_only=True, slots=True)

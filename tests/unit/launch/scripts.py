@@ -11,7 +11,11 @@ from pathlib import Path
 from hpc_trainer.launch.batch_job import setup_lines
 from hpc_trainer.slurm.shape import Shape
 
-HEAD = ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", "export HPC_TRAINER_JOB_START=$(date +%s)"]
+HEAD = [
+    "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
+    "export HPC_TRAINER_JOB_START=$(date +%s)",
+    "export SLURM_EXPORT_ENV=ALL",
+]
 FRAME = ["set +e", "", "# command", "export SUBMITIT_EXECUTOR=slurm"]
 *GUARD, _AN_ENTRY, GUARD_ENDS, _ = setup_lines(["AN ENTRY"])
 """Around the lines of cluster.setup, where there are any."""
@@ -22,6 +26,7 @@ class Script:
     """`flags`: of the #SBATCH lines, "" for one without a value; `srun`: the words behind it; `tail`: what follows."""
 
     flags: Mapping[str, str]
+    facts: list[str]
     setup: list[str]
     srun: list[str]
     tail: list[str]
@@ -55,7 +60,11 @@ class Script:
         flags = self.flags
         gpus = flags.get("gpus-per-node") or flags.get("gres", "gpu:0").removeprefix("gpu:")
         kind, _, count = gpus.rpartition(":")
-        memory = {key: int(flags[key].removesuffix("M")) / 1024 if key in flags else None for key in _MEMORY}
+        command = self.command
+        by_torchrun = int(command[command.index("--torchrun") + 1]) if "--torchrun" in command else 1
+        memory = {
+            key: int(flags[key].removesuffix("M")) / 1024 if flags.get(key, "0") != "0" else None for key in _MEMORY
+        }
         return Shape(
             num_nodes=int(flags["nodes"]), tasks_per_node=int(flags["ntasks-per-node"]), gpus_per_node=int(count),
             cpus_per_task=int(flags["cpus-per-task"]), mem_gb_per_node=memory["mem"],
@@ -64,6 +73,7 @@ class Script:
             exclude=flags.get("exclude"), account=flags.get("account"), time_limit_min=int(flags["time"]),
             signal_lead_s=int(flags["signal"].removeprefix("USR2@")),
             gpu_request="gres" if "gres" in flags else "gpus_per_node",
+            ranks_per_task=by_torchrun, whole_node="exclusive" in flags,
         )  # fmt: skip
 
 
@@ -86,9 +96,11 @@ def read_script(text: str) -> Script:
             flags[found[1]] = words[0] if words else ""
     srun = max(number for number, line in enumerate(lines) if line.startswith("srun "))
     end = srun - len(FRAME)
-    assert lines[begin : begin + 2] == HEAD
+    head = begin + len(HEAD)
+    assert lines[begin:head] == HEAD
     assert lines[end:srun] == FRAME
-    setup = lines[begin + 2 : end]
+    facts = [line for line in lines[head:end] if line.startswith("export HPC_TRAINER_")]
+    setup = lines[head + len(facts) : end]
     if setup:
         assert setup[: len(GUARD)] == GUARD
         assert setup[-1] == GUARD_ENDS
@@ -96,4 +108,4 @@ def read_script(text: str) -> Script:
     words = shlex.split(lines[srun])
     assert shlex.join(words) == lines[srun], "every word is quoted"
     assert len(flags.keys() & set(_MEMORY)) <= 1, "Slurm takes one"
-    return Script(flags=flags, setup=setup, srun=words[1:], tail=lines[srun + 1 :])
+    return Script(flags=flags, facts=facts, setup=setup, srun=words[1:], tail=lines[srun + 1 :])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -93,7 +94,9 @@ def jobs(draw: st.DrawFn) -> BatchJob:
         array_parallelism=None if is_successor else draw(_COUNT),
         setup=tuple(setup),
         srun_args=tuple(each for each in srun_args if not list(words.srun_problem(each))),
-        command=worker_command(sweep, ["--run", name] if is_successor else ["--array", uuid], python),
+        command=worker_command(
+            sweep, ["--run", name] if is_successor else ["--array", uuid], shlex.split(python or "python3")
+        ),
         exit_codes=draw(st.sampled_from([(), ((75, 79),), ((74, 80), (76, 81), (78, 125))])),
     )
     assert not list(words.folder_problem(runs_dir)), "validation lets this folder through"
@@ -143,7 +146,7 @@ def _job(**changes: Any) -> BatchJob:
         ),
         sweep=SweepPaths(sweep), uuid=UUID, num_elements=10, array_parallelism=4,
         setup=("module load cuda", "echo 'x y'"), srun_args=("--cpu-bind=cores",),
-        command=worker_command(sweep, ["--array", UUID], "python3"),
+        command=worker_command(sweep, ["--array", UUID], ["python3"]),
     )  # fmt: skip
     return dataclasses.replace(job, **changes)
 

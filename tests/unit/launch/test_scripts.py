@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.schema.cluster import GpuRequest
+from hpc_trainer.config.compose.completion import choices_in
+from hpc_trainer.config.environment import setup_of
+from hpc_trainer.config.schema.cluster import Container, GpuLibraries, GpuRequest, Launcher
 from hpc_trainer.launch.batch_job import worker_command
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.record.spec import RunSpec
@@ -26,10 +29,48 @@ from tests.unit.record.builders import make_spec
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "submission"
-PROFILES = sorted(path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml"))
+# A part of a node differs from the whole node in one line, so the whole nodes stand for both.
+PROFILES = [
+    name
+    for name in choices_in("hardware", [ROOT / "conf"])
+    if "@_here_" not in (ROOT / "conf" / "hardware" / f"{name}.yaml").read_text()
+]
 UUID = "0123456789abcdef0123456789abcdef"
 # Overrides, number of runs, and what is changed by hand.
 Case = tuple[tuple[str, ...], int, dict[str, Any]]
+_ENV = "cluster__environment__"
+# One script for each way to the software of the ranks (docs/environment.md), on hardware with GPUs.
+ENVIRONMENTS: dict[str, dict[str, Any]] = {
+    "env_venv": {
+        f"{_ENV}modules": ["gcc/12.2", "cuda/12.4"], f"{_ENV}purge_modules": True, f"{_ENV}venv": "/lab/my envs/train",
+        f"{_ENV}inherit": False, "cluster__setup": ["ulimit -c 0"],
+    },
+    "env_uv": {f"{_ENV}uv": "/lab/project"},
+    "env_conda": {f"{_ENV}conda": "train", f"{_ENV}conda_root": "/lab/miniforge3"},
+    "env_conda_of_module": {f"{_ENV}modules": ["miniforge"], f"{_ENV}conda": "/lab/envs/it's"},
+    "env_apptainer": {
+        f"{_ENV}modules": ["apptainer"], f"{_ENV}container": Container.apptainer, f"{_ENV}image": "/lab/torch 2.sif",
+        f"{_ENV}gpus": GpuLibraries.nv, f"{_ENV}binds": ["/scratch", "/lab/data:/data:ro"],
+        f"{_ENV}container_args": ["--cleanenv"],
+    },
+    "env_singularity": {
+        f"{_ENV}container": Container.singularity, f"{_ENV}image": "/lab/rocm.sif", f"{_ENV}venv": "/lab/on-top",
+        f"{_ENV}gpus": GpuLibraries.rocm,
+    },
+    "env_pyxis": {
+        f"{_ENV}container": Container.pyxis, f"{_ENV}image": "nvcr.io#nvidia/pytorch:25.09-py3",
+        f"{_ENV}binds": ["/scratch", "/lab/data:/data:ro"], f"{_ENV}container_args": ["--no-container-mount-home"],
+    },
+    "env_edf": {f"{_ENV}container": Container.edf, f"{_ENV}image": "torch"},
+    "env_uenv": {
+        f"{_ENV}container": Container.uenv, f"{_ENV}image": "pytorch/v2.6.0:v1", f"{_ENV}view": "default",
+        f"{_ENV}venv": "/lab/on-top",
+    },
+    "env_uenv_run": {
+        f"{_ENV}container": Container.uenv_run, f"{_ENV}image": "pytorch/v2.6.0:v1", f"{_ENV}view": "default",
+    },
+    "env_stage": {f"{_ENV}stage": "/lab/train.tar", f"{_ENV}venv": "/lab/envs/train"},
+}  # fmt: skip
 SITE: dict[str, Any] = {
     "cluster__account": "lab-7",
     "cluster__array_parallelism": 2,
@@ -42,8 +83,16 @@ SITE: dict[str, Any] = {
     "hardware__exclude": "gpu[001-004,007]",
 }
 CASES: dict[str, Case] = {
-    **{name: (("cluster=slurm", f"hardware={name}"), 50, {}) for name in PROFILES},
+    **{name: (("cluster=slurm", f"hardware={name}"), 50, {}) for name in PROFILES if "/" not in name},
+    **{name: ((f"hardware={name}", "cluster.executor=slurm"), 2, {}) for name in PROFILES if "/" in name},
     "site": (("cluster=slurm", "hardware=gpu_x16"), 4, SITE),
+    **{name: (("cluster=slurm", "hardware=gpu_x8"), 4, changes) for name, changes in ENVIRONMENTS.items()},
+    "torchrun": (("cluster=slurm", "hardware=gpu_x16"), 4, {"hardware__launcher": Launcher.torchrun}),
+    "whole_node": (
+        ("cluster=slurm", "hardware=gpu_x8"),
+        4,
+        {"hardware__whole_node": True, "hardware__mem_gb_per_gpu": None},
+    ),
     "site_gres": (("cluster=slurm", "hardware=gpu_x16"), 4, {**SITE, "hardware__gpu_request": GpuRequest.gres}),
 }
 
@@ -51,7 +100,8 @@ CASES: dict[str, Case] = {
 @functools.cache
 def _specs(name: str) -> list[RunSpec]:
     overrides, count, changes = CASES[name]
-    return [make_spec(*overrides, seed=seed, cluster__python="python3", **changes) for seed in range(count)]
+    python = None if name in ENVIRONMENTS else "python3"
+    return [make_spec(*overrides, seed=seed, cluster__python=python, **changes) for seed in range(count)]
 
 
 def _script(name: str) -> str:
@@ -70,7 +120,8 @@ def test_the_script_is_the_golden_one(name: str) -> None:
 
 
 def test_there_is_no_golden_script_without_a_case() -> None:
-    assert sorted(path.stem for path in GOLDEN.iterdir()) == sorted(CASES)
+    found = (path.relative_to(GOLDEN).with_suffix("") for path in GOLDEN.rglob("*.sh"))
+    assert sorted(path.as_posix() for path in found) == sorted(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -90,15 +141,18 @@ def test_the_script_reads_back_as_its_spec(name: str) -> None:
     assert found.array == (len(specs), min(len(specs), cluster["array_parallelism"]))
     assert (found.flags["comment"], found.flags["job-name"]) == (UUID, "golden-01234567")
     assert found.folder == Path("/shared/runs/golden/slurm")
-    assert (found.sweep_dir, found.command[0]) == (Path("/shared/runs/golden"), "python3")
-    assert (found.setup, found.srun_args) == (cluster["setup"], cluster["srun_args"])
+    assert found.sweep_dir == Path("/shared/runs/golden")
+    assert found.setup == setup_of(cluster)[0]
+    if name not in ENVIRONMENTS:
+        assert (found.command[0], found.srun_args) == ("python3", cluster["srun_args"])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_at_most_one_memory_flag_and_one_gpu_flag_and_the_cores_of_srun(name: str) -> None:
     script, hardware = _script(name), _specs(name)[0].config["hardware"]
     memory = [hardware[f"mem_gb_per_{key}"] for key in ("node", "gpu", "cpu")]
-    assert script.count("#SBATCH --mem") == sum(value is not None for value in memory) <= 1
+    asked = 1 if name == "whole_node" else sum(value is not None for value in memory)
+    assert script.count("#SBATCH --mem") == asked <= 1
     assert script.count("#SBATCH --gres=gpu:") + script.count("#SBATCH --gpus-per-node=") == bool(
         hardware["gpus_per_node"]
     )
@@ -181,8 +235,27 @@ def test_srun_starts_the_worker_from_the_frozen_code(folder: str) -> None:
 
 
 def test_the_workers_command_quotes_what_it_is_given() -> None:
-    command = worker_command(Path("/a b/$x"), ["--run", "it's"], python="apptainer exec img.sif python3")
+    command = worker_command(Path("/a b/$x"), ["--run", "it's"], ["apptainer", "exec", "img.sif", "python3"])
     assert command == (
         "apptainer", "exec", "img.sif", "python3", "-u", "-c", START, "hpc_trainer.worker", "--sweep-dir", "/a b/$x",
         "--run", "it's",
     )  # fmt: skip
+
+
+# --- docs/environment.md ---
+
+
+def _shown() -> list[str]:
+    """The lines of scripts that the page shows."""
+    lines = [line.strip() for line in (ROOT / "docs" / "environment.md").read_text().splitlines() if line[:4] == "    "]
+    begins = ("srun ", "source ", "module ", "type ", "eval ", "conda activate", "#SBATCH")
+    return [line for line in lines if line.startswith(begins)]
+
+
+def test_the_page_of_environments_shows_lines_of_golden_scripts() -> None:
+    golden = [line for name in (*ENVIRONMENTS, "torchrun") for line in (GOLDEN / f"{name}.sh").read_text().splitlines()]
+    assert len(_shown()) > 15
+    for shown in _shown():
+        # Every script has what "..." stands for: our options of srun, and the arguments of Python.
+        pattern = re.compile(".*".join(re.escape(part) for part in shown.split("...")))
+        assert any(pattern.match(line) for line in golden), shown

@@ -43,7 +43,7 @@ def _job(folder: Path, count: int = 1, shape: Shape | None = None) -> BatchJob:
         array_parallelism=4,
         setup=(),
         srun_args=(),
-        command=worker_command(folder.parent, ["--array", "abc123"], "python3"),
+        command=worker_command(folder.parent, ["--array", "abc123"], ["python3"]),
     )
 
 

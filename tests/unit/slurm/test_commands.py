@@ -131,3 +131,18 @@ def test_what_names_the_cluster_and_the_person_stays(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     kept = submit_environment()
     assert {name: kept.get(name) for name in stay} == stay
+
+
+def test_a_job_submitted_by_a_rank_gets_nothing_of_the_copy_that_the_rank_runs_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On another node the place of the copy is free, and another user could put programs there."""
+    copy = "/tmp/hpc_trainer-7/env-1-2-3"
+    monkeypatch.setenv("PATH", f"{copy}/bin:/usr/bin:{copy}-other/bin")
+    monkeypatch.setenv("VIRTUAL_ENV", copy)
+    monkeypatch.setenv("HPC_TRAINER_STAGED", copy)
+    monkeypatch.setenv("HPC_TRAINER_STAGE_KEY", "1-2")
+    monkeypatch.setenv("HPC_TRAINER_BY_TORCHRUN", "1")
+    kept = submit_environment()
+    assert kept["PATH"] == f"/usr/bin:{copy}-other/bin"
+    assert not {"VIRTUAL_ENV", "HPC_TRAINER_STAGED", "HPC_TRAINER_STAGE_KEY", "HPC_TRAINER_BY_TORCHRUN"} & kept.keys()

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.config.environment import IMAGE_FACTS, STAGE_KEY
+from hpc_trainer.config.schema.cluster import Container, EnvironmentConfig
 from hpc_trainer.record.environment import differences, nodes, read_environment
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.redaction import REDACTED
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.worker.begin import recording
+from hpc_trainer.worker.begin import environment_facts, recording
 from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
 from tests.unit.record.builders import make_config
 
@@ -185,3 +187,45 @@ def test_a_long_word_that_nobody_committed_stops_no_training(
     record = read_environment(paths, 0)
     assert record is not None
     assert "a" * 200_000 in record["code"]["checkouts"][0]["diff"]
+
+
+# --- cluster.environment ---
+
+
+def test_the_environment_is_recorded_with_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, project = tmp_path / "torch.sif", tmp_path / "project"
+    image.write_text("an image")
+    project.mkdir()
+    (project / "uv.lock").write_text("version = 1\n")
+    meta = tmp_path / "conda" / "conda-meta"
+    meta.mkdir(parents=True)
+    (meta / "python-3.11.4-h1.json").touch()
+    versions = {"torch": "2.13.0", "numpy": "2.3.0"}
+    assert environment_facts(EnvironmentConfig(), versions) == {}
+
+    inside = EnvironmentConfig(container=Container.apptainer, image=str(image), uv=str(project))
+    facts = environment_facts(inside, versions)
+    assert facts["image_file"]["bytes"] == 8
+    assert {len(facts[name]["sha256"]) for name in ("image_file", "lock_file")} == {64}
+    assert len(facts["packages_sha256"]) == 64
+    assert environment_facts(inside, {**versions, "numpy": "2.3.1"})["packages_sha256"] != facts["packages_sha256"]
+    image.unlink()  # as where the container does not show it: the batch shell has told
+    monkeypatch.setenv(IMAGE_FACTS, "8 1700000000")
+    unseen = environment_facts(inside, versions)["image_file"]
+    assert (unseen["bytes"], unseen["changed"], unseen["sha256"]) == (8, 1700000000, None)
+
+    conda = environment_facts(EnvironmentConfig(conda=str(tmp_path / "conda")), versions)
+    (meta / "numpy-2.3.0-h2.json").touch()
+    assert environment_facts(EnvironmentConfig(conda=str(tmp_path / "conda")), versions) != conda
+    monkeypatch.setenv(STAGE_KEY, "5-6")
+    staged = environment_facts(EnvironmentConfig(stage="/lab/train.tar"), versions)["stage"]
+    assert staged == {"path": "/lab/train.tar", "facts": "5-6", "copy": None}
+
+
+def test_another_image_or_lock_file_is_a_difference(paths: RunPaths) -> None:
+    was = _record(paths)
+    environment = {"image": "a.sif", "image_file": {"bytes": 1, "changed": 2}, "lock_file": {"sha256": "x"}}
+    now = {**was, "environment": environment}
+    later = {**was, "environment": {**environment, "image_file": {"bytes": 1, "changed": 3}}}
+    assert {difference.name for difference in differences(was, now)} == {"image", "uv.lock"}
+    assert [difference.name for difference in differences(now, later)] == ["image"]
