@@ -15,8 +15,10 @@ from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_plan import (
+    fit_json,
     memory_json,
     plan_json,
+    print_fit,
     print_needs,
     print_next_of,
     print_plan,
@@ -28,6 +30,7 @@ from hpc_trainer.cli.show_plan import (
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.launch.fit import find_fit
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
@@ -61,7 +64,9 @@ def freeze_here(given: Given) -> Grid:
     return grid
 
 
-def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False) -> None:
+def run_plan(
+    given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False, fit: bool = False
+) -> None:
     """Show the plan; write nothing. Exit with 2 if the plan could not be submitted, with 1 if an estimate failed."""
     plan = plan_grid(
         chosen.of(freeze_given(given)),
@@ -69,14 +74,18 @@ def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = Fals
         fresh=chosen.fresh,
     )
     needs: list[Need] = []
+    fitting = find_fit(plan, plan.grid.sweep.folder.parent) if fit else None
     if as_json:
         needs = find_needs(plan.grid.specs, plan.grid.sweep) if memory else []
-        print_json(plan_json(plan) | ({"memory": memory_json(needs)} if memory else {}))
+        told_fit = {} if fitting is None else {"fit": fit_json(fitting)}
+        print_json(plan_json(plan) | ({"memory": memory_json(needs)} if memory else {}) | told_fit)
     else:
         print_plan(plan)
         if memory:
             needs = find_needs(plan.grid.specs, plan.grid.sweep)
             print_needs(needs)
+        if fitting is not None:
+            print_fit(fitting)
         for array in plan.arrays if script else ():
             print(f"\n# --- batch script of the array on {array.hardware} ---")
             print(array_script_of(plan, array) or "# the local executor needs none")

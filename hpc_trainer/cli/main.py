@@ -85,6 +85,7 @@ def plan(
     memory: Annotated[
         bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
     ] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Say on which of the hardware runs would end soonest.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Plan all runs, as if there were none.")] = False,
     extend: Extend = False,
@@ -97,7 +98,7 @@ def plan(
 
     given = Given.of_grid(overrides, command, hydra_app, config_dir, trust)
     chosen = Chosen(retry_failed=retry_failed, fresh=fresh, extend=extend)
-    run_plan(given, chosen, script=script, memory=memory, as_json=as_json)
+    run_plan(given, chosen, script=script, memory=memory, fit=fit, as_json=as_json)
 
 
 @app.command(cls=WithApp)

@@ -13,6 +13,7 @@ from typing import Any
 from hpc_trainer.cli.common import counts_line, gpu_hours, print_next, print_table, say
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.launch.fit import Candidate, Fit, duration, moment
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
 from hpc_trainer.launch.plan import SweepPlan
@@ -22,7 +23,7 @@ from hpc_trainer.record.states import RunState
 _LEFT_OUT_SHOWN = 10
 _RUNS_SHOWN = 50
 _CHANGED_SHOWN = 3
-_ONLY_OF_PLAN = ("--script", "--dry-run", "--memory")
+_ONLY_OF_PLAN = ("--script", "--dry-run", "--memory", "--fit")
 
 
 def plan_json(plan: SweepPlan) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
     return {
         "sweep": plan.grid.sweep.name,
         "runs": [
-            {"run_id": spec.run_id, "overrides": dict(spec.axes), "hardware": spec.hardware,
+            {"run_id": spec.run_id, "overrides": dict(spec.axes), "hardware": spec.hardware_names,
              "state": plan.states[spec.run_id].value}
             for spec in plan.grid.specs
         ],
@@ -92,7 +93,7 @@ def print_plan(plan: SweepPlan) -> None:
     print_table(
         ["RUN", "HARDWARE", "STATE", *axes],
         [
-            [spec.run_id, spec.hardware, plan.states[spec.run_id], *(spec.axes.get(axis, "-") for axis in axes)]
+            [spec.run_id, spec.hardware_names, plan.states[spec.run_id], *(spec.axes.get(axis, "-") for axis in axes)]
             for spec in grid.specs[:_RUNS_SHOWN]
         ],
         least=("HARDWARE",),
@@ -251,6 +252,48 @@ def print_needs(needs: Sequence[Need]) -> None:
             say(f"Note: {need.run_id}: {need.note}")
         if need.warning is not None:
             say(need.warning, "[yellow]Warning:[/] ")
+
+
+def fit_json(fit: Fit) -> dict[str, Any]:
+    """Return the JSON of `plan --fit` (docs/json.md)."""
+    return {
+        "why": fit.why,
+        "compared_by": "end" if fit.by_end else "start",
+        "candidates": [
+            {"hardware": each.hardware, "partition": each.shape.partition, "runs": each.num_runs,
+             "longest_run": each.run_id, "start": each.start, "end": each.end, "duration_s": each.duration_s,
+             "steps": each.steps, "segments": each.segments, "note": each.note,
+             "time_limit_min": each.shape.time_limit_min,
+             "speed": None if each.speed is None else dataclasses.asdict(each.speed)}
+            for each in fit.candidates
+        ],
+        "waiting": [dataclasses.asdict(job) for job in fit.waiting],
+    }  # fmt: skip
+
+
+def print_fit(fit: Fit) -> None:
+    """Print the hardware of the plan, the one on which runs end soonest first, and why it does."""
+    if fit.candidates:
+        say("\nHardware, the soonest first; each line is of the run that needs the most time there")
+        print_table(
+            ["HARDWARE", "PARTITION", "RUNS", "START", "STEPS", "STEP", "ATTEMPTS", "NEEDS", "END", "NOTE"],
+            [_fit_row(each) for each in fit.candidates],
+            least=("HARDWARE", "START", "END"),
+        )
+    for job in fit.waiting[:_RUNS_SHOWN]:
+        say(f"Waits already: {job.run_id} as job {job.job_id}, expected start {moment(job.start)}")
+    if fit.candidates or not fit.waiting:
+        say(fit.why)
+
+
+def _fit_row(each: Candidate) -> list[str]:
+    return [
+        each.hardware, each.shape.partition or "-", str(each.num_runs), moment(each.start).removeprefix("at "),
+        str(each.steps), "-" if each.speed is None else f"{each.speed.step_s:.3g} s",
+        "-" if each.segments is None else str(each.segments),
+        "-" if each.duration_s is None else duration(each.duration_s), moment(each.end).removeprefix("at "),
+        each.note or "-",
+    ]  # fmt: skip
 
 
 def _print_estimates(needs: Sequence[Need]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,76 +89,30 @@ def _has_news(project: Project, sweep: SweepPaths) -> bool:
 
 
 def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str]) -> Grid:
-    problems: dict[str, None] = {}
     specs: dict[str, RunSpec] = {}
-    places: dict[tuple[str, str, str], TrainConfig] = {}
     duplicates: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
     num_duplicates = 0
-    notes: dict[str, None] = {}
-    memo = Memo()
-
-    def with_trust(of_file: list[str]) -> list[str]:
-        return [*dict.fromkeys((*of_file, *trust))]
-
-    own_trust = read_user_config().get("trust") or []
     with GridComposer(config_dirs) as composer:
         expansion = expand_grid(composer, overrides)
-        num_excluded = expansion.num_excluded
         composer.counts.clear()  # count only the points, not the compositions that read the grid
-        twins = _Twins(memo)
-
-        def frozen(point: Point) -> RunSpec | None:
-            """Return the run of a point; None if a condition leaves the point out, or it has problems."""
-            split = _without_seed(point)
-            spec = twins.freeze(point, split)
-            if spec is not None:
-                return spec
-            composed = composer.compose_point(point.overrides, point.num_fixed)
-            config = composed.config
-            if point.exclude and _is_excluded(composer, point, composed):
-                left_out.append(point)
-                return None
-            _check_trust(config, own_trust)
-            config.trust = memo.of(with_trust, config.trust)
-            try:
-                validate(config, memo)
-            except ConfigError as error:
-                problems.update(dict.fromkeys(str(error).splitlines()))
-                return None
-            problems.update(dict.fromkeys(_unread(composer, config, point)))
-            notes.update(dict.fromkeys(memo.of(site_notes, config.hardware, config.cluster)))
-            spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
-            if composed.is_seed_alone and not point.exclude:
-                twins.keep(split, config, spec)
-            places.setdefault(_place(config), config)
-            return spec
-
-        for point in expansion.points:
-            left_out = list[Point]()
-            on_each = [spec for spec in map(frozen, point.on_each()) if spec is not None]
-            num_excluded += bool(left_out and not on_each)
-            if not on_each:
-                continue
-            spec = on_each[0]
-            if len(on_each) > 1:
-                spec, problem = _on_first(on_each)
-                problems.update({problem: None} if problem else {})
+        points = _Points(composer, trust)
+        for spec in points.freeze(expansion.points):
             kept = specs.setdefault(spec.run_id, spec)
             if kept.digest != spec.digest:
-                problems[f"two points share the run id {spec.run_id} by chance: split the grid in two."] = None
+                points.tell(f"two points share the run id {spec.run_id} by chance: split the grid in two.")
             if kept is not spec:
                 num_duplicates += 1
-                problem = _lost_shape(kept, spec)
-                problems.update({problem: None} if problem else {})
+                points.tell(_lost_shape(kept, spec))
                 if len(duplicates) < _DUPLICATES_KEPT:
                     duplicates.append((kept.axes, spec.axes))
-        counts = dict(composer.counts + twins.counts)
-    if problems:
-        raise ConfigError("\n".join(problems))
+        counts = dict(composer.counts + points.twins.counts)
+    num_excluded = expansion.num_excluded + points.num_excluded
+    if points.problems:
+        raise ConfigError("\n".join(points.problems))
     if not specs:
         raise ConfigError(f"sweep.exclude leaves out all {num_excluded} points of the grid.")
-    _check_one_place(list(places))
-    first = next(iter(places.values()))
+    _check_one_place(list(points.places))
+    first = next(iter(points.places.values()))
     sweep = _sweep_paths(first)
     specs = by_known_names(sweep, specs)
     return Grid(
@@ -170,10 +124,84 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
         group_readable=first.paths.group_readable,
         budget=first.budget,
         num_excluded=num_excluded,
-        notes=tuple(notes),
+        notes=tuple(points.notes),
         duplicates=tuple(duplicates),
         compose_counts=counts,
     )
+
+
+class _Points:
+    """Points of a grid on their way to frozen runs, and what is found on the way."""
+
+    def __init__(self, composer: GridComposer, trust: Sequence[str]) -> None:
+        self._composer, self._trust = composer, trust
+        self._own_trust = read_user_config().get("trust") or []
+        self._memo = Memo()
+        self.twins = _Twins(self._memo)
+        self.problems: dict[str, None] = {}
+        """Problems of the points, each once."""
+        self.places: dict[tuple[str, str, str], TrainConfig] = {}
+        """First configuration of each place (`_place`)."""
+        self.notes: dict[str, None] = {}
+        """Notes on the points' sites, each once."""
+        self.num_excluded = 0
+        """Number of points that a condition left out."""
+
+    def tell(self, problem: str | None) -> None:
+        """Keep a problem; do nothing for None."""
+        if problem is not None:
+            self.problems[problem] = None
+
+    def freeze(self, points: Iterable[Point]) -> Iterator[RunSpec]:
+        """Yield the run of each point, without points that are left out or have problems."""
+        for point in points:
+            known = len(self.problems)
+            on_each = [spec for spec in map(self._frozen, point.on_each()) if spec is not None]
+            if not on_each:
+                self.num_excluded += len(self.problems) == known
+            elif len(on_each) == 1:
+                yield on_each[0]
+            else:
+                spec, problem = _on_first(on_each)
+                self.tell(problem)
+                yield spec
+
+    def _frozen(self, point: Point) -> RunSpec | None:
+        """Return the run of a point; None if a condition leaves the point out, or it has problems."""
+        split = _without_seed(point)
+        spec = self.twins.freeze(point, split)
+        if spec is not None:
+            return spec
+        composed = self._composer.compose_point(point.overrides, point.num_fixed)
+        config = composed.config
+        if point.exclude and _is_excluded(self._composer, point, composed):
+            return None
+        _check_trust(config, self._own_trust)
+        config.trust = self._memo.of(self._with_trust, config.trust)
+        try:
+            validate(config, self._memo)
+        except ConfigError as error:
+            self.problems.update(dict.fromkeys(str(error).splitlines()))
+            return None
+        self.problems.update(dict.fromkeys(_unread(self._composer, config, point)))
+        self.notes.update(dict.fromkeys(self._memo.of(site_notes, config.hardware, config.cluster)))
+        spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=self._memo)
+        if composed.is_seed_alone and not point.exclude:
+            self.twins.keep(split, config, spec)
+        self.places.setdefault(_place(config), config)
+        return spec
+
+    def _with_trust(self, of_file: list[str]) -> list[str]:
+        return [*dict.fromkeys((*of_file, *self._trust))]
+
+
+def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterator[str]:
+    """Yield a line for each override of a point that changes nothing."""
+    if config.train.command is not None:
+        yield from unread_overrides(config, point.overrides, point.axes)
+    else:
+        is_taken_from = functools.partial(composer.is_interpolated, "params", point.overrides)
+        yield from unread_params(config, point.overrides, point.axes, is_taken_from)
 
 
 def _on_first(specs: Sequence[RunSpec]) -> tuple[RunSpec, str | None]:
@@ -235,15 +263,6 @@ def _lost_shape(kept: RunSpec, merged: RunSpec) -> str | None:
         f"submitted. For one run on whichever starts first: {axis}={FIRST}{','.join(values)}. For a run on each: "
         f"submit {axis}={values[1]} with another sweep_name."
     )
-
-
-def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterator[str]:
-    """Yield a line for each override of a point that changes nothing."""
-    if config.train.command is not None:
-        yield from unread_overrides(config, point.overrides, point.axes)
-    else:
-        is_taken_from = functools.partial(composer.is_interpolated, "params", point.overrides)
-        yield from unread_params(config, point.overrides, point.axes, is_taken_from)
 
 
 def by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec], *, hangs_on_grid: bool = False) -> dict[str, RunSpec]:

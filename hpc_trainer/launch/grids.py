@@ -52,7 +52,7 @@ class Submitted:
     @property
     def num_submitted(self) -> int:
         """Return the number of runs that were handed over now."""
-        return sum(len(array.run_ids) for array in self.outcome.arrays)
+        return len({run_id for array in self.outcome.arrays for run_id in array.run_ids})
 
     @property
     def num_already(self) -> int:

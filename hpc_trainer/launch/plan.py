@@ -214,6 +214,10 @@ class Known:
     A run without code to freeze, because all of it was installed, is absent."""
     stop_s: Mapping[Shape, float] = field(default_factory=dict)
     """Measured seconds that the slowest run of a shape needs to stop and save, by shape."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Step that each interrupted run has reached, by run id."""
+    waiting_jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ids of the jobs of each run that wait in Slurm's queue, by run id."""
     start_s: Mapping[Shape, float] = field(default_factory=dict)
     """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
     notes: tuple[str, ...] = ()
@@ -236,6 +240,8 @@ class SweepPlan:
     binding: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     starts: tuple[str | None, ...] = ()
+    answers: Mapping[Shape, tuple[str | None, str | None]] = field(default_factory=dict)
+    """Start of each shape by `sbatch --test-only`, or the reason why there is none; shapes that nobody judged lack."""
     notes: tuple[str, ...] = ()
     code: str | None = None
     """Digest of the frozen code that the runs import; None if nothing is frozen."""
@@ -306,12 +312,12 @@ def build_plan(
     else:
         no_arrays = []
     fitted = fit(arrays, limits, known.active)
-    problems = no_arrays + [
-        problem
+    wrong = {
+        array.shape: find_shape_problems(array.shape, array.hardware, limits)
         for array in arrays
         if array.shape not in known.shapes
-        for problem in find_shape_problems(array.shape, array.hardware, limits)
-    ]
+    }
+    problems = [*no_arrays, *itertools.chain.from_iterable(wrong.values())]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
     too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
@@ -326,6 +332,7 @@ def build_plan(
             *grid.notes,
             *known.notes,
             *limits.notes,
+            *_list_note([spec for array in fitted.now for spec in array.specs if array.choice is not None]),
             *_closed_note(grid),
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
@@ -335,6 +342,7 @@ def build_plan(
             *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
         ),
         exit_codes=exit_codes,
+        answers={shape: (None, found[0]) for shape, found in wrong.items() if found},
         known=known,
         cluster=limits.cluster,
         keeps_room=fitted.keeps_room,
@@ -415,6 +423,13 @@ def clear_exit_codes(taken: frozenset[int]) -> tuple[tuple[int, int], ...]:
     """
     spare = (code for code in _SPARE_CODES if code not in taken)
     return tuple((int(code), next(spare)) for code in _OWN_CODES if code in taken)
+
+
+def _list_note(specs: Sequence[RunSpec]) -> Iterator[str]:
+    """Yield a note on runs with a list of hardware, given once for each of their jobs."""
+    if specs:
+        jobs = f"{len({spec.run_id for spec in specs})} run(s) have {len(specs)} jobs (hardware=first:..)"
+        yield f"{jobs}: the first job that starts has the run, and the others are cancelled."
 
 
 def _closed_note(grid: Grid) -> list[str]:
@@ -548,6 +563,12 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
         states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
         waiting=frozenset(run.run_id for run in status.waiting),
         elements=tuple(str(run.own_job) for run in in_queue),
+        steps={run.run_id: run.step for run in status.open_runs.values() if run.state.needs_submit and run.step},
+        waiting_jobs={
+            run.run_id: (run.waiting_job, *(job_id for _, job_id in run.rivals))
+            for run in status.open_runs.values()
+            if run.waiting_job is not None and not run.is_claimed
+        },
         top_up_job=status.top_up_job,
         active=tuple(_active(in_queue)),
         specs=status.specs,
@@ -555,10 +576,10 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
         stop_s=_slowest_stops(status),
         start_s=_median_starts(status),
         shapes=frozenset(
-            each.shape
+            shape
             for run_id, spec in status.specs.items()
             if run_id in submitted and not spec.is_lost
-            for each in (spec, *spec.others)
+            for shape in (spec.shape, *(other.shape for other in spec.others))
         ),
         notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
     )

@@ -91,16 +91,17 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
     Args:
         known_shapes: shapes that this Slurm has accepted before; they are not asked again.
     """
-    asked: dict[Shape, str | None] = {}
+    asked: dict[Shape, tuple[str | None, str | None]] = {}
     problems, notes = list(plan.problems), list(plan.notes)
     for array in plan.arrays:
         if problems or array.shape in asked or array.shape in known_shapes:
             continue
-        asked[array.shape] = None
+        asked[array.shape] = None, None
         try:
-            asked[array.shape] = estimate_start(array_script_of(plan, array))
+            asked[array.shape] = estimate_start(array_script_of(plan, array)), None
         except NoRoomError as error:
             notes.append(f"Slurm has no room for {array.hardware} now: {error}")
+            asked[array.shape] = None, notes[-1]
         except ConfigError as error:
             problems += str(error).splitlines()
         except SilentError as error:
@@ -108,10 +109,13 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
         except RefusedError as error:
             if is_of_nodes(error):
                 notes.append(f"Slurm cannot start {array.hardware} as the nodes are now: {error}")
+                asked[array.shape] = None, notes[-1]
             else:
                 problems.append(f"Slurm would refuse hardware={array.hardware}: {error}")
-    starts = tuple(asked.get(array.shape) for array in plan.arrays)
-    return dataclasses.replace(plan, problems=tuple(problems), notes=tuple(notes), starts=starts)
+                asked[array.shape] = None, problems[-1]
+    answers = {**plan.answers, **asked}
+    starts = tuple(asked.get(array.shape, (None, None))[0] for array in plan.arrays)
+    return dataclasses.replace(plan, problems=tuple(problems), notes=tuple(notes), starts=starts, answers=answers)
 
 
 def submit_plan(

@@ -274,6 +274,9 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, clues: Sequ
         yield "; ".join([*([] if run.cause is None else [run.cause]), f"Slurm's reason: {run.pending_reason}"])
     elif run.reason is not None and run.state is not RunState.COMPLETED and run.reason.upper() != run.state.value:
         yield run.reason
+    if run.rivals and not run.is_claimed:
+        listed = ", ".join(f"{job_id} ({submission.hardware})" for submission, job_id in run.rivals)
+        yield f"the first of its jobs that starts has the run; the others are {listed}"
     yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)".removeprefix("step -, ")
     paths = status.sweep.run(run.run_id)
     first_weights = read_first_weights(paths, status.faults_of(run.run_id))

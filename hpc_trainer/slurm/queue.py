@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError, UnclearError
 from hpc_trainer.slurm.commands import run_slurm
+from hpc_trainer.slurm.jobs import parse_time
 
 # A header and a mark at the end of each row: without them an empty or truncated answer would look complete.
 _END = "|end"
@@ -47,6 +48,25 @@ def read_queue() -> dict[str, QueueEntry]:
     """
     user = str(os.getuid())  # a user in a container may have no name
     return parse_queue(run_slurm(["squeue", "-a", "-r", "-u", user, "-o", _QUEUE_FORMAT], timeout_s=30.0))
+
+
+_STARTS_FORMAT = f"%i|%S{_END}"
+
+
+def read_starts(job_ids: Sequence[str]) -> dict[str, float]:
+    """Return when Slurm expects these waiting jobs to start, in seconds since the epoch; unknown starts are left out.
+
+    Args:
+        job_ids: jobs, or elements of arrays.
+
+    Raises:
+        SlurmError: squeue gives no answer, or one that is unreadable or incomplete.
+    """
+    arrays = ",".join(dict.fromkeys(map(array_of, job_ids)))
+    text = run_slurm(["squeue", "--start", "-a", "-r", "-j", arrays, "-o", _STARTS_FORMAT], timeout_s=30.0)
+    rows = (row.split("|") for row in table_rows("squeue", text, first="JOBID", num_columns=2, end=_END))
+    starts = {row[0].strip(): parse_time(row[1].strip()) for row in rows if len(row) == 2}
+    return {job_id: start for job_id in job_ids if (start := starts.get(job_id)) is not None}
 
 
 def parse_queue(text: str) -> dict[str, QueueEntry]:

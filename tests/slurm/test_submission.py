@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -212,3 +213,58 @@ def test_options_of_sbatch_reach_the_job(driver: Driver) -> None:
     refused = driver.run("plan", "cluster=testbed", "experiment=digits", "+cluster.sbatch.time=5", check=False)
     assert (refused.returncode, "Use hardware.time_limit_min" in refused.stderr) == (2, True)
     driver.run("cancel", "more")
+
+
+def _jobs_of(driver: Driver) -> dict[str, str]:
+    """Job element -> its state, of every job that Slurm still remembers."""
+    rows = driver.slurm.run("squeue", "-h", "-r", "-t", "all", "-o", "%i %T").stdout.splitlines()
+    return dict(row.split() for row in rows)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_of_two_jobs_of_a_run_that_start_in_the_same_second_one_trains(driver: Driver, count: int) -> None:
+    before = _jobs_of(driver)
+    words = (*TINY, "hardware.partition=first:main,high", f"seed=range(0,{count})", "sweep_name=both")
+    arrays = [array["job_id"] for array in driver.json("submit", *words)["arrays"]]
+    assert len(arrays) == 2
+    runs = driver.wait_for_states("both", "COMPLETED", timeout_s=800)
+    assert _starts(driver, "both") == Counter(runs.keys()), "every run once"
+    for run_id, run in runs.items():
+        (claim,) = (driver.runs / "both" / run_id).glob("claim-*.json")
+        assert run["job_id"] == json.loads(claim.read_text())["job_id"] + "_" + run["job_id"].partition("_")[2]
+    driver.slurm.wait_for(
+        lambda: not {"PENDING", "RUNNING", "COMPLETING"} & {*_jobs_of(driver).values()}, 120, "the others to leave"
+    )
+    ends = {job_id: state for job_id, state in _jobs_of(driver).items() if job_id not in before}
+    assert set(ends.values()) <= {"COMPLETED", "CANCELLED"}
+    assert driver.json("submit", *words)["submitted"] == 0
+
+
+@pytest.mark.long
+def test_the_job_that_starts_cancels_the_one_that_waits(driver: Driver) -> None:
+    """The other way round too: whichever partition is down, and with other ranks."""
+    for down, up in (("high", "main"), ("main", "high")):
+        driver.slurm.run("scontrol", "update", f"PartitionName={down}", "State=DOWN")
+        try:
+            sweep = f"down-{down}"
+            elastic = ("hardware=first:testbed_x1,testbed_x4", "parallel.elastic=true", "train.global_batch_size=64")
+            lists = ("hardware.partition=first:main,high", *(elastic if down == "main" else ()))
+            driver.json("submit", *TINY, *lists, f"sweep_name={sweep}")
+            ((run_id, run),) = driver.wait_for_states(sweep, "COMPLETED").items()
+            assert driver.seen[sweep] <= {"PENDING", "RUNNING", "COMPLETED"}
+            assert _starts(driver, sweep) == Counter([run_id])
+            job = driver.slurm.run("scontrol", "show", "job", "-o", run["job_id"]).stdout
+            assert f"Partition={up} " in job
+            driver.slurm.wait_for(lambda: "PENDING" not in _jobs_of(driver).values(), 60, "the others to be cancelled")
+        finally:
+            driver.slurm.run("scontrol", "update", f"PartitionName={down}", "State=UP")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_submit_to_two_shapes_that_was_killed_is_taken_up(driver: Driver, number: int) -> None:
+    words = (*TINY, "hardware.partition=first:main,high", "seed=0,1", f"sweep_name=killed{number}")
+    driver.run_killed_after_sbatch(number, "submit", *words)
+    driver.run("submit", *words)
+    runs = driver.wait_for_states(f"killed{number}", "COMPLETED")
+    assert _starts(driver, f"killed{number}") == Counter(runs.keys()), "every run once"

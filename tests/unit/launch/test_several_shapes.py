@@ -130,7 +130,8 @@ def test_a_run_has_a_job_on_each_shape_and_counts_once(sweep: SweepPaths, fake_s
     plan = plan_grid(grid)
     assert (plan.num_to_submit, [array.shape.gpus_per_node for array in plan.arrays]) == (2, [1, 2])
     assert plan.gpu_hours_max == 2 * 2, "two runs of an hour, on two GPUs at most"
-    submit(grid)
+    assert "2 run(s) have 4 jobs" in "".join(plan.notes)
+    assert submit_grid(grid, command_line=["x"]).num_submitted == 2
     assert [len(fake_slurm.calls("sbatch")), "--choice 1" in fake_slurm.script("102")] == [2, True]
     assert "--choice" not in fake_slurm.script("101")
     first, second = read_submissions(sweep)

@@ -1,0 +1,182 @@
+"""`plan --fit`: which of several shapes would end soonest, by Slurm's starts and the speeds of earlier runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli.show_plan import fit_json, print_fit
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.fit import Fit, duration, find_fit
+from hpc_trainer.launch.freeze import freeze_grid
+from hpc_trainer.launch.grids import plan_grid
+from hpc_trainer.record.ledger import append_spent, spent_so_far
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.slurm.queue import read_starts
+from tests.unit.launch.grids import submit
+from tests.unit.record.sweeps import SweepOnDisk
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+WORDS = ("cluster=slurm", "experiment=digits", "train.num_steps=1000", "train.eval_every_steps=20")
+SHAPES = ("hardware=gpu_x1,gpu_x2",)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "runs"
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(folder))
+    return folder
+
+
+def _starts(fake: FakeSlurm, **after_s: float) -> dict[str, float]:
+    """sbatch --test-only answers by the GPUs that a script asks for: `one=60` starts it in a minute."""
+    now = int(time.time())
+    starts = {gpus: now + after_s[gpus] for gpus in after_s}
+    lines = "\n".join(
+        f'*"gpus-per-node={number}"*) at={time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(starts[name]))} ;;'
+        for name, number in (("one", 1), ("two", 2))
+        if name in starts
+    )
+    script = fake.bin / "sbatch"
+    script.write_text(
+        script.read_text().replace(
+            'if [ "$name" = test-only ]; then\n    echo',
+            f'if [ "$name" = test-only ]; then\n case "$(cat)" in {lines}\n *) exit 0 ;; esac\n'
+            '    echo "sbatch: Job 1 to start at $at using 1 processors on nodes n1 in partition main" >&2\n'
+            "    exit 0\n    echo",
+        )
+    )
+    return starts
+
+
+def _measured(
+    runs: Path, name: str, spec: RunSpec, *, step_s: float, start_s: float = 20.0, save_s: float | None = 4.0
+) -> None:
+    """An earlier run of `spec` that did 100 steps."""
+    sweep = SweepOnDisk(runs / name, [spec])
+    sweep.submit()
+    sweep.start()
+    sweep.beat(step=100)
+    beat = json.loads(sweep.run().heartbeat.read_text())
+    sweep.run().heartbeat.write_text(json.dumps(beat | ({} if save_s is None else {"save_s": save_s})))
+    # An evaluation a second long at each 20th step, which a step's share below has to count with 0.05 s.
+    step_s -= 0.05 if spec.config["train"]["eval_every_steps"] == 20 else 0.0
+    seconds = [("imports", start_s), ("step", 90 * step_s), ("data_wait", 10 * step_s), ("evaluation", 5.0)]
+    append_spent(sweep.run(), 0, 100, spent_so_far(seconds, steps_done=100))
+
+
+def _spec(*words: str) -> RunSpec:
+    (spec,) = freeze_grid([*WORDS, *words]).specs
+    return spec
+
+
+def _fit(runs: Path, *words: str) -> Fit:
+    return find_fit(plan_grid(freeze_grid([*WORDS, *words])), runs)
+
+
+def test_a_later_start_that_ends_sooner_is_best_and_a_line_says_why(
+    runs: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = _starts(fake_slurm, one=0, two=600)
+    # Measured with another seed, learning rate and length: none of these changes how long a step takes.
+    _measured(runs, "one", _spec("hardware=gpu_x1", "seed=5", "optim.lr=0.5", "train.num_steps=100"), step_s=3.0)
+    _measured(runs, "two", _spec("hardware=gpu_x2"), step_s=1.0)
+    fake_slurm.forget_calls()
+    fit = _fit(runs, *SHAPES, "sweep_name=new")
+    best, second = fit.candidates
+    assert (best.hardware, best.segments, fit.by_end) == ("gpu_x2", 1, True)
+    assert best.end == pytest.approx(starts["two"] + 20 + 1000 * 1.0 + 4)
+    assert second.end == pytest.approx(starts["one"] + 20 + 1000 * 3.0 + 4)
+    assert re.fullmatch(
+        r"gpu_x2 ends soonest, (at|on) .*: it starts (at|on) .* and needs 17 min for 1000 steps of 1 s, by two/\S+; "
+        r"gpu_x1 is 23 min later\.",
+        fit.why,
+    ), fit.why
+    calls = fake_slurm.calls("test-only") + [call for call in fake_slurm.calls("squeue") if "--start" in call]
+    assert len(calls) == 2, "one for each candidate"
+    print_fit(fit)
+    shown = capsys.readouterr().out
+    assert shown.index("gpu_x2") < shown.index("gpu_x1")
+    assert fit_json(fit)["candidates"][0]["speed"]["step_s"] == pytest.approx(1.0)
+
+
+def test_a_list_is_compared_too(runs: Path, fake_slurm: FakeSlurm) -> None:
+    _starts(fake_slurm, one=300, two=0)
+    fit = _fit(runs, "hardware=first:gpu_x1,gpu_x2", "parallel.elastic=true")
+    assert [candidate.hardware for candidate in fit.candidates] == ["gpu_x2", "gpu_x1"]
+
+
+def test_without_a_speed_starts_are_compared_and_it_says_so(runs: Path, fake_slurm: FakeSlurm) -> None:
+    _starts(fake_slurm, one=0, two=600)
+    _measured(runs, "two", _spec("hardware=gpu_x2"), step_s=0.001)
+    _measured(runs, "other", _spec("hardware=gpu_x1", "model=mlp"), step_s=0.001)
+    fit = _fit(runs, *SHAPES)
+    assert ([candidate.hardware for candidate in fit.candidates], fit.by_end) == (["gpu_x1", "gpu_x2"], False)
+    assert fit.why == (
+        "gpu_x1 starts soonest, now; gpu_x2 is 10 min later. Ends are not compared: the speed on gpu_x1 is not known, "
+        "as no run of this training has been measured there."
+    )
+
+
+def test_a_run_longer_than_the_limit_is_planned_in_attempts(runs: Path, fake_slurm: FakeSlurm) -> None:
+    _starts(fake_slurm, one=0, two=0)
+    _measured(runs, "one", _spec("hardware=gpu_x1"), step_s=10.0, start_s=36.0, save_s=24.0)
+    fit = _fit(runs, "hardware=gpu_x1", "hardware.time_limit_min=60", "sweep_name=new")
+    (only,) = fit.candidates
+    # Of 3600 s: 120 s of warning, 60 s by which it may come early, 36 s to start, 24 s to save: 3360 s for 10,000 s.
+    assert (only.segments, only.duration_s) == (3, pytest.approx(10_000 + 3 * 60))
+    assert "in 3 attempts of at most 60 min, whose 2 wait(s) in the queue are not counted" in fit.why
+    (short,) = _fit(runs, "hardware=gpu_x1", "hardware.time_limit_min=1", "sweep_name=new").candidates
+    assert (short.end, "leaves no time between a start and a save" in str(short.note)) == (None, True)
+
+
+def test_what_is_not_known_of_a_segment_is_said(runs: Path, fake_slurm: FakeSlurm) -> None:
+    _starts(fake_slurm, one=0)
+    _measured(runs, "one", _spec("hardware=gpu_x1"), step_s=1.0, save_s=None)
+    assert "(the time to save is not known, and not counted)" in _fit(runs, "hardware=gpu_x1", "sweep_name=new").why
+
+
+def test_an_interrupted_run_has_fewer_steps_left_and_a_waiting_one_its_expected_start(
+    runs: Path, fake_slurm: FakeSlurm
+) -> None:
+    grid = freeze_grid([*WORDS, "hardware=gpu_x1", "sweep_name=sweep", "seed=0,1"])
+    submit(grid)
+    start = int(time.time()) + 900
+    fake_slurm.forget_calls()
+    script = fake_slurm.bin / "squeue"
+    answer = (
+        f'case "$*" in *--start*) printf "JOBID|START_TIME|end\\n101_0|{start}|end\\n101_1|N/A|end\\n"; exit ;; esac\n'
+    )
+    script.write_text(script.read_text().replace('\necho "JOBID', f'\n{answer}echo "JOBID', 1))
+    fit = find_fit(plan_grid(grid), runs)
+    assert [(job.job_id, job.start) for job in fit.waiting] == [("101_0", start), ("101_1", None)]
+    assert fit.candidates == ()
+    assert len([call for call in fake_slurm.calls("squeue") if "--start" in call]) == 1, "for all of them"
+    assert read_starts(["101_0"]) == {"101_0": start}
+
+
+def test_a_shape_that_cannot_run_is_last_and_says_why(runs: Path, fake_slurm: FakeSlurm) -> None:
+    _starts(fake_slurm, one=0, two=0)
+    fake_slurm.answer("scontrol", "PartitionName=main Default=YES MaxTime=01:00:00 TotalNodes=1\n")
+    fake_slurm.forget_calls()
+    best, other = _fit(runs, "hardware=gpu_x1", "hardware.partition=first:maln,main").candidates
+    assert (best.shape.partition, best.note, other.start) == ("main", None, None)
+    assert "Did you mean main?" in str(other.note)
+    assert len(fake_slurm.calls("test-only")) == 1, "sbatch is asked about what it could accept"
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_without_slurm_it_is_refused(runs: Path) -> None:
+    with pytest.raises(ConfigError, match="choose a cluster"):
+        find_fit(plan_grid(freeze_grid(["experiment=digits"])), runs)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(40, "40 s"), (720, "12 min"), (18_720, "5 h 12 min"), (273_600, "3 d 4 h"), (59.6, "60 s")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
