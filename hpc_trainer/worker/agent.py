@@ -91,7 +91,7 @@ def _launch(words: Sequence[str]) -> int:
         # It warns that it handles no signals in this thread, which is what the thread is for.
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
         try:
-            torchrun(parse_args(list(words)))
+            torchrun(parse_args(list(words)))  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
             _, failure = error.get_first_failure()
             code = int(failure.exitcode)
