@@ -62,7 +62,7 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
         if arguments.torchrun is not None:
             from hpc_trainer.worker.agent import run_agent
 
-            config = read_spec(sweep, run_id).typed()
+            config = read_spec(sweep, run_id).on(arguments.choice).typed()
             set_umask(config.paths.group_readable)
             return run_agent(config, sweep.run(run_id), read_rank_env(), stop, arguments.torchrun)
         job = _Job(uuid=arguments.array, choice=arguments.choice)
