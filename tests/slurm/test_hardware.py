@@ -13,7 +13,10 @@ from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import ACCOUNT
 
-TINY = ("experiment=digits", "train.num_steps=40", "train.eval_every_steps=0", "hardware.device=cpu")  # pretend GPUs
+TINY = (
+    "experiment=digits", "model=mlp", "train.num_steps=12", "schedule.warmup_steps=2", "train.eval_every_steps=0",
+    "hardware.device=cpu",  # pretend GPUs
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -30,10 +33,7 @@ def test_what_was_discovered_plans_and_runs(
     ]  # fmt: skip
     cluster, one, whole, preempted, _ = found["files"]
     facts = " ".join(cluster["comments"])
-    assert ("elements" in facts, f"may have {21 if variant == 'smallarray' else 1001} elements" in facts) == (
-        True,
-        True,
-    )
+    assert f"An array may have {21 if variant == 'smallarray' else 1001} elements." in facts
     mode = "CANCEL" if variant == "cancel" else "REQUEUE"
     assert f"Jobs here may be preempted: {mode} after 20 s." in preempted["comments"]
     assert (one["values"]["cpus_per_gpu"], one["values"]["mem_gb_per_gpu"]) == (2, 1.95)
