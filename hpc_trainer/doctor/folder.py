@@ -23,7 +23,7 @@ from hpc_trainer.runtime.disk_room import QuotaWatch, Room
 from hpc_trainer.runtime.start import start_words
 
 _PROBE = "hpc_trainer.doctor.folder_probe"
-_START_S, _SILENCE_S, _LONGEST_S = 6.0, 4.0, 60.0
+_START_S, _SILENCE_S, _LONGEST_S = 6.0, 6.0, 60.0
 """Seconds until the probe's first line, between its lines, and at most where no core is free."""
 _QUOTA_TIMEOUT_S = 2.0
 _LEAST_BYTES, _LEAST_FILES = 5 * 2**30, 10_000

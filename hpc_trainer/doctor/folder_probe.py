@@ -30,7 +30,7 @@ from hpc_trainer.record.reading import cache_age_s, check_place, mount_of, retry
 from hpc_trainer.record.states import CANCEL, DONE
 from hpc_trainer.runtime.disk_room import free_room
 
-ROUNDS = 20
+ROUNDS = 8
 """Times that both processes try the same act."""
 _WRITTEN = 1 << 20
 _MOST_SWEEPS = 50

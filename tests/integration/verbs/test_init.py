@@ -43,6 +43,7 @@ def test_a_new_project_plans_and_trains(local: LocalDriver, project: Path) -> No
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)  # 50 s of CPU
 def test_the_tests_of_a_new_project_pass(local: LocalDriver, project: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],

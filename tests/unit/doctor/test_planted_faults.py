@@ -179,6 +179,12 @@ def test_a_machine_without_a_loopback_is_named() -> None:
 # --- the folder of sweeps ---
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the played file server, a process beside others, time on a busy machine."""
+    monkeypatch.setattr("hpc_trainer.doctor.folder._SILENCE_S", 60.0)
+
+
 def folder(runs_dir: Path, purge_days: int | None = None) -> Iterator[Finding]:
     return folder_findings(runs_dir, purge_days)
 
@@ -225,6 +231,7 @@ def test_a_folder_that_is_read_only_is_named(mounted: Callable[[str], Path]) -> 
 
 
 @needs_fuse
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["lustre", pytest.param("nfs60", marks=pytest.mark.long)])
 def test_locks_that_a_file_system_refuses_are_named(kind: str, tmp_path: Path) -> None:
     settings = {**CALM, "locks": "refused", "lock_errno": 38}
@@ -237,6 +244,7 @@ def test_locks_that_a_file_system_refuses_are_named(kind: str, tmp_path: Path) -
 
 
 @needs_fuse
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["nfs4", *(pytest.param(name, marks=pytest.mark.long) for name in ("nfs3", "nfs60"))])
 def test_nothing_is_wrong_with_nfs(kind: str, tmp_path: Path) -> None:
     with Share(tmp_path / "share", kind, settings=CALM) as share:
@@ -244,6 +252,7 @@ def test_nothing_is_wrong_with_nfs(kind: str, tmp_path: Path) -> None:
 
 
 @needs_fuse
+@pytest.mark.usefixtures("patient")
 def test_a_server_whose_clock_is_wrong_is_named(tmp_path: Path) -> None:
     with Share(tmp_path / "share", "nfs4", settings=CALM, clock_s=300.0) as share:
         finding = the_only(folder(share.client("login").mountpoint), "clock", "300 s ahead", "NTP")
