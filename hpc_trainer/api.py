@@ -63,8 +63,8 @@ def submit(
         SlurmError: Slurm does not answer.
     """
     grid = _frozen(overrides, config_dirs, trust, app, extend=extend)
-    words = ["hpc_trainer.submit", *overrides, *(() if app is None else (f"app={app}",))]
-    return submit_grid(grid, retry_failed=retry_failed, fresh=fresh, command_line=words)
+    command_line = ["hpc_trainer.submit", *overrides, *(() if app is None else (f"app={app}",))]
+    return submit_grid(grid, retry_failed=retry_failed, fresh=fresh, command_line=command_line)
 
 
 def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir: Path | None = None) -> SyncResult:

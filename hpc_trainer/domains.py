@@ -16,6 +16,9 @@ DOMAINS = (
     "observe",
     "verify",
     "data",
+    "doctor",
+    "init_project",
+    "hardware",
 )
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 
@@ -34,7 +37,7 @@ HOOKS = {
     "live_figures": "figures of a running run for `status --watch` (cli/live.py)",
     "data_sets": "dataclass of a choice of `data=` (config/store.py; the methods are those of schema/data.py)",
 }
-"""What a domain may contribute to, and where the core describes and calls it."""
+"""Hooks to which a domain may contribute, each with the file that describes and calls it."""
 
 
 @functools.cache

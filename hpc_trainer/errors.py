@@ -193,16 +193,16 @@ class LowGoodputError(NoProgressError):
     """Attempts, ended by time limits, that spent less than `cluster.min_goodput` of their time on training."""
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Return `Did you mean NAME? ` with the nearest of `known`, ignoring case; an empty string if none is near."""
+def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
+    """Return `Did you mean NAME? ` with the nearest of `choices`, ignoring case; an empty string if none is near."""
     import difflib  # late: every command and rank imports this module, and few make a mistake
 
-    names = {name.lower(): name for name in known}
+    names = {name.lower(): name for name in choices}
     close = difflib.get_close_matches(wrong.lower(), names, n=1)
     return f"Did you mean {names[close[0]]}? " if close else ""
 
 
-def valid(wrong: str, known: Iterable[str]) -> str:
+def valid(wrong: str, choices: Iterable[str]) -> str:
     """Return the legal choices for `wrong` as a message, the nearest first: `Did you mean b? Valid: a, b.`."""
-    names = list(known)
+    names = list(choices)
     return f"{did_you_mean(wrong, names)}Valid: {', '.join(names)}."

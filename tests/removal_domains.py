@@ -26,6 +26,9 @@ VERBS = {
     "observe": ("advise", "profile"),
     "verify": ("verify", "find-lr"),
     "data": ("data",),
+    "doctor": ("doctor",),
+    "init_project": ("init",),
+    "hardware": ("hardware",),
 }
 """Verbs that go with each domain."""
 FILES = {

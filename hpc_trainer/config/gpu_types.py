@@ -92,8 +92,8 @@ def peak_tflops(name: str | None, dtype: str) -> float | None:
     key = _key_of(name)
     if key is None:
         return None
-    words = _plain(name or "").split("_")
-    boards = (_BOARDS.get(f"{key}_{word}") for word in ("pcie", "nvl") if word in words)
+    name_parts = _plain(name or "").split("_")
+    boards = (_BOARDS.get(f"{key}_{word}") for word in ("pcie", "nvl") if word in name_parts)
     peaks = next(filter(None, boards), _TYPES[key].peaks)
     if peaks is None:
         return None
@@ -108,7 +108,9 @@ def _plain(name: str) -> str:
 def _key_of(name: str | None) -> str | None:
     if name is None or "mig" in name.lower() or re.search(r"\d+g\.\d+gb", name.lower()):
         return None
-    words = _plain(name).removeprefix("nvidia_").removeprefix("tesla_").removeprefix("geforce_").replace("rtx_a", "a")
-    words = re.sub(r"^rtx_?(\d{4})_?(ti)?", r"rtx_\1\2", words)
-    matches = [key for key in _TYPES if words == key or words.startswith(f"{key}_")]
+    plain_name = (
+        _plain(name).removeprefix("nvidia_").removeprefix("tesla_").removeprefix("geforce_").replace("rtx_a", "a")
+    )
+    plain_name = re.sub(r"^rtx_?(\d{4})_?(ti)?", r"rtx_\1\2", plain_name)
+    matches = [key for key in _TYPES if plain_name == key or plain_name.startswith(f"{key}_")]
     return max(matches, key=len) if matches else None

@@ -47,7 +47,7 @@ _SECRET_VALUE = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|ASI
 _NO_SECRET = re.compile(r"|[-+]?[\d.]+(?:e[-+]?\d+)?|true|false|null|none|yes|no|\.?/.*|~/.*", re.IGNORECASE)
 # Keys of `hardware` that count for a run that may resume with another number of ranks. Another type of GPU rounds
 # differently.
-_OF_ANY_WORLD = ("device", "gpu_type")
+_OF_ANY_WORLD = ("device", "gpu_type", "gpu_types")
 # The digest is computed from this text: keys sorted, no spaces. A change gives every run another name.
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _NOTHING = _text({})
@@ -111,9 +111,10 @@ def _any_hardware_text(name: str, hardware: Mapping[str, Any]) -> str:
     device = hardware["device"]
     if device == "auto":
         device = "cuda" if hardware["gpus_per_node"] else "cpu"
-    return _section_text(
-        name, {key: value for key, value in hardware.items() if key in _OF_ANY_WORLD} | {"device": device}
-    )
+    counted = {key: value for key, value in hardware.items() if key in _OF_ANY_WORLD} | {"device": device}
+    if counted.get("gpu_types"):  # the run may start on any of them
+        counted["gpu_type"] = None
+    return _section_text(name, counted)
 
 
 def _any_train_text(name: str, train: Mapping[str, Any]) -> str:

@@ -54,7 +54,7 @@ BUT_SEED = tuple(name for name in ROOT_KEYS if name != "seed")
 _LATER = frozenset(
     name for name in VARIANTS if (own := declared(TrainConfig, name)) is not None and own.identity is ONCE_SET
 )
-"""Groups that older specs lack; such a spec means the default."""
+"""Groups that older specs lack; for such a spec, they have their defaults."""
 
 
 def to_typed(composed: DictConfig) -> TrainConfig:

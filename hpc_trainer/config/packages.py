@@ -58,7 +58,7 @@ def optional(module: str, what: str) -> Any:
 
 
 def import_torchao() -> None:
-    """Import torchao's tensors and operations without what it logs of other machines' libraries.
+    """Import torchao's tensors and operations, without its log lines about libraries of other machines.
 
     Where Python keeps no bytecode of torchao yet, compiling torchao warns of its invalid escapes (0.18): an error under
     `-W error`.

@@ -153,25 +153,25 @@ def shell_words(command: str) -> list[str]:
     return [word for word in _RAW_WORD.findall(command) if word in _OF_A_SHELL]
 
 
-def script_files(words: Sequence[str]) -> list[str]:
+def script_files(arguments: Sequence[str]) -> list[str]:
     """Return the words that name files which the command runs: the first word, if it is a path, and scripts."""
-    text = place_of_text(words)
-    plain = [word for place, word in enumerate(words) if place != text and not any(mark in word for mark in "{}")]
-    first = [word for word in words[:1] if "/" in word and word in plain]
+    text = place_of_text(arguments)
+    plain = [word for place, word in enumerate(arguments) if place != text and not any(mark in word for mark in "{}")]
+    first = [word for word in arguments[:1] if "/" in word and word in plain]
     return list(dict.fromkeys([*first, *(word for word in plain if word.endswith(SCRIPTS))]))
 
 
-def shell_files(words: Sequence[str]) -> list[str]:
+def shell_files(arguments: Sequence[str]) -> list[str]:
     """Return the scripts that the text of `sh -c` runs. The text may create them itself, so they need not exist."""
-    place = place_of_text(words)
-    return [] if place is None else list(dict.fromkeys(name for _, _, name in runs_of(words[place]).scripts))
+    place = place_of_text(arguments)
+    return [] if place is None else list(dict.fromkeys(name for _, _, name in runs_of(arguments[place]).scripts))
 
 
-def module_names(words: Sequence[str]) -> list[str]:
+def module_names(arguments: Sequence[str]) -> list[str]:
     """Return the names of modules that Python runs, which follow `-m`."""
-    place = place_of_text(words)
-    inside = [] if place is None else runs_of(words[place]).modules
-    return [*(after for word, after in itertools.pairwise(words) if word == "-m" and "{" not in after), *inside]
+    place = place_of_text(arguments)
+    inside = [] if place is None else runs_of(arguments[place]).modules
+    return [*(after for word, after in itertools.pairwise(arguments) if word == "-m" and "{" not in after), *inside]
 
 
 def program_name(command: str) -> str:
@@ -179,14 +179,16 @@ def program_name(command: str) -> str:
 
     It is `train` for `torchrun --nproc-per-node 2 train.py`, and `fit` for `python -m my.fit`.
     """
-    words = shlex.split(resumed(command, lambda _: False))
-    text = place_of_text(words)
-    inside = [] if text is None else runs_of(words[text]).names()
+    arguments = shlex.split(resumed(command, lambda _: False))
+    text = place_of_text(arguments)
+    inside = [] if text is None else runs_of(arguments[text]).names()
     if inside:
         return inside[0]
-    scripts = [word for place, word in enumerate(words) if place != text and word.endswith(SCRIPTS) and "{" not in word]
-    named = [Path(script).stem for script in scripts] or [name.rpartition(".")[2] for name in module_names(words)]
-    return (named or [Path(words[0]).stem])[0]
+    scripts = [
+        word for place, word in enumerate(arguments) if place != text and word.endswith(SCRIPTS) and "{" not in word
+    ]
+    named = [Path(script).stem for script in scripts] or [name.rpartition(".")[2] for name in module_names(arguments)]
+    return (named or [Path(arguments[0]).stem])[0]
 
 
 def is_of_shell(command: str) -> bool:
@@ -195,7 +197,7 @@ def is_of_shell(command: str) -> bool:
 
 
 def is_of_run(folder: str | None) -> bool:
-    """Return True if `train.command_dir` is a folder of each run's own: `{run.dir}`, or `run` if there is no ./run."""
+    """Return True if each run has its own `train.command_dir`: `{run.dir}`, or `run` if there is no ./run."""
     return folder is not None and ("{run." in folder or (folder == OWN_FOLDER and not is_folder(Path(folder))))
 
 
@@ -242,7 +244,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
         )
     yield from script_words.argument_problem("train.command", command)
     try:
-        words, names = split_command(command), list(placeholders(command))
+        arguments, names = split_command(command), list(placeholders(command))
         first = shlex.split(resumed(command, lambda _: False))[:1]
     except ValueError as error:
         yield (
@@ -275,8 +277,8 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
             f"train.command: {word} is shell syntax, but no shell reads the command. Write "
             f"sh -c {shlex.quote(command)}."
         )
-    yield from _no_program(config, words[0], folder)
-    for name in script_files(words):
+    yield from _no_program(config, arguments[0], folder)
+    for name in script_files(arguments):
         if not is_file(folder / name):
             yield (
                 f"train.command runs {name}, and {folder.absolute()} has no such file. Submit from the folder that it "
@@ -400,18 +402,18 @@ class ShellRuns:
         return [*(PurePath(word).stem for word in scripts), *(module.rpartition(".")[2] for module in self.modules)]
 
 
-def place_of_text(words: Sequence[str]) -> int | None:
+def place_of_text(arguments: Sequence[str]) -> int | None:
     """Return the index of the word that a shell reads as its commands, after `sh -c`; None if there is none."""
-    for place, word in enumerate(words):
+    for place, word in enumerate(arguments):
         if PurePath(word).name not in _SHELLS:
             continue
         rest = place + 1
         is_text = False
-        while rest < len(words) and words[rest][:1] in "-+" and len(words[rest]) > 1:
-            is_text = is_text or _OPTION_C.fullmatch(words[rest]) is not None
-            takes_name = words[rest].endswith("o") and not words[rest].startswith("--")
+        while rest < len(arguments) and arguments[rest][:1] in "-+" and len(arguments[rest]) > 1:
+            is_text = is_text or _OPTION_C.fullmatch(arguments[rest]) is not None
+            takes_name = arguments[rest].endswith("o") and not arguments[rest].startswith("--")
             rest += 2 if takes_name else 1
-        if is_text and rest < len(words):
+        if is_text and rest < len(arguments):
             return rest
     return None
 
@@ -421,21 +423,21 @@ def runs_of(text: str) -> ShellRuns:
     runs = ShellRuns()
     has_moved = False
     for command in _commands(text):
-        words = [(begin, end, _plain(raw), raw) for begin, end, raw in command]
-        while words and (_ASSIGNMENT.match(words[0][3]) or words[0][3] in _BEFORE_COMMANDS):
-            words = words[1:]
-        if not words:
+        parts = [(begin, end, _plain(raw), raw) for begin, end, raw in command]
+        while parts and (_ASSIGNMENT.match(parts[0][3]) or parts[0][3] in _BEFORE_COMMANDS):
+            parts = parts[1:]
+        if not parts:
             continue
-        name = PurePath(words[0][2] or "").name
-        is_script = "/" in words[0][3] and words[0][3].endswith(SCRIPTS)
+        name = PurePath(parts[0][2] or "").name
+        is_script = "/" in parts[0][3] and parts[0][3].endswith(SCRIPTS)
         if not is_script and not (PYTHON.fullmatch(name) or name in _RUNNERS):
             has_moved = has_moved or name in _MOVES
             continue
-        for place, (begin, end, plain, raw) in enumerate(words):
-            if raw == "-m" and place and place + 1 < len(words) and words[place + 1][2]:
-                runs.modules.append(words[place + 1][2] or "")
-                if PYTHON.fullmatch(PurePath(words[place - 1][2] or "").name):
-                    runs.pythons.append(words[place - 1][1])
+        for place, (begin, end, plain, raw) in enumerate(parts):
+            if raw == "-m" and place and place + 1 < len(parts) and parts[place + 1][2]:
+                runs.modules.append(parts[place + 1][2] or "")
+                if PYTHON.fullmatch(PurePath(parts[place - 1][2] or "").name):
+                    runs.pythons.append(parts[place - 1][1])
                 break
             if (plain or raw.strip("'\"")).endswith(SCRIPTS):
                 if plain is None or (has_moved and not plain.startswith("/")):
@@ -453,19 +455,19 @@ def plain_words(text: str) -> list[str]:
 
 def _commands(text: str) -> Iterator[list[tuple[int, int, str]]]:
     """Yield the words of each simple command with their places, without redirections."""
-    words: list[tuple[int, int, str]] = []
+    tokens: list[tuple[int, int, str]] = []
     is_goal = False
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "word":
             if not is_goal:
-                words.append((token.start(), token.end(), token[0]))
+                tokens.append((token.start(), token.end(), token[0]))
             is_goal = False
         elif token.lastgroup == "redirect":
             is_goal = True
         elif token.lastgroup == "end":
-            yield words
-            words, is_goal = [], False
-    yield words
+            yield tokens
+            tokens, is_goal = [], False
+    yield tokens
 
 
 def _plain(raw: str) -> str | None:

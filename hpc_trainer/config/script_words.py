@@ -140,11 +140,11 @@ def python_problem(python: str) -> Iterator[str]:
         )
         return
     try:
-        words = shlex.split(python)
+        arguments = shlex.split(python)
     except ValueError as error:
         yield f"{what}: {error}. Quote it as a shell would, or use python."
         return
-    if not words or not words[0] or words[0].startswith("-"):
+    if not arguments or not arguments[0] or arguments[0].startswith("-"):
         yield f"{what} must begin with a program. Use python, or null for the one that submits."
 
 

@@ -71,12 +71,12 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def is_file(path: Path) -> bool:
-    """Return True for a file that can be seen from here."""
+    """Return True if `path` is a file that this process can see; raise nothing."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_folder(path: Path) -> bool:
-    """Return True for a folder that can be seen from here."""
+    """Return True if `path` is a folder that this process can see; raise nothing."""
     return os.path.isdir(path)  # noqa: PTH112
 
 

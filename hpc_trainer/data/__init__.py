@@ -24,4 +24,4 @@ CONTRIBUTES = {
     ),
     "verbs": ("hpc_trainer.data.commands:verbs",),
 }
-"""What this domain contributes to the hooks of the core (hpc_trainer/domains.py)."""
+"""Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -127,7 +127,7 @@ def check(
             _read_as_run(config, split, task)
         except (HpcTrainerError, OSError) as error:  # noqa: PERF203
             problems.add(split, Problem(f"data={config.data.name}", str(error)))
-    total = sum(len(_rows(each, sample)) for each in sets.values())
+    total = sum(len(_rows(dataset, sample)) for dataset in sets.values())
     done = 0
     for split, dataset in sets.items():
         if sample is None:

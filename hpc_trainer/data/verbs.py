@@ -1,4 +1,4 @@
-"""The verbs of `hpc-trainer data`: what they ask, and what they print. No torch: a process of its own reads samples."""
+"""The verbs of `hpc-trainer data`, and their output. No torch: a separate process reads samples."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ class How:
 
 def run_prepare_images(source: Path, to: Path, options: ImageOptions, how: How) -> None:
     """Prepare pictures, on this machine or on Slurm."""
-    words = [str(source.absolute()), "--to", str(to.absolute()), *_words(options)]
-    _prepare("images", words, to, how, partial(prepare_images, source, to, options))
+    arguments = [str(source.absolute()), "--to", str(to.absolute()), *_words(options)]
+    _prepare("images", arguments, to, how, partial(prepare_images, source, to, options))
 
 
 def run_prepare_tokens(sources: Sequence[str], to: Path, options: TokenOptions, how: How) -> None:
     """Prepare texts, on this machine or on Slurm."""
-    words = [*(str(Path(source).absolute()) for source in sources), "--to", str(to.absolute()), *_words(options)]
-    _prepare("tokens", words, to, how, partial(prepare_tokens, sources, to, options))
+    arguments = [*(str(Path(source).absolute()) for source in sources), "--to", str(to.absolute()), *_words(options)]
+    _prepare("tokens", arguments, to, how, partial(prepare_tokens, sources, to, options))
 
 
 def run_index(folder: Path, *, as_json: bool) -> None:
@@ -184,9 +184,9 @@ def _data_of(given: Given, verb: str, *neutral: str) -> RunSpec:
     from hpc_trainer.cli.grid_verbs import freeze_here
 
     named = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in given.overrides or ()}
-    words = ["model=custom", "model._target_=torch.nn.Identity", *neutral] if "experiment" not in named else []
+    defaults = ["model=custom", "model._target_=torch.nn.Identity", *neutral] if "experiment" not in named else []
     here = given.here(verb)
-    kept = [word for word in words if word.partition("=")[0].partition(".")[0] not in named]
+    kept = [word for word in defaults if word.partition("=")[0].partition(".")[0] not in named]
     grid = freeze_here(dataclasses.replace(here, overrides=[*(here.overrides or ()), *kept]))
     spec = only_point(grid, f"{verb} takes", "Choose one point.")
     if spec.is_own_loop:
@@ -194,58 +194,60 @@ def _data_of(given: Given, verb: str, *neutral: str) -> RunSpec:
     return spec
 
 
-def _show_checked(found: Checked) -> None:
-    for split, numbers in found.splits.items():
+def _show_checked(checked: Checked) -> None:
+    for split, numbers in checked.splits.items():
         if numbers["samples"] is None:
             print(f"{split}: a stream, which has no samples by number; it was not read")
         else:
             print(f"{split}: {numbers['read']:,} of {numbers['samples']:,} samples read")
-    for problem in found.problems[:_PROBLEMS_SHOWN]:
+    for problem in checked.problems[:_PROBLEMS_SHOWN]:
         place = problem["file"] if problem["offset"] is None else f"{problem['file']} at byte {problem['offset']}"
         say(f"{place}: {problem['cause']}")
-    if found.num_problems > _PROBLEMS_SHOWN:
-        print(f".. and {found.num_problems - _PROBLEMS_SHOWN:,} more; --json has the first 1,000")
-    if found.duplicates["num"]:
-        row, other = found.duplicates["pairs"][0]
+    if checked.num_problems > _PROBLEMS_SHOWN:
+        print(f".. and {checked.num_problems - _PROBLEMS_SHOWN:,} more; --json has the first 1,000")
+    if checked.duplicates["num"]:
+        row, other = checked.duplicates["pairs"][0]
         print(
-            f"Note: {found.duplicates['num']:,} sample(s) of eval have the inputs of one of train. The first: {other} "
-            f"of eval, {row} of train. What is measured on them was trained on."
+            f"Note: {checked.duplicates['num']:,} sample(s) of eval have the inputs of one of train. The first: "
+            f"{other} of eval, {row} of train. What is measured on them was trained on."
         )
-    print(f"{found.num_problems:,} problem(s)" if found.num_problems else "No problems.")
+    print(f"{checked.num_problems:,} problem(s)" if checked.num_problems else "No problems.")
 
 
-def _show_measured(found: Measured, step_ms: float | None, enough: int | None) -> None:
+def _show_measured(measured: Measured, step_ms: float | None, enough: int | None) -> None:
     print_table(
         ["WORKERS", "SAMPLES/S", "MS A BATCH", "MB/S", "FIRST BATCH"],
         [
             [str(row.num_workers), short_number(row.samples_per_s), f"{row.batch_ms:.3g}", short_number(row.mb_per_s),
-             f"{row.first_batch_s:.2g}s"] for row in found.rows
+             f"{row.first_batch_s:.2g}s"] for row in measured.rows
         ],
     )  # fmt: skip
     cores = len(os.sched_getaffinity(0))
-    print(f"Batches of {found.batch_size} samples, {found.num_samples:,} in all; {cores} cores here.")
-    if found.shares:
-        print("Of a sample's time: " + ", ".join(f"{share:.0%} {name}" for name, share in found.shares.items()))
+    print(f"Batches of {measured.batch_size} samples, {measured.num_samples:,} in all; {cores} cores here.")
+    if measured.shares:
+        print("Of a sample's time: " + ", ".join(f"{share:.0%} {name}" for name, share in measured.shares.items()))
     if step_ms is None:
         return
     if enough is not None:
         print(f"A step of {step_ms:g} ms waits for no batch with data.num_workers={enough}.")
         return
-    best = min(found.rows, key=lambda row: row.batch_ms)
+    best = min(measured.rows, key=lambda row: row.batch_ms)
     print(
         f"A step of {step_ms:g} ms waits in each case: with {best.num_workers} process(es) a batch takes "
         f"{best.batch_ms:.3g} ms. Try more of them, smaller pictures, or data prepare."
     )
 
 
-def _prepare(kind: str, words: list[str], to: Path, how: How, prepare: Callable[[Settings, Tell], Prepared]) -> None:
+def _prepare(
+    kind: str, arguments: list[str], to: Path, how: How, prepare: Callable[[Settings, Tell], Prepared]
+) -> None:
     began = time.monotonic()
     if how.slurm is not None:
         if how.part is not None:
             raise ConfigError(f"--part={how.part} is for one job, and --slurm gives each of its own. Keep one of them.")
         done = prepare(dataclasses.replace(how.settings, plan_only=True), lambda *_: None)
         if not done.is_whole:
-            _submit_parts(kind, words, to, how)
+            _submit_parts(kind, arguments, to, how)
             return
     else:
         with ended_by_signals(), _bar(_UNITS[kind], quiet=how.as_json) as tell:
@@ -264,15 +266,15 @@ def _show(done: Prepared) -> None:
         )
         return
     for part, counts in done.counts.items():
-        told = ", ".join(
+        text = ", ".join(
             f"{short_number(count)}{'B' if what == 'bytes' else f' {what}'}" for what, count in counts.items()
         )
-        print(f"{part}: {told}")
+        print(f"{part}: {text}")
     if done.num_broken:
         print(f"Left out: {done.num_broken} that cannot be read, see {Path(done.folder) / BROKEN}")
     what = f"{done.num_made} of {done.num_pieces} pieces made now" if done.num_made else "all was there already"
     print(f"Folder: {done.folder} ({what})")
-    print_next(f"train {_MODELS[done.words[0]]} {shlex.join(done.words)}")
+    print_next(f"train {_MODELS[done.overrides[0]]} {shlex.join(done.overrides)}")
 
 
 def _num_processes(workers: int | None) -> int:
@@ -302,7 +304,7 @@ def _bar(unit: str, *, quiet: bool) -> Iterator[Tell]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _submit_parts(kind: str, words: Sequence[str], to: Path, how: How) -> None:
+def _submit_parts(kind: str, arguments: Sequence[str], to: Path, how: How) -> None:
     """Submit an array of the same command; each element makes a part of the pieces."""
     from hpc_trainer.cli.grid_verbs import run_submit  # late: it takes half a second
 
@@ -311,7 +313,7 @@ def _submit_parts(kind: str, words: Sequence[str], to: Path, how: How) -> None:
     more = ["--on-broken", "skip"] if how.skip_broken else []
     if how.workers is not None:
         more += ["--workers", str(how.workers)]
-    command = shlex.join(["python", "-m", "hpc_trainer", "data", "prepare", kind, *words, *more])
+    command = shlex.join(["python", "-m", "hpc_trainer", "data", "prepare", kind, *arguments, *more])
     command = command.replace("{", "{{").replace("}", "}}") + f" --part {{params.part}}/{how.parts}"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"prepare-{to.absolute().name}")[:100]
     given = Given.of_grid(

@@ -23,4 +23,4 @@ CONTRIBUTES = {
     "report_options": ("hpc_trainer.deploy.report:REPORT_OPTIONS",),
     "sweep_keys": ("hpc_trainer.deploy.exported:SWEEP_KEYS",),
 }
-"""What this domain contributes to the hooks of the core (hpc_trainer/domains.py)."""
+"""Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -92,9 +92,9 @@ def _table(measured: Mapping[str, Any]) -> list[str]:
     return head + [f"| {' | '.join(row)} |" for row in rows]
 
 
-def _time(told: Mapping[str, Any]) -> str:
-    low, middle, high = (1e3 * told[name] for name in ("low_s", "median_s", "high_s"))
-    return f"{middle:.3g} ms ({low:.3g} to {high:.3g}, n={told['n']})"
+def _time(figures: Mapping[str, Any]) -> str:
+    low, middle, high = (1e3 * figures[name] for name in ("low_s", "median_s", "high_s"))
+    return f"{middle:.3g} ms ({low:.3g} to {high:.3g}, n={figures['n']})"
 
 
 def size(num_bytes: float) -> str:
@@ -229,7 +229,7 @@ def prepare_lines(made: Mapping[str, Any] | None, to: str, inputs: Sequence[int]
 def _imports(to: str, *more: str) -> str:
     lines = {"import numpy as np", *more, *([] if to == "onnx" else ["import torch"])}
     standard = lines & {"import json", "import math"}
-    groups = [sorted(each, key=lambda line: (line.startswith("from"), line)) for each in (standard, lines - standard)]
+    groups = [sorted(group, key=lambda line: (line.startswith("from"), line)) for group in (standard, lines - standard)]
     return "\n\n".join("\n".join(f"    {line}" for line in group) for group in groups if group) + "\n\n"
 
 
@@ -248,14 +248,14 @@ def _picture_lines(made: Mapping[str, Any], inputs: Sequence[int]) -> str:
     )  # fmt: skip
 
 
-def load_lines(title: str, to: str, quantize: str | None, told: Mapping[str, Any]) -> str:
+def load_lines(title: str, to: str, quantize: str | None, record: Mapping[str, Any]) -> str:
     """Return load.py for a file with a graph.
 
     Args:
-        told: the card's entries about the model's inputs and outputs.
+        record: the card's entries about the model's inputs and outputs.
     """
     file = FORMATS[to].file
-    takes, gives = (form_text(told[name]) for name in ("inputs", "outputs"))
+    takes, gives = (form_text(record[name]) for name in ("inputs", "outputs"))
     if to == "onnx":
         body = _ONNX.format(file=file, inputs=takes, outputs=gives)
         return f'"""{title}."""\n\nfrom pathlib import Path\n\nimport onnxruntime\n\n{_HERE}{body}'
@@ -297,11 +297,11 @@ def weights_lines(title: str, config: TrainConfig, to: str, quantize: str | None
         if given:
             standard, built = f"import inspect\n{standard}", _built_own(name, given, model.kwargs)
     else:
-        where, names = "", [each.name for each in fields(kind) if each.name not in ("name", "_target_")]
+        where, names = "", [field.name for field in fields(kind) if field.name not in ("name", "_target_")]
         values = {key: getattr(model, key) for key in names}
-        enums = [type(each) for each in values.values() if isinstance(each, enum.Enum)]
-        for source in sorted({each.__module__ for each in (kind, *enums)}):
-            here = {each.__name__ for each in (kind, *enums) if each.__module__ == source}
+        enums = [type(value) for value in values.values() if isinstance(value, enum.Enum)]
+        for source in sorted({cls.__module__ for cls in (kind, *enums)}):
+            here = {cls.__name__ for cls in (kind, *enums) if cls.__module__ == source}
             imports.append(f"from {source} import {', '.join(sorted(here))}")
         listed = ", ".join(f"{key}={_written(value)}" for key, value in values.items())
         arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())

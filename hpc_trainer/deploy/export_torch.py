@@ -346,13 +346,13 @@ def compare(
         ConfigError: the difference is larger, the shapes differ, or an output is no number.
     """
     pairs = [(file(batch), model(batch)) for batch in (inputs, inputs[:1])]
-    for found, wanted in pairs:
+    for output, wanted in pairs:
         if not isinstance(wanted, torch.Tensor):
             raise ConfigError(
                 f"{options}: the model returns a {type(wanted).__name__}, and only single tensors can be compared. Let "
                 "forward return one tensor, or use --to safetensors --no-measure."
             )
-        if not isinstance(found, torch.Tensor) or found.shape != wanted.shape:
+        if not isinstance(output, torch.Tensor) or output.shape != wanted.shape:
             raise ConfigError(
                 f"{options}: the file's outputs have another shape than the model's. Nothing was written. Use another "
                 "--to."
@@ -363,7 +363,7 @@ def compare(
                 "Export another checkpoint: --best, or --step."
             )
     largest = max(float(wanted.abs().max()) for _, wanted in pairs)
-    differences = [float((found.double() - wanted.double()).abs().max()) for found, wanted in pairs]
+    differences = [float((output.double() - wanted.double()).abs().max()) for output, wanted in pairs]
     difference = float("inf") if any(map(math.isnan, differences)) else max(differences)
     tolerance = share * max(largest, torch.finfo(torch.float32).tiny)
     if not difference <= tolerance:

@@ -176,7 +176,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _place_of(program: ExportedProgram, name: str) -> str:
     """Return the place in the model of the graph's node `name`: `inner (my_net.Inner), FILE, line 4, in forward`."""
     # torch.onnx decomposes operations first: the node may be a part of an operation with a longer name.
-    for node in sorted(program.graph.nodes, key=lambda each: each.name != name):
+    for node in sorted(program.graph.nodes, key=lambda node: node.name != name):
         if name not in node.name:
             continue
         stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}

@@ -1,4 +1,4 @@
-"""Features: one folder for each training technique. Only the folder imports itself.
+"""Features: one folder for each training technique. No code outside a folder imports it by name.
 
     __init__.py    its keys, and FEATURE, its declaration (config/table/feature.py): no torch, read at plan time
     NAME.py        ABILITY, its hooks on a rank (training/ability.py)

@@ -139,8 +139,8 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
 
 def _words(listed: ListConfig) -> list[str]:
     """Return overrides as they were typed, with their interpolations."""
-    words: Any = OmegaConf.to_container(listed, resolve=False)
-    return [str(word) for word in words]
+    overrides: Any = OmegaConf.to_container(listed, resolve=False)
+    return [str(word) for word in overrides]
 
 
 def _points(
@@ -159,14 +159,14 @@ def _points(
     given = set(_words(base.hydra.overrides.task))
     numbers = itertools.count(first)
     return tuple(
-        AppPoint(words=tuple(words), axes=_axes(words, given), config=config, number=number, output=output)
-        for words, config, number, output in zip(job_overrides, plain, numbers, outputs, strict=False)
+        AppPoint(words=tuple(overrides), axes=_axes(overrides, given), config=config, number=number, output=output)
+        for overrides, config, number, output in zip(job_overrides, plain, numbers, outputs, strict=False)
     )
 
 
-def _axes(words: Sequence[str], given: Set[str]) -> dict[str, str]:
+def _axes(overrides: Sequence[str], given: Set[str]) -> dict[str, str]:
     """Return the values that the sweeper chose, by key. An override that deletes a key is left out."""
-    mine = [word for word in filter_overrides(words) if word not in given and not word.startswith("~")]
+    mine = [word for word in filter_overrides(overrides) if word not in given and not word.startswith("~")]
     chosen = [word.lstrip("+").partition("=") for word in mine]
     return {key.partition("@")[0].replace("/", "."): value for key, _, value in chosen}
 

@@ -57,7 +57,10 @@ class PointComposer:
             for places in _by_choices(points, self._fast).values():
                 for place in places:
                     made[place] = self._loaded(points[place], self._fast)
-        return [self._of_hydra(words) if each is None else each for each, words in zip(made, points, strict=True)]
+        return [
+            self._of_hydra(overrides) if config is None else config
+            for config, overrides in zip(made, points, strict=True)
+        ]
 
     def plain(self, points: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         """Return the configuration of each point as JSON values, with interpolations unresolved.
@@ -76,36 +79,36 @@ class PointComposer:
                 for place in places:
                     made[place] = self._plain(points[place], of_choices, self._fast, shared)
         return [
-            shared.whole(_plain_config(self._of_hydra(words))) if config is None else config
-            for config, words in zip(made, points, strict=True)
+            shared.whole(_plain_config(self._of_hydra(overrides))) if config is None else config
+            for config, overrides in zip(made, points, strict=True)
         ]
 
     def _plain(
-        self, words: Sequence[str], sections: Mapping[Any, _Section] | None, fast: SweepLoader, shared: _Shared
+        self, overrides: Sequence[str], sections: Mapping[Any, _Section] | None, fast: SweepLoader, shared: _Shared
     ) -> dict[str, Any] | None:
         """Return the configuration of a point by one of the two fast ways; None if Hydra has to compose it."""
         if sections is not None:
             try:
-                made = _with_values(sections, words, fast)
+                made = _with_values(sections, overrides, fast)
             except Exception:  # any error: Hydra raises it again later
                 made = None
             if made is not None:
                 self.counts["parts"] += 1
                 return made
-        whole = self._loaded(words, fast)
+        whole = self._loaded(overrides, fast)
         return None if whole is None else shared.whole(_plain_config(whole))
 
-    def _loaded(self, words: Sequence[str], fast: SweepLoader) -> DictConfig | None:
+    def _loaded(self, overrides: Sequence[str], fast: SweepLoader) -> DictConfig | None:
         try:
-            made = fast.load_sweep_config(self._base, list(words))
+            made = fast.load_sweep_config(self._base, list(overrides))
         except Exception:  # any error: Hydra raises it again later
             return None
         self.counts["loader"] += 1
         return made
 
-    def _of_hydra(self, words: Sequence[str]) -> DictConfig:
+    def _of_hydra(self, overrides: Sequence[str]) -> DictConfig:
         self.counts[HYDRA] += 1
-        return self._loader.load_sweep_config(self._base, list(words))
+        return self._loader.load_sweep_config(self._base, list(overrides))
 
 
 def plain_configs(configs: Iterable[DictConfig]) -> list[dict[str, Any]]:
@@ -117,9 +120,9 @@ def plain_configs(configs: Iterable[DictConfig]) -> list[dict[str, Any]]:
 def _by_choices(points: Sequence[Sequence[str]], loader: SweepLoader) -> dict[Words, list[int]]:
     """Return the indices of the points by choice of groups, so that memory holds the files of one choice at a time."""
     places_of: dict[Words, list[int]] = {}
-    for place, words in enumerate(points):
+    for place, overrides in enumerate(points):
         try:
-            choices = tuple([word for word in words if loader.read(word)[1]])
+            choices = tuple([word for word in overrides if loader.read(word)[1]])
         except Exception:  # noqa: S112  (any error: Hydra raises it again later)
             continue
         places_of.setdefault(choices, []).append(place)
@@ -215,18 +218,18 @@ class _Section:
                 self._config.__dict__["_content"] = content
         return self._absent[name]
 
-    def with_values(self, words: Words, loader: SweepLoader) -> dict[str, Any] | None:
+    def with_values(self, overrides: Words, loader: SweepLoader) -> dict[str, Any] | None:
         """Return the section after overrides of values, {} if it was deleted; None if the overrides may overlap.
 
         Errors are Hydra's own.
         """
-        if words not in self._changed:
-            self._changed[words] = self._make(words, loader)
-        return self._changed[words]
+        if overrides not in self._changed:
+            self._changed[overrides] = self._make(overrides, loader)
+        return self._changed[overrides]
 
-    def _make(self, words: Words, loader: SweepLoader) -> dict[str, Any] | None:
+    def _make(self, overrides: Words, loader: SweepLoader) -> dict[str, Any] | None:
         plain, paths = self._plain, set[Words]()
-        for word in words:
+        for word in overrides:
             if word not in self._changes:
                 self._changes[word] = _change_of(loader.read(word)[0], self._config, loader)
             change = self._changes[word]
@@ -240,10 +243,12 @@ class _Section:
         return self._shared.section(self._name, plain[self._name]) if self._name in plain else {}
 
 
-def _with_values(sections: Mapping[Any, _Section], words: Sequence[str], loader: SweepLoader) -> dict[str, Any] | None:
+def _with_values(
+    sections: Mapping[Any, _Section], overrides: Sequence[str], loader: SweepLoader
+) -> dict[str, Any] | None:
     """Assemble the configuration of a point from its sections; None if it is uncertain. Errors are Hydra's own."""
     by_section: dict[str, list[str]] = {}
-    for word in words:
+    for word in overrides:
         override, is_choice = loader.read(word)
         if not is_choice:
             by_section.setdefault(override.key_or_group.partition(".")[0], []).append(word)

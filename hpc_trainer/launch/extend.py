@@ -27,7 +27,7 @@ from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import is_there
-from hpc_trainer.record.spec import RunSpec, read_specs
+from hpc_trainer.record.spec import RunSpec, join_shapes, read_specs
 from hpc_trainer.record.states import DONE
 from hpc_trainer.slurm.shape import resources
 from hpc_trainer.training.optim.schedule import learning_rate, momentum
@@ -36,7 +36,7 @@ from hpc_trainer.training.optim.schedule import learning_rate, momentum
 
 
 def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ: bool = False) -> list[RunSpec]:
-    """Return the runs with these changes, checked by the rules of a submit.
+    """Return the runs with these changes, checked by the rules of a submit; a list of hardware on each of its items.
 
     Args:
         may_differ: allow changes that would turn a run into another one; each run keeps its id and digest.
@@ -46,8 +46,8 @@ def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ
             the earlier ones.
     """
     made: dict[str, TrainConfig] = {}
-    changed, problems = [], dict[str, None]()
-    for spec in specs:
+    changed, problems = dict[str, list[RunSpec]](), dict[str, None]()
+    for spec in (each for listed in specs for each in listed.on_each()):
         config = spec.typed()
         before = config.hardware
         key = repr([spec.config.get(name) for name in CHANGEABLE])
@@ -70,10 +70,11 @@ def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ
             continue
         shape = resources(config.hardware, config.cluster, is_one_a_node(config))
         overrides = (*spec.overrides, *changes)
-        changed.append(dataclasses.replace(spec, config=plain, shape=shape, overrides=overrides))
+        now = dataclasses.replace(spec, config=plain, shape=shape, overrides=overrides)
+        changed.setdefault(spec.run_id, []).append(now)
     if problems:
         raise ConfigError("\n".join(problems))
-    return changed
+    return [join_shapes(on_each) for on_each in changed.values()]
 
 
 def _divide_anew(config: TrainConfig, before: HardwareConfig) -> bool:

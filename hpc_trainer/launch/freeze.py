@@ -9,25 +9,31 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config.compose.condition import PointValues
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
-from hpc_trainer.config.compose.grid import Point, expand_grid
+from hpc_trainer.config.compose.grid import FIRST, Point, expand_grid
 from hpc_trainer.config.compose.own_files import Project, read_project, read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
-from hpc_trainer.config.load import Memo
+from hpc_trainer.config.load import PASSED_OVER, Memo
 from hpc_trainer.config.program import is_one_a_node, unread_overrides
+from hpc_trainer.config.rules.cluster_rules import site_notes
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.cluster import BudgetConfig, Executor
+from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import folder_problem
+from hpc_trainer.config.store import KEYS
 from hpc_trainer.config.targets import unread_params
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.layout import SweepPaths, default_runs_dir
-from hpc_trainer.record.spec import RunSpec, read_specs
+from hpc_trainer.record.spec import RunSpec, join_shapes, leaves, read_specs
 from hpc_trainer.slurm.shape import resources
 
 _DUPLICATES_KEPT = 5
+_DIFFERENCES_SHOWN = 4
+_DIGITS = 10  # digits of the digest, at the end of a run's id
 _Split = tuple[int, tuple[str, ...]]
 """Seed of a point, and its other overrides."""
 
@@ -66,7 +72,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     project = read_project()
     try:
         grid = _freeze_grid(overrides, [*config_dirs, *project.config_dirs], [*trust, *project.trust])
-        return dataclasses.replace(grid, notes=project.notes if _has_news(project, grid.sweep) else ())
+        notes = project.notes if _has_news(project, grid.sweep) else ()
+        return dataclasses.replace(grid, notes=(*notes, *grid.notes))
     except ConfigError as error:
         if project.unused is None:
             raise
@@ -87,6 +94,7 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
     places: dict[tuple[str, str, str], TrainConfig] = {}
     duplicates: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
     num_duplicates = 0
+    notes: dict[str, None] = {}
     memo = Memo()
 
     def with_trust(of_file: list[str]) -> list[str]:
@@ -98,32 +106,50 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
         num_excluded = expansion.num_excluded
         composer.counts.clear()  # count only the points, not the compositions that read the grid
         twins = _Twins(memo)
-        for point in expansion.points:
+
+        def frozen(point: Point) -> RunSpec | None:
+            """Return the run of a point; None if a condition leaves the point out, or it has problems."""
             split = _without_seed(point)
             spec = twins.freeze(point, split)
-            if spec is None:
-                composed = composer.compose_point(point.overrides, point.num_fixed)
-                config = composed.config
-                if point.exclude and _is_excluded(composer, point, composed):
-                    num_excluded += 1
-                    continue
-                _check_trust(config, own_trust)
-                config.trust = memo.of(with_trust, config.trust)
-                try:
-                    validate(config, memo)
-                except ConfigError as error:
-                    problems.update(dict.fromkeys(str(error).splitlines()))
-                    continue
-                problems.update(dict.fromkeys(_unread(composer, config, point)))
-                spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
-                if composed.is_seed_alone and not point.exclude:
-                    twins.keep(split, config, spec)
-                places.setdefault(_place(config), config)
+            if spec is not None:
+                return spec
+            composed = composer.compose_point(point.overrides, point.num_fixed)
+            config = composed.config
+            if point.exclude and _is_excluded(composer, point, composed):
+                left_out.append(point)
+                return None
+            _check_trust(config, own_trust)
+            config.trust = memo.of(with_trust, config.trust)
+            try:
+                validate(config, memo)
+            except ConfigError as error:
+                problems.update(dict.fromkeys(str(error).splitlines()))
+                return None
+            problems.update(dict.fromkeys(_unread(composer, config, point)))
+            notes.update(dict.fromkeys(memo.of(site_notes, config.hardware, config.cluster)))
+            spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
+            if composed.is_seed_alone and not point.exclude:
+                twins.keep(split, config, spec)
+            places.setdefault(_place(config), config)
+            return spec
+
+        for point in expansion.points:
+            left_out = list[Point]()
+            on_each = [spec for spec in map(frozen, point.on_each()) if spec is not None]
+            num_excluded += bool(left_out and not on_each)
+            if not on_each:
+                continue
+            spec = on_each[0]
+            if len(on_each) > 1:
+                spec, problem = _on_first(on_each)
+                problems.update({problem: None} if problem else {})
             kept = specs.setdefault(spec.run_id, spec)
             if kept.digest != spec.digest:
                 problems[f"two points share the run id {spec.run_id} by chance: split the grid in two."] = None
             if kept is not spec:
                 num_duplicates += 1
+                problem = _lost_shape(kept, spec)
+                problems.update({problem: None} if problem else {})
                 if len(duplicates) < _DUPLICATES_KEPT:
                     duplicates.append((kept.axes, spec.axes))
         counts = dict(composer.counts + twins.counts)
@@ -144,8 +170,70 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
         group_readable=first.paths.group_readable,
         budget=first.budget,
         num_excluded=num_excluded,
+        notes=tuple(notes),
         duplicates=tuple(duplicates),
         compose_counts=counts,
+    )
+
+
+def _on_first(specs: Sequence[RunSpec]) -> tuple[RunSpec, str | None]:
+    """Return the one run of a list of hardware (`hardware=first:a,b`), and the problem with the list or None.
+
+    The run may start on any item, so the items must make the same run. Types of GPUs may differ if the run may resume
+    with other ranks; the run id then counts all the types of the list.
+    """
+    types = sorted({spec.shape.gpu_type or "" for spec in specs})
+    if len(types) > 1 and "" not in types and specs[0].config["parallel"].get("elastic"):
+        specs = [_with_gpu_types(spec, types) for spec in specs]
+    first = specs[0]
+    if Executor(first.config["cluster"]["executor"]) is not Executor.slurm:
+        return first, (
+            f"{FIRST}: a list of hardware is for jobs in Slurm's queue, and cluster={first.config['cluster']['name']} "
+            "starts runs on this machine. Name one, or choose a cluster."
+        )
+    other = next((spec for spec in specs if spec.digest != first.digest), None)
+    if other is None:
+        return join_shapes(specs), None
+    before, now = (dict(leaves(spec.config, without=PASSED_OVER)) for spec in (first, other))
+    keys = [key for key in now if before.get(key) != now[key] and _counts(key)]
+    listed = ", ".join(f"{key} {before.get(key)} and {now[key]}" for key in keys[:_DIFFERENCES_SHOWN])
+    way = "parallel.elastic=true lets a run have other ranks and GPUs (docs/queue.md)"
+    if first.config["train"].get("logical_ranks"):
+        way = "train.logical_ranks keeps the bits, and another type of GPU rounds differently"
+    elif first.config["parallel"].get("elastic"):
+        way = "parallel.elastic=true allows other ranks and types of GPUs, but each profile must name its gpu_type"
+    return first, (
+        f"{FIRST}{first.hardware},{other.hardware}: the first job that starts has the run, so all must make the same "
+        f"run, and these differ in {listed or 'what the run id counts'}. {way}. For a run of each, leave out {FIRST}"
+    )
+
+
+def _with_gpu_types(spec: RunSpec, types: Sequence[str]) -> RunSpec:
+    config = {**spec.config, "hardware": {**spec.config["hardware"], "gpu_types": list(types)}}
+    digest = config_digest(config)
+    return dataclasses.replace(spec, config=config, digest=digest, run_id=f"{spec.run_id[:-_DIGITS]}{digest[:_DIGITS]}")
+
+
+def _counts(key: str) -> bool:
+    return key not in KEYS or KEYS[key].identity is not Identity.apart
+
+
+def _lost_shape(kept: RunSpec, merged: RunSpec) -> str | None:
+    """Return the problem with two points that are one run but ask for other resources; None if there is none.
+
+    Merged points are told in the plan. Here, however, one of the two requests would be dropped: an axis of a key that
+    does not make another run, such as `hardware.partition=a,b`.
+    """
+    axes = [axis for axis in merged.axes if axis.partition(".")[0] == "hardware"]
+    axes = [axis for axis in axes if kept.axes.get(axis) != merged.axes[axis]]
+    if not axes or kept.on_each() == merged.on_each() or kept.shape == merged.shape:
+        return None
+    axis = axes[0]
+    values = [kept.axes.get(axis, "..").removeprefix(FIRST), merged.axes[axis].removeprefix(FIRST)]
+    return (
+        f"{axis}={','.join(values)}: both values make the same run, {kept.run_id}, and only one of them could be "
+        f"submitted. For one run on whichever starts first: {axis}={FIRST}{','.join(values)}. For a run on each: "
+        f"submit {axis}={values[1]} with another sweep_name."
     )
 
 
@@ -181,6 +269,7 @@ def freeze(
 
     memo = memo or Memo()
     plain = to_plain(config, memo)
+    plain["cluster"] = memo.of(_without_site, plain["cluster"])
     digest = config_digest(plain, memo)
     return RunSpec(
         run_id=build_run_id(config, digest),
@@ -192,6 +281,11 @@ def freeze(
         num_steps=config.train.num_steps,
         config=plain,
     )
+
+
+def _without_site(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section without the site's facts, which no rank reads: they would be a third of each spec's line."""
+    return {key: value for key, value in cluster.items() if key != "site"}
 
 
 class SeedTwins:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -101,6 +102,7 @@ def submit_grid(
             status = dataclasses.replace(read_status(grid.sweep), faults=status.faults)
         before: list[Outcome] = []
         if status is not None:
+            _end_losers(status)
             before, status = _top_up(status, lock)
         known = what_is_known(status, grid) if status is not None else Known()
         named = (RunState.CANCELLED, RunState.GONE)  # such a run restarts only if the user names it
@@ -133,7 +135,15 @@ def _end_what_waits(status: SweepStatus | None, run_ids: Sequence[str]) -> None:
     runs = [status.run(run_id) for run_id in run_ids] if status is not None else []
     if status is not None and status.queue_error is not None and any(run.job_id for run in runs):
         raise SlurmError(f"{status.queue_error} A job of the cancelled runs may still wait: try again.")
-    cancel_jobs([run.waiting_job for run in runs if run.waiting_job is not None])
+    waiting = [run.waiting_job for run in runs if run.waiting_job is not None]
+    cancel_jobs([*waiting, *(job_id for run in runs for _, job_id in run.rivals)])
+
+
+def _end_losers(status: SweepStatus) -> None:
+    """Cancel jobs whose runs other jobs have begun (`hardware=first:a,b`): the cancel of the winner may have failed."""
+    losers = [job_id for run in status.open_runs.values() if run.is_claimed for _, job_id in run.rivals]
+    with contextlib.suppress(SlurmError):  # such a job ends by itself when it starts
+        cancel_jobs(losers)
 
 
 def _anew(grid: Grid, known: Known) -> Known:
@@ -243,7 +253,8 @@ def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepSt
         if code is ...:
             return outcomes, status
         codes.add(code)
-        specs = [run.spec for run in status.waiting if queue[run.run_id] == code and not run.spec.is_lost]
+        waiting = [status.specs[run.run_id] for run in status.waiting if queue[run.run_id] == code]
+        specs = [spec for spec in waiting if not spec.is_lost]
         if not specs:
             continue
         grid = grid_of_specs(status.sweep, specs)

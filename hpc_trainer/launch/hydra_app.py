@@ -27,7 +27,7 @@ from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.script_words import argument_problem, plain
 from hpc_trainer.errors import ConfigError, did_you_mean
 from hpc_trainer.launch.freeze import Grid, by_known_names, freeze_grid
-from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.spec import RunSpec, join_shapes
 
 POINTS = "HPC_TRAINER_APP_POINTS"
 """Variable that names a file, into which our launcher writes the points of the app's grid without starting them."""
@@ -232,7 +232,7 @@ def freeze_app(
 
 def specs_of(app: HydraApp, base: RunSpec) -> list[RunSpec]:
     """Return a run for each point of the app; our own keys are equal in all of them."""
-    return [_spec_of(app, point, base) for point in app.points]
+    return [join_shapes([_spec_of(app, point, spec) for spec in base.on_each()]) for point in app.points]
 
 
 def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:

@@ -37,6 +37,8 @@ from hpc_trainer.record.submissions import (
     latest_of_each_run,
     newest_of_run,
     read_submissions,
+    rivals_of_each_run,
+    winner_of,
     write_intent,
 )
 from hpc_trainer.slurm.jobs import cancel_jobs, update_job
@@ -138,11 +140,16 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
     sweep = SweepPaths(run.folder.parent)
     look_anew(run.folder)
     spec = read_spec(sweep, run.run_id)
-    newest = newest_of_run(run, latest_of_each_run(read_submissions(sweep)).get(run.run_id))
+    submissions = read_submissions(sweep)
+    rivals = rivals_of_each_run(submissions).get(run.run_id)
+    winner = None if rivals is None else winner_of(run, rivals)
+    newest = newest_of_run(run, winner or latest_of_each_run(submissions).get(run.run_id))
     is_superseded = newest is None or newest[0].element_id(newest[1]) != after
     if is_superseded or _is_over(run):
         return None
     assert newest is not None
+    choice = newest[0].choice
+    spec = spec.on(choice)
     code, cluster = newest[0].code, spec.config["cluster"]
     archive = archive_of(sweep, code) if code else None
     try:
@@ -153,16 +160,23 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
         return None
     intent = write_intent(
         run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code,
-        after=newest[0].uuid,
+        after=newest[0].uuid, choice=choice,
         cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
     )  # fmt: skip
-    job = BatchJob.of_runs(sweep, spec.shape, intent.uuid, cluster, ["--run", run.run_id], archive, codes)
+    job = BatchJob.of_runs(
+        sweep, spec.shape, intent.uuid, cluster, ["--run", run.run_id, *on_choice(choice)], archive, codes
+    )
     options = [f"--dependency=afterany:{after}", *([f"--exclude={excluded}"] if excluded else [])]
     job_id = hand_over(sweep, intent, job, options, book=run)
     if _is_over(run):  # cancelled while sbatch was at work: the job would start only to end at once
         with contextlib.suppress(SlurmError):
             cancel_jobs([job_id])
     return job_id
+
+
+def on_choice(choice: int | None) -> list[str]:
+    """Return the arguments that tell a worker on which item of its run's list of hardware it is; [] for the first."""
+    return ["--choice", str(choice)] if choice else []
 
 
 def _is_over(run: RunPaths) -> bool:

@@ -58,6 +58,13 @@ class ArrayPlan:
     parallelism: int = 1
     after: tuple[str, ...] = ()
     behind: int | None = None
+    choice: int | None = None
+    """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """Key of the arrays that share `parallelism`. A list's items do not: one must not wait for another."""
+        return self.hardware, self.choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,8 @@ class ActiveArray:
     hardware: str
     parallelism: int
     num_active: int
+    choice: int | None = None
+    """As in `ArrayPlan`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +126,11 @@ def _fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArr
                 f"{name} is {limits.max_elements}: {count} runs on {array.hardware} are {len(chunks)} arrays"
             )
         now += chunks
-    shared = {name: _share(name, now, active) for name in dict.fromkeys(array.hardware for array in now)}
+    submitted = {spec.run_id for array in now for spec in array.specs}  # a run with a list needs one job only
+    shared = {place: _share(place, now, active) for place in dict.fromkeys(array.place for array in now)}
     return Fitted(
-        now=tuple(next(shared[array.hardware]) for array in now),
-        waiting=tuple(waiting),
+        now=tuple(next(shared[array.place]) for array in now),
+        waiting=tuple({spec.run_id: spec for spec in waiting if spec.run_id not in submitted}.values()),
         binding=tuple(dict.fromkeys(binding)),
     )
 
@@ -131,10 +141,12 @@ def _chunks(array: ArrayPlan, count: int, size: int | None) -> Iterator[ArrayPla
         yield dataclasses.replace(array, specs=specs)
 
 
-def _share(hardware: str, arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveArray]) -> Iterator[ArrayPlan]:
+def _share(
+    place: tuple[str, int | None], arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveArray]
+) -> Iterator[ArrayPlan]:
     """Divide `parallelism` among the arrays of one hardware and its arrays that are at work already."""
-    chunks = [array for array in arrays if array.hardware == hardware]
-    active = [array for array in at_work if array.hardware == hardware]
+    chunks = [array for array in arrays if array.place == place]
+    active = [array for array in at_work if (array.hardware, array.choice) == place]
     total = chunks[0].parallelism
     left = total - sum(min(other.parallelism, other.num_active) for other in active)
     after: tuple[str, ...] = ()
@@ -243,18 +255,26 @@ class SweepPlan:
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Return the runs that will be submitted, now or as soon as there is room."""
-        return [*(spec for array in self.arrays for spec in array.specs), *self.waiting]
+        """Return the runs that will be submitted, now or as soon as there is room; each once, with its list."""
+        whole = {spec.run_id: spec for spec in self.grid.specs if spec.others}
+        specs = {spec.run_id: spec for array in self.arrays for spec in array.specs}
+        specs |= {spec.run_id: spec for spec in self.waiting}
+        return [whole.get(run_id, spec) for run_id, spec in specs.items()]
 
     @property
     def gpu_hours_max(self) -> float:
         """Return the GPU-hours if every run to be submitted takes one attempt of full length."""
-        return sum(spec.shape.gpu_hours for spec in self.specs)
+        return sum(map(gpu_hours_max, self.specs))
 
     @property
     def num_to_submit(self) -> int:
         """Return the number of runs that will be submitted, now or as soon as there is room."""
         return len(self.specs)
+
+
+def gpu_hours_max(spec: RunSpec) -> float:
+    """Return the GPU-hours of one attempt of full length, on the item of the run's list that takes the most."""
+    return max(each.gpu_hours for each in (spec.shape, *(other.shape for other in spec.others)))
 
 
 def build_plan(
@@ -268,15 +288,17 @@ def build_plan(
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
-    groups: dict[tuple[str, Shape], list[RunSpec]] = {}
+    groups: dict[tuple[str, Shape, int | None], list[RunSpec]] = {}
     for spec in specs_to_submit(grid, known, retry_failed=retry_failed):
-        groups.setdefault((_array_environment(spec), spec.shape), []).append(spec)
+        for choice, on_one in enumerate(spec.on_each()):
+            key = _array_environment(on_one), on_one.shape, choice if spec.others else None
+            groups.setdefault(key, []).append(on_one)
     arrays = [
         ArrayPlan(
             hardware=specs[0].hardware, shape=shape, specs=tuple(specs),
-            parallelism=int(specs[0].config["cluster"]["array_parallelism"]),
+            parallelism=int(specs[0].config["cluster"]["array_parallelism"]), choice=choice,
         )
-        for (_, shape), specs in groups.items()
+        for (_, shape, choice), specs in groups.items()
     ]  # fmt: skip
     if arrays and limits.max_elements == 0:
         limits = dataclasses.replace(limits, max_array_size=None, max_array_tasks=None)
@@ -340,7 +362,7 @@ def _over_budget(plan: SweepPlan) -> Sequence[str]:
     counted = {spec.run_id: spec for spec in (*active, *plan.specs)}.values()
     if not plan.specs:
         return ()
-    jobs, hours = len(counted), sum(spec.shape.gpu_hours for spec in counted)
+    jobs, hours = len(counted), sum(map(gpu_hours_max, counted))
     budget = plan.grid.budget
     problems = []
     if budget.max_jobs is not None and jobs > budget.max_jobs:
@@ -533,7 +555,10 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
         stop_s=_slowest_stops(status),
         start_s=_median_starts(status),
         shapes=frozenset(
-            spec.shape for run_id, spec in status.specs.items() if run_id in submitted and not spec.is_lost
+            each.shape
+            for run_id, spec in status.specs.items()
+            if run_id in submitted and not spec.is_lost
+            for each in (spec, *spec.others)
         ),
         notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
     )
@@ -543,11 +568,15 @@ def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:
     """Yield the arrays and successor jobs of these runs, in the order of their submission."""
     of_job: dict[str, list[Submission]] = {}
     for run in in_queue:
-        if run.submission is not None and run.submission.job_id is not None:
-            of_job.setdefault(run.submission.job_id, []).append(run.submission)
+        for submission in (run.submission, *(rival for rival, _ in run.rivals)):
+            if submission is not None and submission.job_id is not None:
+                of_job.setdefault(submission.job_id, []).append(submission)
     for job_id, (first, *others) in sorted(of_job.items(), key=lambda each: each[1][0].time):
         parallelism = first.parallelism or max(1, len(first.run_ids))
-        yield ActiveArray(job_id=job_id, hardware=first.hardware, parallelism=parallelism, num_active=1 + len(others))
+        yield ActiveArray(
+            job_id=job_id, hardware=first.hardware, parallelism=parallelism, num_active=1 + len(others),
+            choice=None if first.race is None else first.choice,
+        )  # fmt: skip
 
 
 def _codes(status: SweepStatus) -> dict[str, str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
+from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError, SlurmError
 from hpc_trainer.launch.batch_job import BatchJob
 from hpc_trainer.launch.frozen_code.archive import archive_of, code_revision, store_code
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
-from hpc_trainer.launch.later_jobs import TopUpJob
+from hpc_trainer.launch.later_jobs import TopUpJob, on_choice
 from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
 from hpc_trainer.record.files import make_folder, write_json
 from hpc_trainer.record.journal import Journal
@@ -25,6 +27,7 @@ from hpc_trainer.record.spec import RunSpec, append_specs, read_specs
 from hpc_trainer.record.states import CANCEL
 from hpc_trainer.record.submissions import (
     Submission,
+    claimed_by,
     write_changed,
     write_confirmation,
     write_intent,
@@ -33,6 +36,7 @@ from hpc_trainer.record.submissions import (
 )
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.commands import estimate_start, is_of_nodes
+from hpc_trainer.slurm.jobs import cancel_jobs
 from hpc_trainer.slurm.shape import Shape
 
 
@@ -43,6 +47,14 @@ class SubmittedArray:
     job_id: str
     hardware: str
     run_ids: tuple[str, ...]
+    uuid: str = ""
+    choice: int | None = None
+    """As in `ArrayPlan`."""
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """Key as in `ArrayPlan`."""
+        return self.hardware, self.choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +80,7 @@ def _job_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> BatchJob:
     cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
     archive = archive_of(paths, plan.code) if plan.code else None
     return BatchJob.of_runs(
-        paths, array.shape, uuid, cluster, ["--array", uuid], archive, plan.exit_codes,
+        paths, array.shape, uuid, cluster, ["--array", uuid, *on_choice(array.choice)], archive, plan.exit_codes,
         num_elements=len(array.specs), array_parallelism=array.parallelism,
     )  # fmt: skip
 
@@ -145,7 +157,7 @@ def _write_sweep(plan: SweepPlan, command_line: Sequence[str], code: Snapshot | 
         plan.grid.sweep.sweep,
         {
             "sweep": plan.grid.sweep.name,
-            "command": Redaction.of_process().words(command_line),
+            "command": Redaction.of_process().arguments(command_line),
             "time": time.time(),
             "run_ids": [spec.run_id for spec in plan.grid.specs],
             "axes": sorted({axis for spec in plan.grid.specs for axis in spec.axes}),
@@ -163,6 +175,7 @@ class _SlurmSubmission:
         self._done: list[SubmittedArray] = []
         self._refused: set[str] = set()  # runs refused by Slurm, or cancelled: they do not wait
         self._full: dict[tuple[str | None, ...], str] = {}  # refusal message by (partition, account, QOS)
+        self._race = uuid.uuid4().hex  # shared by all jobs of a run that is submitted to several shapes
         self._top_up: TopUpJob | None = None
 
     def run(self) -> Outcome:
@@ -174,7 +187,7 @@ class _SlurmSubmission:
         for index, array in enumerate(plan.arrays):
             after = array.after
             if array.behind is not None and index >= array.behind:
-                earlier = [submitted for submitted in self._done if submitted.hardware == array.hardware]
+                earlier = [submitted for submitted in self._done if submitted.place == array.place]
                 after = (earlier[-array.behind].job_id,) if len(earlier) >= array.behind else after
             self._submit_what_fits(array, after)
         if self._top_up is not None:
@@ -193,6 +206,8 @@ class _SlurmSubmission:
 
     def _wait_for_room(self, reason: str) -> None:
         left = self._left()
+        if not left:  # each run has a job on other hardware of its list
+            return
         if any(spec.run_id not in self._plan.known.waiting for spec in left):
             write_waiting(self._paths, [spec.run_id for spec in left], reason, self._plan.code)
         if not self._plan.keeps_room:
@@ -207,7 +222,7 @@ class _SlurmSubmission:
         """Submit the whole array; if the cluster has less room than it reported, halve the array until it fits."""
         shape = array.shape
         key = (shape.partition, shape.account, shape.qos)
-        specs = self._not_cancelled(array.specs)
+        specs = self._without_job(array, self._not_cancelled(array.specs))
         size = 0 if key in self._full else len(specs)
         while size:
             part = dataclasses.replace(array, specs=specs[:size], parallelism=min(array.parallelism, size))
@@ -221,7 +236,8 @@ class _SlurmSubmission:
             except (ConfigError, RefusedError) as error:
                 if not self._skip_refused:
                     raise
-                run_ids = [spec.run_id for spec in specs]
+                submitted = {run_id for array in self._done for run_id in array.run_ids}
+                run_ids = [spec.run_id for spec in specs if spec.run_id not in submitted]
                 write_refused(self._paths, run_ids, str(error))
                 self._refused.update(run_ids)
                 return
@@ -233,6 +249,28 @@ class _SlurmSubmission:
         kept = tuple(spec for spec in specs if not is_there(self._paths.run(spec.run_id).marker(CANCEL)))
         self._refused.update({spec.run_id for spec in specs} - {spec.run_id for spec in kept})
         return kept
+
+    def _without_job(self, array: ArrayPlan, specs: tuple[RunSpec, ...]) -> tuple[RunSpec, ...]:
+        """Return the runs that no job of this submit has begun: on other hardware of its list a run may have."""
+        return tuple(spec for spec in specs if array.choice is None or not self._has_begun(spec.run_id))
+
+    def _has_begun(self, run_id: str) -> bool:
+        return is_there(self._paths.run(run_id).claim(self._race))
+
+    def _end_losers(self, array: ArrayPlan, job_id: str) -> None:
+        """Cancel the elements of an array whose runs another job has begun since; they would end by themselves.
+
+        The job that begins a run cancels the jobs that it knows of, and may not have known of this one.
+        """
+        if array.choice is None or not self._done:
+            return
+        begun = [place for place, spec in enumerate(array.specs) if self._has_begun(spec.run_id)]
+        lost = [f"{job_id}_{place}" for place in begun if self._is_of_another(array.specs[place].run_id)]
+        with contextlib.suppress(SlurmError):
+            cancel_jobs(lost)
+
+    def _is_of_another(self, run_id: str) -> bool:
+        return claimed_by(self._paths.run(run_id), self._race) in {array.uuid for array in self._done}
 
     def _submit(self, array: ArrayPlan, after: Sequence[str]) -> SubmittedArray:
         from hpc_trainer.launch.submitit_bridge import hand_over
@@ -248,10 +286,15 @@ class _SlurmSubmission:
             parallelism=array.parallelism,
             code=self._plan.code,
             cluster=self._plan.cluster,
+            race=None if array.choice is None else self._race,
+            choice=array.choice or 0,
         )
         options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
         job_id = hand_over(paths, intent, _job_of(self._plan, array, intent.uuid), options)
-        return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
+        self._end_losers(array, job_id)
+        return SubmittedArray(
+            job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids), uuid=intent.uuid, choice=array.choice
+        )
 
     def _renew(self) -> None:
         if self._lock is not None:

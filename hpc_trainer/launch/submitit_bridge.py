@@ -153,7 +153,7 @@ def _flags(job: BatchJob) -> dict[str, Any]:
     """Return the job's options for sbatch, under submitit's names."""
     shape = job.shape
     gpus = f"{shape.gpu_type}:{shape.gpus_per_node}" if shape.gpu_type else str(shape.gpus_per_node)
-    is_gres = shape.gpu_request == "gres"
+    asked_by = shape.gpu_request if shape.gpus_per_node else None
     memory = (shape.mem_gb_per_node, shape.mem_gb_per_gpu, shape.mem_gb_per_cpu)
     flags = {
         "job_name": job.job_name,
@@ -162,8 +162,8 @@ def _flags(job: BatchJob) -> dict[str, Any]:
         "nodes": shape.num_nodes,
         "ntasks_per_node": shape.tasks_per_node,
         "cpus_per_task": shape.cpus_per_task,
-        "gpus_per_node": gpus if shape.gpus_per_node and not is_gres else None,
-        "gres": f"gpu:{gpus}" if shape.gpus_per_node and is_gres else None,
+        "gpus_per_node": gpus if asked_by == "gpus_per_node" else None,
+        "gres": f"gpu:{gpus}" if asked_by == "gres" else None,
         # 0 is all memory of a node (sbatch(1)); without the flag a job gets the site's default for its cores.
         "mem": "0" if shape.whole_node and memory == (None, None, None) else _memory(shape.mem_gb_per_node),
         "mem_per_gpu": _memory(shape.mem_gb_per_gpu),

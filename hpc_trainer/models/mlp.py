@@ -46,5 +46,5 @@ class Mlp(nn.Module):
 
     def channel_groups(self) -> list[Channels]:
         """Return the units of each hidden layer, which the next linear layer reads."""
-        linear = [f"layers.{index}" for index, each in enumerate(self.layers) if isinstance(each, nn.Linear)]
+        linear = [f"layers.{index}" for index, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)]
         return [Channels(made_by=(made,), read_by=(read,)) for made, read in itertools.pairwise(linear)]

@@ -24,4 +24,4 @@ CONTRIBUTES = {
     "page_parts": ("hpc_trainer.observe.hang:page_part", "hpc_trainer.observe.telemetry_views:page_part"),
     "live_figures": ("hpc_trainer.observe.telemetry_views:live_figures",),
 }
-"""What this domain contributes to the hooks of the core (hpc_trainer/domains.py)."""
+"""Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

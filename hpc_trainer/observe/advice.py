@@ -1,4 +1,4 @@
-"""Advice for runs: rules give it, it is sorted by gain, and `advise`, `why` and the report show it.
+"""Advice for runs: made by rules, sorted by gain, and shown by `advise`, `why` and the report.
 
 A rule (rules_of_time.py, rules_of_resources.py) finds an observed fault in the facts of a run (facts.py), and names
 changes that would remove it. Advice is the first of these changes that is legal and gains enough.
@@ -64,7 +64,7 @@ def choose(facts: Facts, rule: Rule, finding: Finding) -> Advice | None:
             continue
         is_same = config_digest(to_plain(changed)) == facts.run.spec.digest
         return Advice(
-            rule=rule.name, seen=finding.seen, set=change.words, do=change.do, gain=change.gain, is_same_run=is_same
+            rule=rule.name, seen=finding.seen, set=change.overrides, do=change.do, gain=change.gain, is_same_run=is_same
         )
     return None
 
@@ -103,8 +103,8 @@ def advice_of(facts: Facts) -> list[Advice]:
 
     The largest gains of time come first, then gains of other resources.
     """
-    found = [advice for rule in RULES for finding in rule.find(facts) if (advice := choose(facts, rule, finding))]
-    return sorted(found, key=lambda advice: advice.rank)
+    choices = [advice for rule in RULES for finding in rule.find(facts) if (advice := choose(facts, rule, finding))]
+    return sorted(choices, key=lambda advice: advice.rank)
 
 
 MOST_RUNS = 200
@@ -117,7 +117,7 @@ class AdvisedRun:
 
     run_id: str
     state: RunState
-    words: Sequence[str]
+    command_line: Sequence[str]
     """Options and overrides of the submit, as typed on the command line."""
     advice: Sequence[Advice]
 
@@ -153,11 +153,11 @@ def shared_advice(tuned: Sequence[AdvisedRun]) -> list[SharedAdvice]:
     for run in tuned:
         for advice in run.advice:
             groups.setdefault((advice.rule, advice.set, advice.do), []).append((run.run_id, advice))
-    found = []
+    shared = []
     for group in groups.values():
         first = max((advice for _, advice in group), key=lambda advice: advice.gain.share)
-        found.append(SharedAdvice(first, [run_id for run_id, _ in group]))
-    return sorted(found, key=lambda group: (*group.advice.rank, -len(group.run_ids)))
+        shared.append(SharedAdvice(first, [run_id for run_id, _ in group]))
+    return sorted(shared, key=lambda group: (*group.advice.rank, -len(group.run_ids)))
 
 
 def sweep_lines(tuned: Sequence[AdvisedRun]) -> list[str]:
@@ -175,14 +175,14 @@ def next_command(tuned: AdvisedRun, sweep: str) -> str | None:
     advice = next((option for option in tuned.advice if option.set), None)
     if advice is not None and advice.is_same_run and (tuned.state.has_failed or tuned.state is RunState.CANCELLED):
         return f"retry {typed_words([tuned.run_id, *advice.set])}"
-    if advice is None or not tuned.words:
+    if advice is None or not tuned.command_line:
         return None
-    words = [*advice.set]
+    overrides = [*advice.set]
     if advice.is_same_run and tuned.state is RunState.COMPLETED:  # the run has no steps left in its own sweep
-        words.append(f"sweep_name={sweep}-tuned")
-    changed = {word.partition("=")[0] for word in words}
-    kept = [word for word in tuned.words if word.lstrip("+").partition("=")[0] not in changed]
-    return f"plan {typed_words([*kept, *words])}"
+        overrides.append(f"sweep_name={sweep}-tuned")
+    changed = {word.partition("=")[0] for word in overrides}
+    kept = [word for word in tuned.command_line if word.lstrip("+").partition("=")[0] not in changed]
+    return f"plan {typed_words([*kept, *overrides])}"
 
 
 def next_command_of_sweep(tuned: Sequence[AdvisedRun], sweep: str) -> str | None:
@@ -191,7 +191,7 @@ def next_command_of_sweep(tuned: Sequence[AdvisedRun], sweep: str) -> str | None
     runs = {run.run_id: run for run in tuned}
     commands = (next_command(runs[group.run_ids[0]], sweep) for group in groups if group.advice.set)
     return next(
-        (words for words in commands if words is not None), f"advise {groups[0].run_ids[0]}" if groups else None
+        (command for command in commands if command is not None), f"advise {groups[0].run_ids[0]}" if groups else None
     )
 
 

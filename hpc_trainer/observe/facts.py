@@ -210,7 +210,7 @@ def _use(name: str, samples: Sequence[Sample], best: Mapping[str | None, float])
     hosts = [sample.host for sample in samples if sample.host is not None]
     device = devices[-1] if devices else None
     reasons = [gpu.throttle for gpu in devices if gpu.throttle is not None]
-    throttle = {word: sum(word in words for words in reasons) / len(reasons) for word in THROTTLE if reasons}
+    throttle = {word: sum(word in names for names in reasons) / len(reasons) for word in THROTTLE if reasons}
     clock = mean_of(gpu.sm_clock_mhz for gpu in devices)
     return RankUse(
         name=name, node=samples[-1].node or "?", samples=len(samples),
@@ -283,7 +283,7 @@ class Change:
     do: str = ""
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def overrides(self) -> tuple[str, ...]:
         """Change as overrides for the command line."""
         return tuple(f"{typed(key)}={shown(value)}" for key, value in self.values.items())
 

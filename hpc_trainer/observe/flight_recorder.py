@@ -51,8 +51,8 @@ def recent_collectives() -> list[Collective]:
     return sorted(collectives, key=lambda collective: collective.begin)[-MAX_KEPT:]
 
 
-def _read(told: bytes | str) -> Iterator[Collective]:
-    for entry in json.loads(told).get("entries", [])[-MAX_KEPT:]:
+def _read(dump: bytes | str) -> Iterator[Collective]:
+    for entry in json.loads(dump).get("entries", [])[-MAX_KEPT:]:
         sizes, formats = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
         is_p2p = bool(entry.get("is_p2p"))
         name, number = entry["process_group"][:2][::-1], entry["p2p_seq_id" if is_p2p else "collective_seq_id"]

@@ -65,7 +65,9 @@ def _verdict(flights: Mapping[int, Flight], world: int) -> tuple[str | None, int
     behind = _behind(flights)
     if behind is not None:
         flight, group, seq = behind
-        others = [flight for flight in flights.values() if (found := _entered(flight, group, seq)) and found.is_open]
+        others = [
+            flight for flight in flights.values() if (collective := _entered(flight, group, seq)) and collective.is_open
+        ]
         if others:
             entered = _entered(others[0], group, seq)
             assert entered is not None
@@ -91,16 +93,16 @@ def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:
     If several ranks are behind, the choice is one that waits in no collective itself: a rank that waits in another
     group is behind because of yet another rank.
     """
-    found, seqs = [], {rank: _last_seqs(flight) for rank, flight in flights.items()}
+    behind, seqs = [], {rank: _last_seqs(flight) for rank, flight in flights.items()}
     for group in dict.fromkeys(group for numbers in seqs.values() for group in numbers):
         # Every rank belongs to the default group; a rank belongs to another group if it has collectives in that group.
         last = {rank: numbers.get(group, 0) for rank, numbers in seqs.items() if group in numbers or "default" in group}
         top = max(last.values(), default=0)
-        found += [(flights[rank], group, seq + 1) for rank, seq in last.items() if seq < top]
-    if not found:
+        behind += [(flights[rank], group, seq + 1) for rank, seq in last.items() if seq < top]
+    if not behind:
         return None
     return min(
-        found,
+        behind,
         key=lambda lagging: (
             _is_waiting(lagging[0]),
             lagging[0].collectives[-1].begin if lagging[0].collectives else 0,
@@ -311,10 +313,10 @@ def _lane(flight: Flight, top: float, begin: float, end: float) -> str:
         x, width = _x(span.begin, begin, end), _x(until, begin, end) - _x(span.begin, begin, end)
         word = _word(span.kind)
         step = "" if span.step is None else f", step {span.step + 1}"
-        told = html.escape(f"{word}{step}: {seconds(until - span.begin)}")
+        title = html.escape(f"{word}{step}: {seconds(until - span.begin)}")
         parts.append(
             f'<rect class="{_class(span.kind)}" x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}" height="{_LANE}">'
-            f"<title>{told}</title></rect>"
+            f"<title>{title}</title></rect>"
         )
         if width >= _LABEL_PX:
             parts.append(f'<text class="in" x="{x + 6:.1f}" y="{top + 11}" dy="0.35em">{html.escape(word)}</text>')
@@ -322,20 +324,20 @@ def _lane(flight: Flight, top: float, begin: float, end: float) -> str:
         if collective.begin < begin:
             continue
         x = _x(collective.begin, begin, end)
-        told = html.escape(f"{collective.name}, the {collective.seq}. of {collective.group}")
+        title = html.escape(f"{collective.name}, the {collective.seq}. of {collective.group}")
         parts.append(
             f'<line class="entered" x1="{x:.1f}" x2="{x:.1f}" y1="{top + _LANE - 9}" y2="{top + _LANE}">'
-            f"<title>{told}</title></line>"
+            f"<title>{title}</title></line>"
         )
     for collective in list(open_collectives(flight))[:1]:
         x, until = _x(collective.begin, begin, end), _x(flight.time, begin, end)
-        words = html.escape(f"in {collective.name} {collective.seq} for {seconds(flight.time - collective.begin)}")
+        title = html.escape(f"in {collective.name} {collective.seq} for {seconds(flight.time - collective.begin)}")
         parts.append(
             f'<rect class="open" x="{x:.1f}" y="{top + 1}" width="{max(until - x, 1):.1f}" height="{_LANE - 2}">'
-            f"<title>{words}</title></rect>"
+            f"<title>{title}</title></rect>"
         )
         if until - x >= 3 * _LABEL_PX:
-            parts.append(f'<text class="in" x="{x + 6:.1f}" y="{top + _LANE - 9}" dy="0.35em">{words}</text>')
+            parts.append(f'<text class="in" x="{x + 6:.1f}" y="{top + _LANE - 9}" dy="0.35em">{title}</text>')
     return "".join(parts)
 
 

@@ -30,18 +30,18 @@ class Notes:
     """Notes of one rank of one attempt."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._subjects: set[str] = set()
 
     def tell(self, what: str, text: str) -> None:
         """Log `text`, unless a note on `what` was logged before."""
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._subjects:
+            self._subjects.add(what)
             _LOG.warning("telemetry: %s", text)
 
     @property
-    def told(self) -> frozenset[str]:
+    def subjects(self) -> frozenset[str]:
         """Subjects of the notes logged so far."""
-        return frozenset(self._told)
+        return frozenset(self._subjects)
 
 
 _METERS = ("power_meter", "ipmi")

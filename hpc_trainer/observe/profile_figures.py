@@ -79,7 +79,7 @@ class ProfileFigures:
 
     @property
     def usual_idle_share(self) -> float:
-        """`idle_share` without what such a wait added."""
+        """`idle_share` without the time of a long wait (`has_outlier`)."""
         added = self.between_share - self.usual_between_share if self.has_outlier else 0.0
         return max(0.0, self.idle_share - added)
 

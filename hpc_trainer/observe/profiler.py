@@ -56,14 +56,14 @@ class ProfiledStepper:
         num_steps: number of steps in the window.
         paths: where the trace and the table go; those of an earlier profile are replaced.
         rank: rank that is profiled.
-        told: gets the figures and their lines, or why the profile could not be written.
+        report: gets the figures and their lines, or why the profile could not be written.
     """
 
     def __init__(
         self, stepper: Any, config: TrainConfig, paths: RunPaths, *, warmup_steps: int, num_steps: int, rank: int = 0,
-        told: Callable[[ProfileFigures | None, Sequence[str]], None] = lambda figures, lines: None,
+        report: Callable[[ProfileFigures | None, Sequence[str]], None] = lambda figures, lines: None,
     ) -> None:  # fmt: skip
-        self._stepper, self._config, self._rank, self._told = stepper, config, rank, told
+        self._stepper, self._config, self._rank, self._report = stepper, config, rank, report
         self._table, self._trace = paths.profile_files(rank)
         self._first = warmup_steps
         self._end = self._first + num_steps
@@ -75,19 +75,19 @@ class ProfiledStepper:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepper, name)
 
-    def step(self, state: Any, batches: Iterator[Batch], **words: Any) -> StepResult:
+    def step(self, state: Any, batches: Iterator[Batch], **options: Any) -> StepResult:
         """Run the stepper's step, and profile it if it is in the window."""
         # One step more than the window: the profiler's own first step is slow, and its schedule leaves it out.
         if self._num_done == self._first - 1:
             self._start()
         if self._torch is None:
             self._num_done += 1
-            return self._stepper.step(state, batches, **words)  # type: ignore[no-any-return]
+            return self._stepper.step(state, batches, **options)  # type: ignore[no-any-return]
         if self._num_done == self._first:
             self._first_step = state.step + 1
         self._wait_for_device()
         begin = time.perf_counter()
-        result: StepResult = self._stepper.step(state, _Watched(batches), **words)
+        result: StepResult = self._stepper.step(state, _Watched(batches), **options)
         self._wait_for_device()
         if self._num_done >= self._first:
             self._inside_s.append(time.perf_counter() - begin)
@@ -126,8 +126,8 @@ class ProfiledStepper:
 
     def _give_up(self, error: Exception) -> None:
         print(f"WARNING: no profile: {type(error).__name__}: {error}", flush=True)
-        self._told(None, [str(error)])
-        self._told = lambda figures, lines: None
+        self._report(None, [str(error)])
+        self._report = lambda figures, lines: None
         seen, self._torch, self._end = self._torch, None, 0
         if seen is not None:
             with contextlib.suppress(Exception):
@@ -158,9 +158,9 @@ class ProfiledStepper:
             print("\n".join([*lines, where]), flush=True)
         except Exception as error:
             print(f"WARNING: the profile could not be written: {error}", flush=True)
-            self._told(None, [str(error)])
+            self._report(None, [str(error)])
         else:
-            self._told(figures, said)
+            self._report(figures, said)
 
 
 class _Watched(Iterator[Batch]):
@@ -259,21 +259,21 @@ class StepperOnRequest:
         self._request: ProfileRequest | None = None
         self._answered: str | None = None
         self._watched: ProfiledStepper | None = None
-        self._has_told = False
+        self._has_reported = False
         self._step = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepper, name)
 
-    def step(self, state: Any, batches: Iterator[Batch], **words: Any) -> StepResult:
+    def step(self, state: Any, batches: Iterator[Batch], **options: Any) -> StepResult:
         """Run the stepper's step, and profile it if it is in a requested window."""
         if self._watched is None and time.monotonic() >= self._next_look:
             self._look(state.step)
         watched = self._watched
         if watched is None:
-            return self._stepper.step(state, batches, **words)  # type: ignore[no-any-return]
+            return self._stepper.step(state, batches, **options)  # type: ignore[no-any-return]
         self._step = state.step + 1
-        result = watched.step(state, batches, **words)
+        result = watched.step(state, batches, **options)
         if watched.is_over:
             self._end("no step was seen whole")
         return result
@@ -295,22 +295,22 @@ class StepperOnRequest:
         if before is not None and before.id == request.id and before.state != WATCHING:
             self._answered = request.id  # by an earlier attempt
             return
-        self._request, self._has_told, self._step = request, False, step
+        self._request, self._has_reported, self._step = request, False, step
         self._answer(WATCHING)
         self._watched = ProfiledStepper(
             self._stepper, self._config, self._paths, warmup_steps=1, num_steps=request.num_steps, rank=self._rank,
-            told=self._told,
+            report=self._report,
         )  # fmt: skip
 
-    def _told(self, figures: ProfileFigures | None, lines: Sequence[str]) -> None:
-        self._has_told = True
+    def _report(self, figures: ProfileFigures | None, lines: Sequence[str]) -> None:
+        self._has_reported = True
         if figures is None:
             self._answer(FAILED, error="; ".join(lines))
         else:
             self._answer(DONE, figures={**asdict(figures), "step_s": figures.step_s}, lines=tuple(lines))
 
     def _end(self, why_nothing: str) -> None:
-        if not self._has_told:
+        if not self._has_reported:
             self._answer(FAILED, error=why_nothing)
         self._watched, self._answered = None, None if self._request is None else self._request.id
 

@@ -134,24 +134,27 @@ def _without_node(facts: Facts, node: str, gain: Gain, otherwise: str) -> Change
 
 def _held_back(facts: Facts) -> Iterator[Finding]:
     ranks = [rank for rank in facts.ranks if rank.samples >= _SAMPLES and rank.clock_share is not None]
-    for words, what, most in ((HARMFUL, "held back by heat or its power supply", _LITTLE), (_CAPPED, _AT_LIMIT, _MUCH)):
-        worst = max(ranks, key=lambda rank: _share(rank, words), default=None)
+    for reasons, what, most in (
+        (HARMFUL, "held back by heat or its power supply", _LITTLE),
+        (_CAPPED, _AT_LIMIT, _MUCH),
+    ):
+        worst = max(ranks, key=lambda rank: _share(rank, reasons), default=None)
         if worst is None or worst.clock_share is None or worst.clock_share > most:
             continue
-        if (share := _share(worst, words)) < _THROTTLED:
+        if (share := _share(worst, reasons)) < _THROTTLED:
             continue
-        limit = f" of {worst.power_limit_w:.0f} W" if words is _CAPPED and worst.power_limit_w else ""
+        limit = f" of {worst.power_limit_w:.0f} W" if reasons is _CAPPED and worst.power_limit_w else ""
         seen = (
             f"the GPU of {worst.name} on {worst.node} is {what}{limit} {share:.0%} of the time, and its clock at "
             f"{worst.clock_share:.0%} of its highest"
         )
         gain = Gain(share=1 - worst.clock_share)
-        otherwise = f"ask the site about the {'power limit' if words is _CAPPED else 'cooling'} of {worst.node}"
+        otherwise = f"ask the site about the {'power limit' if reasons is _CAPPED else 'cooling'} of {worst.node}"
         yield Finding(seen, [_without_node(facts, worst.node, gain, otherwise)])
 
 
-def _share(rank: RankUse, words: tuple[str, ...]) -> float:
-    return max((rank.throttle.get(word, 0.0) for word in words), default=0.0)
+def _share(rank: RankUse, reasons: tuple[str, ...]) -> float:
+    return max((rank.throttle.get(word, 0.0) for word in reasons), default=0.0)
 
 
 _IDLE_CPU, _IDLE_SHARE = 0.05, 0.2  # of a core; of the busiest rank

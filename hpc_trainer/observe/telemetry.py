@@ -107,7 +107,7 @@ THROTTLE = (
     "power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "power_brake", "sync_boost", "applications_clocks",
     "display", "board_limit", "reliability",
 )  # fmt: skip
-"""`power_cap` is the normal state of a GPU that works hard: it is at its power limit."""
+"""Reasons for lowered clocks. `power_cap` is normal for a GPU that works hard: it is at its power limit."""
 HARMFUL = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
 """Reasons that a healthy, well cooled device does not show."""
 

@@ -1,4 +1,4 @@
-"""Where samples of GPUs and hosts are shown: charts of reports, energy in `results`, figures of a live view. No torch.
+"""Views of samples of GPUs and hosts: charts of reports, energy in `results`, figures of a live view. No torch.
 
 The samples are read from the run folder (telemetry.py); warnings about GPUs are shown by clues.py.
 """
@@ -41,21 +41,21 @@ class _Quantity:
     title: str
     unit: str
     of: Callable[[Sample], float | None]
-    words: Callable[[float], str] = number
+    format_value: Callable[[float], str] = number
 
 
 def _of_device(name: str, factor: float = 1.0) -> Callable[[Sample], float | None]:
     def value(sample: Sample) -> float | None:
-        found = None if sample.device is None else getattr(sample.device, name)
-        return None if found is None else found * factor
+        figure = None if sample.device is None else getattr(sample.device, name)
+        return None if figure is None else figure * factor
 
     return value
 
 
 def _of_host(name: str, factor: float = 1.0) -> Callable[[Sample], float | None]:
     def value(sample: Sample) -> float | None:
-        found = None if sample.host is None else getattr(sample.host, name)
-        return None if found is None else found * factor
+        figure = None if sample.host is None else getattr(sample.host, name)
+        return None if figure is None else figure * factor
 
     return value
 
@@ -79,7 +79,7 @@ class Chart:
     run_id: str
     title: str
     unit: str
-    words: Callable[[float], str]
+    format_value: Callable[[float], str]
     lines: Sequence[Line]
     more: int
     """Number of grey ranks, beyond the last colour."""
@@ -126,8 +126,8 @@ def charts_of(
         if lines:
             charts.append(
                 Chart(
-                    run_id=run.run_id, title=quantity.title, unit=quantity.unit, words=quantity.words, lines=lines,
-                    more=len({line.name for line in lines if line.colour is None}),
+                    run_id=run.run_id, title=quantity.title, unit=quantity.unit, format_value=quantity.format_value,
+                    lines=lines, more=len({line.name for line in lines if line.colour is None}),
                 )
             )  # fmt: skip
     return charts
@@ -152,7 +152,7 @@ def render_telemetry(charts: Sequence[Chart]) -> str:
 
 def _figure(chart: Chart) -> str:
     svg = line_chart(
-        chart.title, chart.lines, x_label="minutes", y_label=chart.unit, from_zero=True, y_words=chart.words
+        chart.title, chart.lines, x_label="minutes", y_label=chart.unit, from_zero=True, format_y=chart.format_value
     )
     names = list({line.name: line for line in chart.lines}.values())
     return figure(chart.title, svg, legend(names, chart.more))
@@ -199,18 +199,18 @@ class GpuNow:
     temperature_c: float | None
     power_w: float | None
 
-    def words(self) -> list[str]:
+    def figures(self) -> list[str]:
         """Return the known figures, the most important first: `8 GPUs 97%`, `61.2 of 80 GB`, `64 °C`, `4.1 kW`."""
         name = "GPU" if self.num_gpus == 1 else f"{self.num_gpus} GPUs"
-        figures = [name if self.utilisation is None else f"{name} {self.utilisation:.0%}"]
+        shown = [name if self.utilisation is None else f"{name} {self.utilisation:.0%}"]
         if self.memory_used is not None:
             total = "" if self.memory_total is None else f" of {self.memory_total / 1e9:.3g}"
-            figures.append(f"{self.memory_used / 1e9:.3g}{total} GB")
+            shown.append(f"{self.memory_used / 1e9:.3g}{total} GB")
         if self.temperature_c is not None:
-            figures.append(f"{self.temperature_c:.0f} °C")
+            shown.append(f"{self.temperature_c:.0f} °C")
         if self.power_w is not None:
-            figures.append(f"{number(self.power_w)}W" if self.power_w >= 1e3 else f"{self.power_w:.0f} W")
-        return figures
+            shown.append(f"{number(self.power_w)}W" if self.power_w >= 1e3 else f"{self.power_w:.0f} W")
+        return shown
 
 
 def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
@@ -238,4 +238,4 @@ def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
 def live_figures(paths: RunPaths, attempt: int) -> list[str]:
     """Return the figures of a run's GPUs for a live view, the most important first; [] if it has none."""
     gpu = gpu_now(paths, attempt)
-    return [] if gpu is None else gpu.words()
+    return [] if gpu is None else gpu.figures()

@@ -75,8 +75,8 @@ def _print_advice(tuned: AdvisedRun, sweep: str) -> None:
         say("Nothing stands out.")
         if tuned.state.has_failed:
             print_next(f"why {tuned.run_id}")
-    elif (words := next_command(tuned, sweep)) is not None:
-        print_next(words)
+    elif (command := next_command(tuned, sweep)) is not None:
+        print_next(command)
 
 
 def _print_common_advice(tuned: Sequence[AdvisedRun]) -> None:
@@ -125,41 +125,45 @@ def profile(
     if len(chosen) > 1:
         listed = ", ".join(chosen[:5])
         raise RunStateError(f"a profile is of one run, and {len(chosen)} fit {run}: {listed}. Name one.")
-    found = status.run(chosen[0])
+    chosen_run = status.run(chosen[0])
     asked = ask_for_profile(
-        status.sweep, found, num_steps=steps, ranks=_ranks_of(ranks, found.spec.shape.world_size), timeout_s=timeout
+        status.sweep,
+        chosen_run,
+        num_steps=steps,
+        ranks=_ranks_of(ranks, chosen_run.spec.shape.world_size),
+        timeout_s=timeout,
     )
     if no_wait:
-        files = [status.sweep.run(found.run_id).profile_files(rank)[0] for rank in asked.ranks]
+        files = [status.sweep.run(chosen_run.run_id).profile_files(rank)[0] for rank in asked.ranks]
         if as_json:
-            print_json(_profile_json(found.run_id, asked, []))
+            print_json(_profile_json(chosen_run.run_id, asked, []))
         else:
-            say(f"Asked {found.run_id}, at step {found.step}, for {steps} steps. It will write:")
+            say(f"Asked {chosen_run.run_id}, at step {chosen_run.step}, for {steps} steps. It will write:")
             for file in files:
                 say(f"  {file}")
         return
     progress = [] if as_json else [lambda line: print(line, file=sys.stderr, flush=True)]
-    profiles = await_profile(status.sweep, found.run_id, asked, *progress)
+    profiles = await_profile(status.sweep, chosen_run.run_id, asked, *progress)
     if as_json:
-        print_json(_profile_json(found.run_id, asked, profiles))
+        print_json(_profile_json(chosen_run.run_id, asked, profiles))
         return
     for index, profile in enumerate(profiles):
         say("\n".join(profile.answer.lines), "\n" if index else "")
         say(f"Table: {profile.table}\nTrace: {profile.trace} (chrome://tracing, or https://ui.perfetto.dev)")
 
 
-def _ranks_of(words: str, world_size: int) -> list[int]:
+def _ranks_of(option: str, world_size: int) -> list[int]:
     from hpc_trainer.errors import ConfigError
 
-    if words == "all":
+    if option == "all":
         return list(range(world_size))
     try:
-        return [int(word) for word in words.split(",")]
+        return [int(word) for word in option.split(",")]
     except ValueError as error:
-        raise ConfigError(f"--ranks={words} must be ranks with commas between them, or all. Use --ranks=0.") from error
+        raise ConfigError(f"--ranks={option} must be ranks with commas between them, or all. Use --ranks=0.") from error
 
 
-def _profile_json(run_id: str, request: ProfileRequest, found: Sequence[RankProfile]) -> dict[str, object]:
+def _profile_json(run_id: str, request: ProfileRequest, profiles: Sequence[RankProfile]) -> dict[str, object]:
     """Return the stable form of `profile --json` (docs/json.md)."""
     ranks = [
         {
@@ -167,7 +171,7 @@ def _profile_json(run_id: str, request: ProfileRequest, found: Sequence[RankProf
             **{key: profile.answer.figures.get(key) for key in _FIGURES},
             "advice": [line.removeprefix("advice: ") for line in profile.answer.lines if line.startswith("advice: ")],
         }
-        for profile in found
+        for profile in profiles
     ]  # fmt: skip
     return {"run_id": run_id, "asked": {"num_steps": request.num_steps, "ranks": [*request.ranks]}, "ranks": ranks}
 

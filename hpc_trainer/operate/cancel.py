@@ -48,9 +48,11 @@ def cancel_runs(
 
 def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
     listed = ", ".join(run.run_id for run in runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
-    words = " and ".join(sorted({str(run.elsewhere) for run in runs}))
+    places = " and ".join(sorted({str(run.elsewhere) for run in runs}))
     done = f" Cancelled here: {', '.join(cancelled)}." if cancelled else ""
-    return f"{len(runs)} run(s) were {words}. Nothing of them was touched: {listed}. Give the same command there.{done}"
+    return (
+        f"{len(runs)} run(s) were {places}. Nothing of them was touched: {listed}. Give the same command there.{done}"
+    )
 
 
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
@@ -65,6 +67,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     saving = [run for run in chosen if save and run.state is RunState.RUNNING]
     at_once = [run for run in chosen if run.state.is_active and not (save and run.state is RunState.RUNNING)]
     jobs = _jobs([*marked, *at_once, *_brought_back(status, chosen)])
+    jobs += [job_id for run in (*marked, *chosen) for _, job_id in run.rivals]
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # no run is left that this job could submit

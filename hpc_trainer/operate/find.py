@@ -223,11 +223,11 @@ def find_runs(status: SweepStatus, names: Iterable[str]) -> list[str]:
     wanted = list(names)
     if not wanted:
         return [*status.specs]
-    found: dict[str, None] = {}
+    run_ids: dict[str, None] = {}
     for name in wanted:
         chosen = [name] if name in status.specs else [run_id for run_id in status.specs if fits(run_id, name)]
         if not chosen:
             listed = ", ".join([*status.specs][:10]) or "none"
             raise RunStateError(f"no run of {status.sweep.name} is named {name!r}. Runs: {listed}.")
-        found.update(dict.fromkeys(chosen))
-    return [*found]
+        run_ids.update(dict.fromkeys(chosen))
+    return [*run_ids]

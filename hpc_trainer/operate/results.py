@@ -70,8 +70,8 @@ def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, A
 def _row(
     status: SweepStatus, run: RunStatus, axes: Mapping[str, Any], code: Mapping[str, str | None], taken: Collection[str]
 ) -> dict[str, Any]:
-    told, step = newest_metrics(status, run)
-    metrics = {f"{TOLD}{name}" if name in taken else name: value for name, value in told.items()}
+    metrics_now, step = newest_metrics(status, run)
+    metrics = {f"{TOLD}{name}" if name in taken else name: value for name, value in metrics_now.items()}
     return {
         "run_id": run.run_id,
         **axes,

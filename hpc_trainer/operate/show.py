@@ -46,8 +46,8 @@ class Known:
     def command(self) -> list[str]:
         """Command line of the sweep's newest submit if that submit named this run, else empty."""
         newest = read_json(self.sweep.sweep) or {}
-        words = newest.get("command") if self.spec.run_id in (newest.get("run_ids") or ()) else None
-        return [str(word) for word in words] if isinstance(words, list) else []
+        command = newest.get("command") if self.spec.run_id in (newest.get("run_ids") or ()) else None
+        return [str(word) for word in command] if isinstance(command, list) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +171,9 @@ def sweep_lines(runs_dir: Path) -> list[SweepLine]:
 def _line(paths: SweepPaths) -> SweepLine:
     ledger, specs = known_by_files(paths)
     newest = ledger.submissions[-1] if ledger.submissions else None
-    words = (read_json(paths.sweep) or {}).get("command")
+    command = (read_json(paths.sweep) or {}).get("command")
     return SweepLine(
         name=paths.name, num_runs=len(specs), time=newest.time if newest else 0.0,
         executor=newest.executor if newest else "-",
-        command=[Path(str(words[0])).name, *map(str, words[1:])] if isinstance(words, list) and words else [],
+        command=[Path(str(command[0])).name, *map(str, command[1:])] if isinstance(command, list) and command else [],
     )  # fmt: skip

@@ -362,7 +362,7 @@ def sync_runs(status: SweepStatus, run_ids: Sequence[str], to: TrackerName | Non
     chosen = {run_id: own for run_id in run_ids if (own := _tracker(status, run_id, to)).name.is_synced}
     if not chosen:
         raise ConfigError(
-            f"no run here has {' or '.join(f'tracker={each.value}' for each in SYNCED)}. Name one for all: "
+            f"no run here has {' or '.join(f'tracker={tracker.value}' for tracker in SYNCED)}. Name one for all: "
             f"hpc-trainer sync {status.sweep.name} --to {SYNCED[0].value}"
         )
     prepare_to_write(status.sweep, chosen)

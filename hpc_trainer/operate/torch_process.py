@@ -55,7 +55,7 @@ def ask(module: str, verb: str, asked: Mapping[str, Any], tell: Tell | None = No
             process.kill()
 
 
-def error_of(told: Mapping[str, str]) -> Exception:
+def error_of(answer: Mapping[str, str]) -> Exception:
     """Return the error reported by another process (`worker.answer.told_error`); OSError if it is not in errors.py."""
-    kind = getattr(errors, told["error"], None)
-    return kind(told["message"]) if kind else OSError(f"{told['error']}: {told['message']}")
+    kind = getattr(errors, answer["error"], None)
+    return kind(answer["message"]) if kind else OSError(f"{answer['error']}: {answer['message']}")

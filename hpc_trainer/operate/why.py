@@ -156,24 +156,24 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     """
     clues: list[Clues] = [find(status, run, is_alone=asks_slurm) for find in contributions("clues")]
     named = (rank, *(clue.rank for clue in clues), _rank_to_read(run))
-    rank = next((known for known in named if known is not None), None)
+    rank = next((candidate for candidate in named if candidate is not None), None)
     verdict, memory = _verdict(status, run), _memory(status, run)
     meaning = meaning_of(run) if memory is None else None
-    words = {
+    values = {
         "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
-        "folder": str(status.sweep.run(run.run_id).folder), "found": meaning.found if meaning else "",
+        "folder": str(status.sweep.run(run.run_id).folder), "found": meaning.matched if meaning else "",
         "logs": _logs(run, rank), "idle": _IDLE if rank is None else "", "longer": str(_longer_limit_min(status, run)),
         "memory": more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
     }  # fmt: skip
-    told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
-    evidence, advice = list(_evidence(status, run, rank, clues)), [line.format(**words).rstrip() for line in told]
+    lines = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
+    evidence, advice = list(_evidence(status, run, rank, clues)), [line.format(**values).rstrip() for line in lines]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # a configuration of another version: the general advice stays
             advice = [*memory_advice(run.spec.typed(), memory), _AGAIN]
     if run.limit_warning is not None:
         evidence.append(run.limit_warning)
-        advice = [_NOW_LONGER.format(**words), *advice]
+        advice = [_NOW_LONGER.format(**values), *advice]
     advice += [line for clue in clues for line in clue.advice]
     ledger = ask_ledgers(status, [run], status.faults).get(run.run_id) if asks_slurm else None
     if ledger is not None and (line := ledger_line(ledger)) is not None:

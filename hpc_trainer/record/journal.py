@@ -221,9 +221,9 @@ class FirstWeights:
         return f"init_from: {'; '.join(parts)}."
 
 
-def write_first_weights(paths: RunPaths, found: FirstWeights) -> None:
+def write_first_weights(paths: RunPaths, first_weights: FirstWeights) -> None:
     """Write the file; raise OSError if the file system refused."""
-    write_json(paths.first_weights, asdict(found))
+    write_json(paths.first_weights, asdict(first_weights))
 
 
 def read_first_weights(paths: RunPaths, faults: Faults | None = None) -> FirstWeights | None:
@@ -431,9 +431,9 @@ class Journal:
         """Record that training resumes at `step` (0: the beginning), and the `changes` since the checkpoint."""
         self._append("resume", attempt, step=step, **({"changes": list(changes)} if changes else {}))
 
-    def fit(self, attempt: int, found: Mapping[str, Any]) -> None:
-        """Record the size that `train.micro_batch_size=auto` has chosen; `fits` returns `found` again."""
-        self._append("fit", attempt, found=dict(found))
+    def fit(self, attempt: int, sizes: Mapping[str, Any]) -> None:
+        """Record the size that `train.micro_batch_size=auto` has chosen; `fits` returns `sizes` again."""
+        self._append("fit", attempt, found=dict(sizes))
 
     def fits(self) -> list[tuple[int, dict[str, Any]]]:
         """Return (attempt, result) of every search for a micro-batch size, in order."""

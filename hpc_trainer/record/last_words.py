@@ -33,19 +33,19 @@ _NOT_THE_CAUSE = ("slurmstepd", "srun: error", "srun: Job step aborted", "srun: 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Pattern of a job's last output (`words`), its meaning (`says`), and help for the run {run} (`advice`).
+    """Pattern of a job's last output (`pattern`), its meaning (`says`), and help for the run {run} (`advice`).
 
-    `found` is the pattern's first matching group, for {found} in the texts. `sign_of` fills it in only in `says`.
+    `matched` is the pattern's first matching group, for {found} in the texts. `sign_of` fills it in only in `says`.
     """
 
-    words: re.Pattern[str]
+    pattern: re.Pattern[str]
     says: str
     advice: tuple[str, ...]
-    found: str = ""
+    matched: str = ""
 
 
-def _sign(words: str, says: str, *advice: str) -> Sign:
-    return Sign(re.compile(words), says, advice)
+def _sign(pattern: str, says: str, *advice: str) -> Sign:
+    return Sign(re.compile(pattern), says, advice)
 
 
 _NO_MODULE = "`module avail` on such a node shows what there is; then the right name in cluster.setup"
@@ -135,13 +135,13 @@ SIGNS = (
 
 
 def sign_of(lines: Iterable[str]) -> Sign | None:
-    """Return the sign of the newest line that matches one, with `found` and `says` filled in; None if none matches."""
+    """Return the sign that the newest matching line shows, with `matched` and `says` filled in, or None."""
     for line in reversed([*lines]):
         for sign in SIGNS:
-            match = sign.words.search(line[:_MAX_CHARS])
+            match = sign.pattern.search(line[:_MAX_CHARS])
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
-                return replace(sign, says=sign.says.replace("{found}", named), found=named)
+                return replace(sign, says=sign.says.replace("{found}", named), matched=named)
     return None
 
 
@@ -164,15 +164,15 @@ def words_before_the_worker(
     if by_setup is not None:
         return by_setup
     own = [line for line in _since_logs(lines) if not _SETUP.match(line)]
-    told = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)] or lines
+    shown = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)] or lines
     if sign_of(own) is not None:
-        told = own
-    elif told and _LOGS_TO in told[-1]:  # the rank already wrote into its own log, whose first line names the job
-        said = _tail(folder.paths.logs / _log_name(told[-1]), faults)
-        told = own = [line for line in said if f": job {folder.job_id}, start " not in line] or told
+        shown = own
+    elif shown and _LOGS_TO in shown[-1]:  # the rank already wrote into its own log, whose first line names the job
+        said = _tail(folder.paths.logs / _log_name(shown[-1]), faults)
+        shown = own = [line for line in said if f": job {folder.job_id}, start " not in line] or shown
     message = "the job ended before the worker began"
-    if told:
-        return _words(f"{message}: {_most_telling(told)}", own)
+    if shown:
+        return _words(f"{message}: {_most_telling(shown)}", own)
     printed = _output_of(folder)
     if not is_there(printed):  # Slurm creates the file on the node when the job starts
         blind = "does the node see this folder at the same path, and may it write there?"

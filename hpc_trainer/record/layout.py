@@ -76,21 +76,21 @@ class RunPaths:
     metrics = _Named("metrics.jsonl")
     """One line for each logged step; rank 0 appends."""
     heartbeat = _Named(HEARTBEAT)
-    """Step, speed, ETA; rank 0 replaces."""
+    """Step, speed, ETA; rank 0 replaces it."""
     ledger = _Named("ledger.jsonl")
     """Seconds that attempts spent on each kind of work; rank 0 appends."""
     allocations = _Named("allocations.json")
     """Time for which the run's jobs held their nodes; a command that asks the accounting replaces the file."""
     memory = _Named("memory.json")
-    """Memory of a rank by kind, after the first steps of the newest attempt; rank 0 replaces."""
+    """Memory of a rank by kind, after the first steps of the newest attempt; rank 0 replaces it."""
     result = _Named(RESULT)
     """Final metrics; rank 0 writes once."""
     first_weights = _Named("first_weights.json")
     """Weights that `init_from` loaded, and those that it did not load; rank 0 writes at the first start."""
     profile_table = _Named("profile.txt")
-    """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
+    """Figures, advice and the top operators of the newest profile; rank 0 replaces it."""
     profile_trace = _Named("profile.trace.json.gz")
-    """The newest profile for chrome://tracing or Perfetto; rank 0 replaces."""
+    """The newest profile for chrome://tracing or Perfetto; rank 0 replaces it."""
     stragglers = _Named("stragglers.jsonl")
     """Ranks that slowed the others down (observe/straggler_log.py); rank 0 appends."""
     profile = _Named("profile")
@@ -98,12 +98,12 @@ class RunPaths:
     profile_request = _Named("profile/request.json")
     """The newest profile request; the command replaces or removes it."""
     rendezvous = _Named("rendezvous.json")
-    """Address at which rank 0 listens for the other ranks; rank 0 replaces."""
+    """Address at which rank 0 listens for the other ranks; rank 0 replaces it."""
     agents = _Named("agents.json")
-    """Address at which the nodes' agents meet (`hardware.launcher=torchrun`); that of the first node replaces."""
+    """Address at which the nodes' agents meet (`hardware.launcher=torchrun`); that of the first node replaces it."""
     checkpoints = _Named("checkpoints")
     """Checkpoints: step-00000100/ and so on."""
-    told = _Named("told")
+    logged = _Named("told")
     """Metrics that the user's program logs, a file for each attempt, and the return value of a Hydra app's task."""
     returned = _Named(f"told/{RETURNED}")
     """Return value of the task of a Hydra app; its first rank writes once."""
@@ -114,15 +114,15 @@ class RunPaths:
     submissions = _Named(SUBMISSIONS)
     """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
     lr_range = _Named("lr_range.svg")
-    """The plot of `hpc-trainer find-lr` for this configuration; the command replaces."""
+    """The plot of `hpc-trainer find-lr` for this configuration; the command replaces it."""
     tracker = _Named("tracker.json")
-    """Records of this run that W&B and MLflow already have; `hpc-trainer sync` replaces."""
+    """Records of this run that W&B and MLflow already have; `hpc-trainer sync` replaces it."""
     wandb = _Named("wandb")
     """Folders for `wandb sync`, each with its own range of steps; `hpc-trainer sync` adds one."""
     wandb_work = _Named("wandb.part")
     """Folder that `hpc-trainer sync` is writing for W&B."""
     requeue_token = _Named("requeue.json")
-    """The incarnation that asked for a requeue, so that no incarnation asks twice; rank 0 replaces."""
+    """The incarnation that asked for a requeue, so that no incarnation asks twice; rank 0 replaces it."""
 
     def __init__(self, folder: Path | str) -> None:
         object.__setattr__(self, "place", os.fspath(folder))
@@ -165,6 +165,10 @@ class RunPaths:
         node = f".node-{node_rank}" if node_rank else ""
         return self.logs / f"attempt-{attempt:03d}.environment{node}.json"
 
+    def claim(self, race: str) -> Path:
+        """Return the file by which one of several jobs of the run has claimed the run; the job's rank 0 links it."""
+        return Path(self.at(f"claim-{race}.json"))
+
     @property
     def output(self) -> Path:
         """The folder for all files of the user's program or loop; hpc_trainer keeps no file there.
@@ -182,16 +186,16 @@ class RunPaths:
     def _is_old(self) -> bool:
         return exists(self.at(OLD_JOURNAL), Faults()) is True
 
-    def told_metrics(self, attempt: int) -> Path:
+    def logged_metrics(self, attempt: int) -> Path:
         """Return the file for a program's metrics of one attempt (`$HPC_TRAINER_METRICS`); the program appends."""
-        return self.told / f"attempt-{attempt:03d}.jsonl"
+        return self.logged / f"attempt-{attempt:03d}.jsonl"
 
     def program_end(self, attempt: int, rank: int) -> Path:
         """Return the file that says that a rank's program ended well; that rank writes, rank 0 waits for it."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.end"
 
     def program_worker(self, attempt: int, rank: int) -> Path:
-        """Return the file with the address at which a rank's program will listen (TF_CONFIG); that rank replaces."""
+        """Return the file with the address at which a rank's program will listen (TF_CONFIG); that rank replaces it."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.worker.json"
 
     def program_stop(self, attempt: int) -> Path:
@@ -203,11 +207,11 @@ class RunPaths:
         return self.folder / f"trace.rank-{rank}.jsonl"
 
     def profile_answer(self, rank: int) -> Path:
-        """Return a rank's answer to the newest profile request; that rank replaces."""
+        """Return a rank's answer to the newest profile request; that rank replaces it."""
         return self.profile / f"rank-{rank}.json"
 
     def profile_files(self, rank: int) -> tuple[Path, Path]:
-        """Return the table and the trace of a rank's newest profile; that rank replaces."""
+        """Return the table and the trace of a rank's newest profile; that rank replaces it."""
         if rank == 0:
             return self.profile_table, self.profile_trace
         return self.profile / f"rank-{rank}.txt", self.profile / f"rank-{rank}.trace.json.gz"
@@ -217,7 +221,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.memory.json"
 
     def flight(self, attempt: int, rank: int) -> Path:
-        """Return a rank's flight record, its last operations (`observe/flight.py`); that rank replaces."""
+        """Return a rank's flight record, its last operations (`observe/flight.py`); that rank replaces it."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.flight.json"
 
     def failure(self, attempt: int) -> Path:

@@ -93,9 +93,9 @@ def spent_so_far(
     return record if allocated_time is None else {**record, "allocated_time": allocated_time}
 
 
-def append_spent(paths: RunPaths, attempt: int, step: int, told: Mapping[str, Any]) -> None:
-    """Append the last line of an attempt, with `told` from `spent_so_far`; an error of the file system is ignored."""
-    _append(paths, {"attempt": attempt, "time": time.time(), "step": step, "is_last": True, **told})
+def append_spent(paths: RunPaths, attempt: int, step: int, seconds: Mapping[str, Any]) -> None:
+    """Append the last line of an attempt, with `seconds` from `spent_so_far`; errors of the file system are ignored."""
+    _append(paths, {"attempt": attempt, "time": time.time(), "step": step, "is_last": True, **seconds})
 
 
 def keep_spent(paths: RunPaths, attempt: int) -> None:
@@ -170,18 +170,18 @@ def _parse_allocations(record: Mapping[str, Any]) -> list[Allocation]:
     return [Allocation(**typed(as_table(item), _ALLOCATION)) for item in items]
 
 
-def keep_allocations(paths: RunPaths, told: Sequence[Allocation]) -> None:
+def keep_allocations(paths: RunPaths, allocations: Sequence[Allocation]) -> None:
     """Add allocations that the file does not have. Never raises: a full disk or another's run must not matter."""
     faults = Faults()
     recorded = {allocation.key: allocation for allocation in read_allocations(paths, faults)}
     with contextlib.suppress(OSError, HpcTrainerError):
-        if faults.refusal is not None or recorded.keys() >= {allocation.key for allocation in told}:
+        if faults.refusal is not None or recorded.keys() >= {allocation.key for allocation in allocations}:
             return
         if paths.folder.stat().st_uid == os.getuid():
             check_trusted(paths.folder)
             if os.path.lexists(paths.allocations):
                 check_trusted(paths.allocations)  # otherwise another user's file would look like ours
-            merged = recorded | {allocation.key: allocation for allocation in told}
+            merged = recorded | {allocation.key: allocation for allocation in allocations}
             write_json(
                 paths.allocations, {"allocations": [asdict(allocation) for allocation in merged.values()]}, sync=False
             )
@@ -274,16 +274,16 @@ def ledger_of(
     if not spent_by_attempt:
         return None
     jobs = {attempt.job_id for attempt in attempts}
-    by_key = {each.key: each for each in (*read_allocations(paths, faults), *allocations) if each.job_id in jobs}
+    by_key = {entry.key: entry for entry in (*read_allocations(paths, faults), *allocations) if entry.job_id in jobs}
     matched = match(attempts, list(by_key.values()))
     ledgers = []
     for index, attempt in enumerate(attempts):
         spent, allocation = spent_by_attempt.get(attempt.attempt), matched.get(attempt.attempt)
-        later = [each.resumed_step for each in attempts[index + 1 :] if each.resumed_step is not None]
+        later = [newer.resumed_step for newer in attempts[index + 1 :] if newer.resumed_step is not None]
         stuck = attempt.cause == "stuck" or read_failure(paths.failure(attempt.attempt)).get("type") == "StuckError"
         ledgers.append(_attempt(attempt, spent, allocation, lasting=min(later, default=None), is_stuck=stuck))
-    used = {each.key for each in matched.values()}
-    ledgers += [_untold(each) for key, each in by_key.items() if key not in used and _is_of_run(each, attempts)]
+    used = {allocation.key for allocation in matched.values()}
+    ledgers += [_untold(entry) for key, entry in by_key.items() if key not in used and _is_of_run(entry, attempts)]
     return RunLedger(attempts=ledgers, num_gpus=num_gpus)
 
 
@@ -358,7 +358,7 @@ def match(attempts: Sequence[Attempt], allocations: Sequence[Allocation]) -> dic
 
 
 def _is_of_run(allocation: Allocation, attempts: Sequence[Attempt]) -> bool:
-    """Return True if an allocation without a journal line began within a day of the run's: a reused id is far away."""
+    """Return True if an allocation without a journal line began within a day of an attempt: a reused id is far away."""
     same = [attempt.start_time for attempt in attempts if attempt.job_id == allocation.job_id]
     return min(same) - 86_400 < allocation.start_time < max(same) + 86_400
 
@@ -449,10 +449,10 @@ def _steps_back(rollback: Mapping[str, Any]) -> int:
     return max(0, rollback["step"] - to) if isinstance(to, int) and to >= 0 else 0
 
 
-def _known(told: Mapping[str, float]) -> dict[Kind, float]:
+def _known(spent: Mapping[str, float]) -> dict[Kind, float]:
     """Return seconds by kind; a kind that only a newer version knows counts as part of a step."""
     kinds, seconds = {kind.value: kind for kind in Kind}, dict[Kind, float]()
-    for word, more_s in told.items():
+    for word, more_s in spent.items():
         _add(seconds, kinds.get(word, Kind.step), more_s)
     return seconds
 
@@ -488,12 +488,12 @@ def _largest(shares: list[tuple[str, float]]) -> list[tuple[str, float]]:
     return sorted(shares, key=lambda share: -share[1])
 
 
-def timed_out_words(found: TimedOut, time_limit_min: int) -> str:
+def timed_out_words(timed_out: TimedOut, time_limit_min: int) -> str:
     """Return a clause with the number of attempts that the time limit ended, and the training share of their time."""
-    share = f"{found.share:.1%}".replace("%", " %")
+    share = f"{timed_out.share:.1%}".replace("%", " %")
     return (
-        f"the time limit of {time_limit_min} min ended its last {found.count} attempts, and {share} of their "
-        f"{duration(found.elapsed_s)} was training"
+        f"the time limit of {time_limit_min} min ended its last {timed_out.count} attempts, and {share} of their "
+        f"{duration(timed_out.elapsed_s)} was training"
     )
 
 

@@ -217,9 +217,9 @@ class NewLines:
             end = len(data)
         self._offset += end
         for line in data[:end].splitlines():
-            told = self._parse(line)
-            if told is not None:
-                yield told
+            record = self._parse(line)
+            if record is not None:
+                yield record
 
     def _parse(self, line: bytes) -> Told | None:
         if not line.strip():

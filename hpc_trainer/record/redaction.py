@@ -91,13 +91,13 @@ def _has_secret_words(file: str) -> bool:
     """
     stem = re.sub(r"(\.[A-Za-z0-9~]{1,10})+\Z", "", file.lstrip(".")) or file
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem)
-    words = [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]
-    if not words:
+    parts = [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]
+    if not parts:
         return False
-    if words == ["token"] or "".join(words) in _LAST_WORDS:  # KubeConfig
+    if parts == ["token"] or "".join(parts) in _LAST_WORDS:  # KubeConfig
         return True
-    *_, before, last = ("", *words)
-    if last.rstrip("0123456789") in _LAST_WORDS or words[0] in _FIRST_WORDS:
+    *_, before, last = ("", *parts)
+    if last.rstrip("0123456789") in _LAST_WORDS or parts[0] in _FIRST_WORDS:
         return True
     return (last in ("key", "keys") and before in _BEFORE_KEY) or (last == "token" and before in _BEFORE_TOKEN)
 
@@ -112,23 +112,23 @@ def _one(letter: str) -> str:
     return f"[{letter}{letter.upper()}]" if letter.isalpha() else "[_.-]"
 
 
-def _tree(words: Iterable[str]) -> str:
+def _tree(names: Iterable[str]) -> str:
     """Return a pattern of some words as a tree, so that each letter of a text tries one branch, not each word."""
     rests: dict[str, list[str]] = {}
-    for word in words:
+    for word in names:
         rests.setdefault(word[:1], []).append(word[1:])
     is_end = rests.pop("", None) is not None
     branches = [_one(letter) + _tree(rest) for letter, rest in rests.items()]
     return f"(?:{'|'.join(branches)}){'?' if is_end else ''}" if branches else ""
 
 
-def _just_before(words: Iterable[str], end: str = "") -> str:
+def _just_before(names: Iterable[str], end: str = "") -> str:
     """Return a zero-width pattern that matches just after one of the words, if no letter precedes the word.
 
     The pattern is a tree that begins at the words' ends.
     """
     longer: dict[str, list[str]] = {}
-    for word in words:
+    for word in names:
         longer.setdefault(word[-len(end) - 1 :], []).append(word)
     whole = rf"(?<![a-zA-Z]{''.join(map(_one, end))})" if longer.pop(end, None) else None
     branches = [rf"(?<={''.join(map(_one, key))}){_just_before(rest, key)}" for key, rest in longer.items()]
@@ -161,7 +161,7 @@ _TOKENS = {
 _FORMS = "|".join(rf"{begin}(?<!\w{begin}){rest}" for begin, rest in _TOKENS.items())
 _FIRST = "".join(
     sorted(
-        {letter for word in SECRET_NAME_ENDS for letter in (word[0], word[0].upper())} | {each[0] for each in _TOKENS}
+        {letter for word in SECRET_NAME_ENDS for letter in (word[0], word[0].upper())} | {token[0] for token in _TOKENS}
     )
 )
 _IN_CODE = re.compile(rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}{_QUOTED}|{_FORMS})")
@@ -186,7 +186,7 @@ _LEAST = 8
 class Redaction:
     """Redactor of texts that counts the secrets it has removed."""
 
-    known: Sequence[str] = ()
+    secrets: Sequence[str] = ()
     """Values of known secrets, the longest first."""
     count: int = 0
 
@@ -205,7 +205,7 @@ class Redaction:
         return self._without(text, _IN_CODE)
 
     def _without(self, text: str, named: re.Pattern[str]) -> str:
-        for value in self.known:
+        for value in self.secrets:
             if value in text:
                 self.count += text.count(value)
                 text = text.replace(value, REDACTED)
@@ -218,17 +218,17 @@ class Redaction:
         self.count += count + num_hits
         return text
 
-    def _key(self, found: re.Match[str]) -> str:
-        if REDACTED in found[2]:
-            return found[0]
+    def _key(self, match: re.Match[str]) -> str:
+        if REDACTED in match[2]:
+            return match[0]
         self.count += 1
-        return found[1] + "\n" * found[2].count("\n") + REDACTED
+        return match[1] + "\n" * match[2].count("\n") + REDACTED
 
-    def words(self, words: Iterable[str]) -> list[str]:
+    def arguments(self, arguments: Iterable[str]) -> list[str]:
         """Return a command line without secrets, including the value after `--token` and every form of `NAME=VALUE`."""
         kept: list[str] = []
         is_next = False
-        for word in words:
+        for word in arguments:
             name, sign, value = word.partition("=")
             is_secret = _is_secret(name.lstrip("-"))
             if is_next and not word.startswith("-"):
@@ -271,14 +271,14 @@ class Redaction:
 
 
 # Functions, because a replacement template takes twice the time.
-def _after_begin(found: re.Match[str]) -> str:
-    return found[1] + REDACTED
+def _after_begin(match: re.Match[str]) -> str:
+    return match[1] + REDACTED
 
 
-def _after_sign(found: re.Match[str]) -> str:
+def _after_sign(match: re.Match[str]) -> str:
     """Keep the name and the sign or quote before the value: the text up to the end of the pattern's last group."""
-    last = found.lastindex
-    return REDACTED if last is None else found[0][: found.end(last) - found.start()] + REDACTED
+    last = match.lastindex
+    return REDACTED if last is None else match[0][: match.end(last) - match.start()] + REDACTED
 
 
 def _is_secret(name: str) -> bool:

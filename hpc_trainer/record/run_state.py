@@ -42,7 +42,16 @@ from hpc_trainer.record.reading import (
     typed,
 )
 from hpc_trainer.record.states import CANCEL, DONE, ENDS, UNEXPLAINED, RunState
-from hpc_trainer.record.submissions import SUCCESSOR, Ledger, Submission, Waiting, newest_in, read_ledger
+from hpc_trainer.record.submissions import (
+    SUCCESSOR,
+    Job,
+    Ledger,
+    Submission,
+    Waiting,
+    newest_in,
+    read_ledger,
+    winner_of,
+)
 from hpc_trainer.slurm import terms
 from hpc_trainer.slurm.commands import cluster_name
 from hpc_trainer.slurm.queue import (
@@ -85,6 +94,10 @@ class RunFolder:
     """True if the run has no folder, or the folder is empty."""
     untold_job: str | None = None
     """The job of the newest attempt, if it is newer than `submission` and no submission records it."""
+    rivals: tuple[Job, ...] = ()
+    """The run's jobs on other hardware, which were submitted together with `submission` (`hardware=first:a,b`)."""
+    is_claimed: bool = False
+    """True if the job of `submission` has claimed the run, so that `rivals` end without starting it."""
 
     @property
     def newest(self) -> Attempt | None:
@@ -133,7 +146,7 @@ class RunFolder:
 
 def read_folder(
     paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
-    names: Collection[str] | None = None, *, is_listed: bool = False,
+    names: Collection[str] | None = None, *, is_listed: bool = False, rivals: Sequence[Job] = (),
 ) -> RunFolder:  # fmt: skip
     """Read the folder of a run; damaged files are reported in `faults`.
 
@@ -147,6 +160,7 @@ def read_folder(
         names: the names in the folder, if it was listed just now.
         is_listed: True if a listing of the sweep's folder showed this folder a moment ago. If the folder is missing
             now, the state of the run is unknown.
+        rivals: all jobs of the newest submission, if it went to several shapes.
     """
     faults, journal_faults, unseen = Faults(), Faults(), Faults()
     listed = list_folder(paths.place, unseen) if names is None else names
@@ -170,6 +184,8 @@ def read_folder(
     faults += [*book.damage, *journal_faults, *lost, *unseen]
     if latest is None and book.submissions:
         waiting = None  # the array that these successors follow took the run out of the queue, and its line is lost
+    winner = winner_of(paths, rivals, {attempt.job_id for attempt in story.attempts}) if rivals else None
+    latest = winner or latest
     submission, index = newest_in(book, latest) or (None, 0)
     own_jobs = {submission.job_id for submission in book.submissions if submission.job_id is not None}
     all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # copied only if there is something to add
@@ -197,6 +213,8 @@ def read_folder(
         unread=unread,
         is_empty=listed == [],
         untold_job=untold_job,
+        rivals=tuple(rival for rival in rivals if latest is None or rival[0].uuid != latest[0].uuid),
+        is_claimed=winner is not None,
     )
 
 
@@ -220,12 +238,15 @@ def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attem
     return [f"{name} is there, and cannot be opened here yet: ask again in a minute"] if is_hidden else []
 
 
-def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
+def unstarted_folder(
+    paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None, rivals: Sequence[Job] = ()
+) -> RunFolder:
     """Return the RunFolder of a run that has no folder yet; arguments as for `read_folder`."""
     submission, index = latest or (None, 0)
     return RunFolder(
         paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
         attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
+        rivals=tuple(rival for rival in rivals if rival[0] is not submission),
     )  # fmt: skip
 
 
@@ -369,6 +390,12 @@ class SchedulerView:
         # This cluster's sbatch returned this id moments ago: no other job can have it.
         is_here = folder.submission is not None and folder.submission.cluster == self.cluster is not None
         return folder.job_id if is_here and self.is_young(folder) and not self.has_foreign_job(folder) else None
+
+    def rival_jobs(self, folder: RunFolder) -> list[tuple[Submission, str]]:
+        """Return the run's jobs on other hardware that the queue shows, each with its submission."""
+        as_own = (_with_job(folder, rival, self.queue or {}) for rival in folder.rivals)
+        jobs = ((each.submission, self.own_job(each)) for each in as_own)
+        return [(submission, job_id) for submission, job_id in jobs if submission is not None and job_id is not None]
 
 
 def _is_its(entry: JobRow, folder: RunFolder) -> bool:
@@ -628,19 +655,19 @@ def read_finished(sweep: SweepPaths) -> Mapping[str, str]:
     return {run_id: uuid for run_id, uuid in runs.items() if isinstance(uuid, str) and uuid}
 
 
-def record_finished(sweep: SweepPaths, known: Mapping[str, str], found: Mapping[str, str]) -> None:
+def record_finished(sweep: SweepPaths, recorded: Mapping[str, str], finished: Mapping[str, str]) -> None:
     """Replace the file if enough runs have been found finished that it does not name.
 
     Never raises: after a failure, such as a full disk or a user who may only read, the next command takes longer.
 
     Args:
         sweep: the sweep.
-        known: the result of `read_finished`.
-        found: run id -> uuid of the newest submission, for every run that was found to be done.
+        recorded: the result of `read_finished`.
+        finished: run id -> uuid of the newest submission, for every run that was found to be done.
     """
-    runs = {run_id: uuid for run_id, uuid in found.items() if uuid}
-    num_new = sum(known.get(run_id) != uuid for run_id, uuid in runs.items())
-    if len(runs) < _LEAST_RUNS or num_new <= _NEW_SHARE * len(known):
+    runs = {run_id: uuid for run_id, uuid in finished.items() if uuid}
+    num_new = sum(recorded.get(run_id) != uuid for run_id, uuid in runs.items())
+    if len(runs) < _LEAST_RUNS or num_new <= _NEW_SHARE * len(recorded):
         return
     with contextlib.suppress(OSError, HpcTrainerError):
         if sweep.folder.stat().st_uid != os.getuid():
@@ -763,12 +790,14 @@ def ask_slurm(
         )
         return dataclasses.replace(named, unnamed=None)
     view = SchedulerView(queue, {}, asked_time=begin, cache_age_s=age_s)
+    _take_rivals(folders, asked, queue)
     _take_found_jobs(folders, asked, queue)
     left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
     if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
         raise went_away(sweep)
     for run_id in left:
         folders[run_id] = read(run_id)  # now shows the files that the run wrote at its end
+    _take_rivals(folders, left, queue)
     left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
     try:
         gone = [(folder.job_id, folder.submission) for folder in map(folders.__getitem__, left)]
@@ -827,6 +856,39 @@ def decide_now(
     if not folder.is_on_slurm and not folder.is_settled and not decide(folder, view)[0].is_active:
         folders[run_id] = read(run_id)
     return decide(folders[run_id], view)
+
+
+def _with_job(folder: RunFolder, job: Job, queue: Mapping[str, QueueEntry]) -> RunFolder:
+    """Return the folder as if this job were the run's only one; an intent without an answer is looked up."""
+    submission, element = job
+    if submission.job_id is None and (found := find_by_uuid(queue.values(), submission.uuid)) is not None:
+        submission = dataclasses.replace(submission, job_id=found)
+    return dataclasses.replace(folder, submission=submission, element=element, job_id=submission.element_id(element))
+
+
+def _take_rivals(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
+    """Replace each run's job by the one of its rivals that is nearest to a start, while none has claimed the run.
+
+    A job at work comes before one that waits, one that waits before one that is held, and each before one that is gone.
+    """
+    view = SchedulerView(queue, {})
+
+    def place(folder: RunFolder) -> int:
+        entry = view.job_of(folder)
+        if entry is None:
+            return 3
+        if entry.state in terms.HAS_NODES:
+            return 0
+        return 2 if entry.state in terms.HELD or says_held(entry.reason) else 1
+
+    for run_id in run_ids:
+        folder = folders[run_id]
+        if not folder.rivals or folder.is_claimed or folder.submission is None:
+            continue
+        jobs = [*folder.rivals, (folder.submission, folder.element)]
+        best = min((_with_job(folder, job, queue) for job in jobs), key=place)
+        rivals = tuple(job for job in jobs if best.submission is not None and job[0].uuid != best.submission.uuid)
+        folders[run_id] = dataclasses.replace(best, rivals=rivals)
 
 
 def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:

@@ -77,6 +77,15 @@ SPEC_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherShape:
+    """Further hardware on which a run may start: its profile, its shape, and the sections that differ there."""
+
+    hardware: str
+    shape: Shape
+    sections: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """One run as it was submitted. Editing YAML or code afterwards does not change it."""
 
@@ -90,6 +99,35 @@ class RunSpec:
     num_steps: int
     """Optimizer steps of the whole run."""
     config: Mapping[str, Any]
+    others: tuple[OtherShape, ...] = ()
+    """Further hardware of a run that is submitted to several (`hardware=first:a,b`), in order; the first is `shape`."""
+
+    def on(self, choice: int) -> RunSpec:
+        """Return the run as it is on one item of its list of hardware, without the list; 0 is the first item.
+
+        Raises:
+            RunStateError: the list has no such item.
+        """
+        if choice > len(self.others):
+            raise RunStateError(f"{self.run_id}: its spec has no hardware number {choice}. {WRITE_AGAIN}")
+        if not choice:
+            return dataclasses.replace(self, others=()) if self.others else self
+        other = self.others[choice - 1]
+        config = {**self.config, **other.sections}
+        return dataclasses.replace(self, hardware=other.hardware, shape=other.shape, config=config, others=())
+
+    def on_each(self) -> list[RunSpec]:
+        """Return the run as it is on each item of its list of hardware; only itself without a list."""
+        return [self.on(choice) for choice in range(len(self.others) + 1)]
+
+    @property
+    def hardware_names(self) -> str:
+        """The hardware's name, or the list `first:a,b` as the user types it, with partitions if the names are equal."""
+        names = [self.hardware, *(other.hardware for other in self.others)]
+        if len(set(names)) < len(names):
+            shapes = [self.shape, *(other.shape for other in self.others)]
+            names = [f"{name}:{shape.partition or 'default'}" for name, shape in zip(names, shapes, strict=True)]
+        return names[0] if len(names) == 1 else f"first:{','.join(names)}"
 
     @property
     def is_lost(self) -> bool:
@@ -126,6 +164,19 @@ class RunSpec:
                 f"frozen {self.digest[:8]}). Submit it again under another sweep_name."
             )
         return config
+
+
+def join_shapes(specs: Sequence[RunSpec]) -> RunSpec:
+    """Return one run of a list of hardware; `specs` are the run on each item, in order. Equal shapes are kept once."""
+    first, *rest = specs
+    others: list[OtherShape] = []
+    seen = [(first.hardware, first.shape)]
+    for spec in rest:
+        if (spec.hardware, spec.shape) not in seen:
+            seen.append((spec.hardware, spec.shape))
+            sections = {key: value for key, value in spec.config.items() if value != first.config.get(key)}
+            others.append(OtherShape(hardware=spec.hardware, shape=spec.shape, sections=sections))
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def lost_spec(run_id: str, hardware: str = "?") -> RunSpec:
@@ -185,6 +236,11 @@ def _line(spec: RunSpec, texts: dict[int, tuple[object, str]]) -> str:
         "format": SPEC_FORMAT, "run_id": spec.run_id, "digest": spec.digest, "axes": dict(spec.axes),
         "overrides": spec.overrides, "hardware": spec.hardware, "num_steps": spec.num_steps,
     }  # fmt: skip
+    if spec.others:  # not under the names `shape` and `config`, by which `_quickly` finds the ends of the line's parts
+        head["others"] = [
+            {"hardware": other.hardware, "resources": dataclasses.asdict(other.shape), "sections": other.sections}
+            for other in spec.others
+        ]
     return seal(f"{json.dumps(head)[:-1]}{_SHAPE}{texts[id(spec.shape)][1]}{_CONFIG}{{{config}}}}}") + "\n"
 
 
@@ -262,7 +318,7 @@ def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | No
         return RunSpec(
             run_id=record["run_id"], digest=record["digest"], axes=record["axes"],
             overrides=tuple(record["overrides"]), shape=shapes[text], hardware=record["hardware"],
-            num_steps=record["num_steps"], config=LateConfig(path, line.offset, len(data)),
+            num_steps=record["num_steps"], config=LateConfig(path, line.offset, len(data)), others=_others(record),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None
@@ -327,7 +383,7 @@ def _parse(record: Mapping[str, Any]) -> RunSpec:
         spec = RunSpec(
             run_id=record["run_id"], digest=as_text(record["digest"]), axes=record["axes"],
             overrides=tuple(record["overrides"]), shape=shape, hardware=config["hardware"]["name"],
-            num_steps=config["train"]["num_steps"], config=config,
+            num_steps=config["train"]["num_steps"], config=config, others=_others(record),
         )  # fmt: skip
         is_sound = (
             is_run_id(as_text(spec.run_id))
@@ -344,6 +400,15 @@ def _parse(record: Mapping[str, Any]) -> RunSpec:
     if not is_sound:
         raise ValueError("it is of another version, or damaged")
     return spec
+
+
+def _others(record: Mapping[str, Any]) -> tuple[OtherShape, ...]:
+    return tuple(
+        OtherShape(
+            hardware=as_text(other["hardware"]), shape=Shape(**other["resources"]), sections=dict(other["sections"])
+        )
+        for other in record.get("others", ())
+    )
 
 
 def _fits(section: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> bool:

@@ -67,7 +67,14 @@ from hpc_trainer.record.run_state import (
 )
 from hpc_trainer.record.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
 from hpc_trainer.record.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
-from hpc_trainer.record.submissions import Ledger, Submission, latest_of_each_run, read_ledger
+from hpc_trainer.record.submissions import (
+    Job,
+    Ledger,
+    Submission,
+    latest_of_each_run,
+    read_ledger,
+    rivals_of_each_run,
+)
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import Allocation, QueueEntry, array_of, ask_allocations, find_by_uuid
@@ -108,6 +115,10 @@ class RunStatus:
     """Id of the run's Slurm job, if the job is certainly its own. Only then may it be signalled or waited for."""
     waiting_job: str | None = None
     """Id of the run's Slurm job, if the queue shows that the job has not begun."""
+    rivals: Sequence[tuple[Submission, str]] = ()
+    """The run's jobs on other hardware that are in the queue (`hardware=first:a,b`), each with its submission."""
+    is_claimed: bool = False
+    """True if one of several jobs has started the run, so that `rivals` are not needed any more."""
     elsewhere: str | None = None
     """Reason why the run's job may be on another cluster, as words after "it was" (`SchedulerView.elsewhere`)."""
     device_warning: str | None = None
@@ -230,6 +241,8 @@ def status_of(
         waiting_job=waiting.job_id if waiting is not None else None,
         pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
         elsewhere=view.elsewhere(folder) if state.is_active else None,
+        rivals=view.rival_jobs(folder) if folder.rivals else (),
+        is_claimed=folder.is_claimed,
     )
 
 
@@ -269,8 +282,8 @@ _MIN_GOODPUT = ClusterConfig().min_goodput  # specs of older versions lack the k
 _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
 
 
-def _speed(found: Mapping[str, Any]) -> Mapping[str, float]:
-    return {key: found[key] for key in SPEED if is_number(found.get(key))}
+def _speed(heartbeat: Mapping[str, Any]) -> Mapping[str, float]:
+    return {key: heartbeat[key] for key in SPEED if is_number(heartbeat.get(key))}
 
 
 def _step(folder: RunFolder) -> int:
@@ -350,8 +363,8 @@ def _as_in_the_grid(specs: dict[str, RunSpec], names: Sequence[str]) -> dict[str
     return {name: specs[name] for name in names if name in specs} if is_whole else specs
 
 
-def _run_folders(sweep: SweepPaths, present: Iterable[str], known: Collection[str], faults: Faults) -> list[str]:
-    names = [name for name in present if name not in known]
+def _run_folders(sweep: SweepPaths, present: Iterable[str], listed: Collection[str], faults: Faults) -> list[str]:
+    names = [name for name in present if name not in listed]
     runs = (sweep.run(name) for name in names if _ENDS_AS_A_RUN.search(name))
     signs = ((run.run_id, (run.journal(0), run.at(OLD_JOURNAL), run.heartbeat, run.logs)) for run in runs)
     return [run_id for run_id, paths in signs if any(exists(path, faults) is not False for path in paths)]
@@ -388,7 +401,7 @@ class LostJobs:
 
 
 def find_lost_jobs(
-    sweep: SweepPaths, ledger: Ledger, known: Sequence[Submission], queue: Mapping[str, QueueEntry] | None,
+    sweep: SweepPaths, ledger: Ledger, submissions: Sequence[Submission], queue: Mapping[str, QueueEntry] | None,
     faults: Faults, *, needs_submit: bool,
 ) -> LostJobs:  # fmt: skip
     """Find lost jobs in squeue's answer and, if a run would be submitted, among this machine's processes.
@@ -396,21 +409,21 @@ def find_lost_jobs(
     Args:
         sweep: the sweep.
         ledger: the content of submissions.jsonl.
-        known: the newest submission of each run.
+        submissions: the newest submission of each run.
         queue: squeue's answer; None if there was none.
         faults: gets a fault for each folder that cannot be listed.
         needs_submit: True if a run would be submitted.
     """
     if ledger.unread is not None:
         return LostJobs(unseen=doubts.unreadable(ledger.unread))
-    in_queue = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults, needs_submit=needs_submit)
+    in_queue = _jobs_in_queue(sweep, ledger, submissions, (queue or {}).values(), faults, needs_submit=needs_submit)
     if needs_submit and exists(sweep.local_logs, faults) is not False:
         return replace(in_queue, runs={**_runs_of_queues(sweep, ledger), **in_queue.runs})
     return in_queue
 
 
 def _jobs_in_queue(
-    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults, *,
+    sweep: SweepPaths, ledger: Ledger, more: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults, *,
     needs_submit: bool,
 ) -> LostJobs:  # fmt: skip
     """Return the jobs in the queue that carry the uuid of one of this sweep's batch scripts but of no submission.
@@ -418,7 +431,7 @@ def _jobs_in_queue(
     A job may have the sweep's name but no script here, because another sweep may have the same name. If a run may be
     submitted, Slurm is asked for that job's script.
     """
-    submissions = {submission.uuid[:8]: submission for submission in (*ledger.submissions, *ledger.top_ups, *known)}
+    submissions = {submission.uuid[:8]: submission for submission in (*ledger.submissions, *ledger.top_ups, *more)}
     arrays: dict[str, None] = {}
     runs: dict[str, Holder] = {}
     named: dict[str, str] = {}
@@ -588,17 +601,18 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         raise went_away(sweep)  # else its runs would look as if they had not begun
     began = frozenset(listed or ())
     submissions = latest_of_each_run(ledger.submissions)
+    rivals = rivals_of_each_run(ledger.submissions)
     jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
 
     def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
         return read_folder(
             sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs, names,
-            is_listed=run_id in began,
+            is_listed=run_id in began, rivals=rivals.get(run_id, ()),
         )  # fmt: skip
 
     notes: list[str] = []
     finished = read_finished(sweep) if is_look else {}
-    folders = _first_look(sweep, specs, listed, read, submissions, ledger, finished)
+    folders = _first_look(sweep, specs, listed, read, submissions, rivals, ledger, finished)
     # A batch script proves that this sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
@@ -612,16 +626,20 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
 
-    def known(run_id: str, folder: RunFolder, end: End) -> RunStatus:
-        return status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id), faults)
+    def run_status(run_id: str, folder: RunFolder, end: End) -> RunStatus:
+        spec = specs[run_id]
+        choice = folder.submission.choice if folder.submission is not None and folder.is_claimed else None
+        if choice is not None and choice <= len(spec.others):  # the hardware on which the run has started
+            spec = spec.on(choice)
+        return status_of(spec, folder, view, end, ledger.refused.get(run_id), faults)
 
     @functools.cache  # a second call neither reads the folder again nor reports its faults twice
     def read_done(run_id: str) -> RunStatus:
         folder = read(run_id)
         faults.extend(folder.faults)
-        return known(run_id, folder, decide(folder, view))
+        return run_status(run_id, folder, decide(folder, view))
 
-    runs = [known(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
+    runs = [run_status(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
     lost = find_lost_jobs(
         sweep, ledger, [run.submission for run in runs if run.submission], view.queue, faults,
         needs_submit=not is_told or any(run.state.needs_submit for run in runs),
@@ -676,7 +694,7 @@ def _unseen(ledger: Ledger) -> Doubt:
 
 def _first_look(
     sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[..., RunFolder],
-    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger, finished: Mapping[str, str],
+    submissions: Mapping[str, Job], rivals: Mapping[str, Sequence[Job]], ledger: Ledger, finished: Mapping[str, str],
 ) -> dict[str, RunFolder]:  # fmt: skip
     """Return the folders of runs that are not done.
 
@@ -689,6 +707,7 @@ def _first_look(
         listed: the names in the sweep's folder, which show what runs have no folder yet; None if it was not listed.
         read: reads the folder of a run, given its id and the names in it.
         submissions: the newest submission of each run, and the run's index in it.
+        rivals: all jobs of each run whose newest submission went to several shapes.
         ledger: the content of submissions.jsonl.
         finished: the result of `read_finished`; {} if the caller acts on the status.
     """
@@ -700,7 +719,8 @@ def _first_look(
         latest = submissions.get(run_id)
         uuid = latest[0].uuid if latest is not None else ""
         if run_id not in present:
-            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, _reason(ledger, run_id))
+            waits, jobs = _reason(ledger, run_id), rivals.get(run_id, ())
+            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, waits, jobs)
         elif (uuid and finished.get(run_id) == uuid) or DONE in (names := _names_of(f"{place}/{run_id}")):
             done[run_id] = uuid
         else:
@@ -768,12 +788,12 @@ _FEW = 20
 """Largest number of array elements about which sacct is asked one by one; above it, about whole arrays."""
 
 
-def ledger_of_run(status: SweepStatus, run: RunStatus, told: Sequence[Allocation] = ()) -> RunLedger | None:
-    """Return the ledger of one run from its files and `told`, the accounting's new answer; None if it has none."""
+def ledger_of_run(status: SweepStatus, run: RunStatus, allocations: Sequence[Allocation] = ()) -> RunLedger | None:
+    """Return the ledger of one run, or None, from its files and `allocations`, the accounting's new answer."""
     shape = run.spec.shape
     return ledger_of(
         status.sweep.run(run.run_id), run.attempts, num_gpus=shape.num_nodes * shape.gpus_per_node,
-        allocations=told, faults=status.faults_of(run.run_id),
+        allocations=allocations, faults=status.faults_of(run.run_id),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.record.files import append_lines, make_folder, to_json, write_atomic
+from hpc_trainer.record.files import append_lines, claim, make_folder, to_json, write_atomic
 from hpc_trainer.record.layout import SUBMISSIONS, RunPaths, SweepPaths, is_run_id
 from hpc_trainer.record.reading import (
     Faults,
@@ -60,13 +60,20 @@ def as_digest(value: object) -> str:
     raise ValueError("code is not a digest")
 
 
+def as_race(value: object) -> str:
+    """Return the identifier of a race, 32 hex digits, which is part of the name of the file that decides it."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32}", value):
+        return value
+    raise ValueError("race is not an identifier")
+
+
 CHANGE = {"run_ids": as_run_ids, "changes": tuple_of(as_text), "user": as_text, "time": as_time}
 INTENT = {
     "uuid": as_text, "executor": as_text, "hardware": as_text, "run_ids": as_run_ids, "time": as_time, "kind": as_text,
 }  # fmt: skip
 MAY_INTENT = {
     "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": tuple_of(as_count),
-    "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time,
+    "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time, "race": as_race, "choice": as_count,
 }  # fmt: skip
 
 
@@ -100,6 +107,10 @@ class Submission:
     """Number of earlier attempts of each run, for the local executor; () in files that are older than this field."""
     cluster: str | None = None
     """Name of the cluster that got the job, as it reports it; None if it reports none, and in older files."""
+    race: str | None = None
+    """Identifier that the submissions of a run to several shapes share; the first job that starts has the run."""
+    choice: int = 0
+    """Item of the run's list of hardware to which the job was submitted (`RunSpec.on`)."""
     doubt_time: float | None = None
     """Time when sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job."""
     job_id: str | None = None
@@ -162,13 +173,13 @@ class Ledger:
 def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
     parallelism: int | None = None, code: str | None = None, after: str | None = None,
-    num_attempts: Sequence[int] = (), cluster: str | None = None,
+    num_attempts: Sequence[int] = (), cluster: str | None = None, race: str | None = None, choice: int = 0,
 ) -> Submission:  # fmt: skip
     """Record what will be submitted next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
-        cluster=cluster,
+        cluster=cluster, race=race, choice=choice,
     )  # fmt: skip
     append_lines(paths.submissions, [_record(intent)], sealed=True)
     _write_copy(paths, intent)
@@ -268,9 +279,9 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     )
 
 
-def _read(paths: Book, told: _Told, faults: Faults) -> _Reader:
+def _read(paths: Book, records: _Told, faults: Faults) -> _Reader:
     book = _Reader()
-    for number, record in told:
+    for number, record in records:
         if record is not None:
             try:
                 book.take(record)
@@ -298,17 +309,18 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
     return sorted(copies, key=lambda record: float(record["time"]))
 
 
-def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
+def _with_copies(records: _Told, copies: Sequence[dict[str, Any]], answered: Collection[str]) -> _Told:
     """Return the records with the copies inserted.
 
-    A copy of a `known` uuid comes last. Any other copy comes before the lines about its submission, or else by time.
+    A copy whose uuid is in `answered` comes last. Other copies come before the lines about their submission, or else
+    by time.
     """
-    merged = list(told)
+    merged = list(records)
     for copy in copies:
         lines = [(place, record) for place, (_, record) in enumerate(merged) if record is not None]
         own = [place for place, record in lines if record.get("uuid") == copy["uuid"]]
         later = [place for place, record in lines if is_number(record.get("time")) and record["time"] > copy["time"]]
-        place = len(merged) if copy["uuid"] in known else min(own or later, default=len(merged))
+        place = len(merged) if copy["uuid"] in answered else min(own or later, default=len(merged))
         merged.insert(place, (None, copy))
     return merged
 
@@ -392,6 +404,67 @@ def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Sub
     return {
         run_id: (submission, index) for submission in submissions for index, run_id in enumerate(submission.run_ids)
     }
+
+
+Job = tuple[Submission, int]
+"""A submission of a run, and the run's index in it."""
+
+
+def rivals_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Job, ...]]:
+    """Return run id -> the jobs of its newest submission to several shapes, in order; runs with one job are left out.
+
+    One of the jobs has the run once it has claimed the run (`claim_run`).
+    """
+    rivals: dict[str, list[Job]] = {}
+    for submission in submissions:
+        for index, run_id in enumerate(submission.run_ids):
+            if submission.race is None:
+                rivals.pop(run_id, None)
+            elif run_id in rivals and rivals[run_id][-1][0].race == submission.race:
+                rivals[run_id].append((submission, index))
+            else:
+                rivals[run_id] = [(submission, index)]
+    return {run_id: tuple(jobs) for run_id, jobs in rivals.items()}
+
+
+def claim_run(paths: RunPaths, own: Submission) -> bool:
+    """Claim the run for one of several submissions; return True if it has the run, by this or an earlier call.
+
+    Of any number of jobs that start in the same moment exactly one gets True, also on NFS (`files.claim`).
+
+    Raises:
+        OSError: the file system refused.
+        RunStateError: the claim cannot be read, so that another job may have the run.
+    """
+    assert own.race is not None
+    place = paths.claim(own.race)
+    record = {"uuid": own.uuid, "job_id": own.job_id, "time": time.time()}
+    if claim(place, f"{seal(to_json(record))}\n".encode()):
+        return True
+    holder = claimed_by(paths, own.race)
+    if holder is None:
+        raise RunStateError(f"{place} is there and cannot be read: which job has {paths.run_id} is not known.")
+    return holder == own.uuid
+
+
+def claimed_by(paths: RunPaths, race: str, faults: Faults | None = None) -> str | None:
+    """Return the uuid of the submission that has claimed the run; None if none has, or the claim cannot be read."""
+    found = (read_json(paths.claim(race), Faults() if faults is None else faults) or {}).get("uuid")
+    return found if isinstance(found, str) else None
+
+
+def winner_of(paths: RunPaths, rivals: Sequence[Job], jobs_seen: Collection[str] = ()) -> Job | None:
+    """Return the one of several jobs of a run that has the run; None if none of them has started.
+
+    Args:
+        paths: the run.
+        rivals: the jobs of the run's newest submission to several shapes.
+        jobs_seen: job ids of the run's attempts, which tell the winner if its claim is lost.
+    """
+    holder = claimed_by(paths, rivals[0][0].race or "")
+    by_claim = next((rival for rival in rivals if rival[0].uuid == holder), None)
+    by_attempt = (rival for rival in rivals if rival[0].element_id(rival[1]) in jobs_seen)
+    return by_claim or next(by_attempt, None)
 
 
 def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:

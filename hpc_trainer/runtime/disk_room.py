@@ -67,6 +67,16 @@ class QuotaWatch:
             self._ask()
         return self._room
 
+    def answer(self, timeout_s: float) -> Room:
+        """Ask now, wait for the answer, and return it; no limits if there is no command, or no answer in time."""
+        self._ask()
+        if self._asked is not None:
+            try:
+                self._room = read_answer(self._asked.communicate(timeout=timeout_s)[0], self._mount[1])
+            except subprocess.TimeoutExpired:
+                self._asked.kill()
+        return self._room
+
     def _ask(self) -> None:
         self._time = time.monotonic()
         kind, _ = self._mount

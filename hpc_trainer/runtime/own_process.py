@@ -150,7 +150,7 @@ def _answer_here(answer: Callable[[dict[str, Any]], dict[str, Any]], line: str, 
     os._exit(0)
 
 
-def _say(out: int, found: Mapping[str, Any]) -> None:
-    data = json.dumps(found).encode() + b"\n"
+def _say(out: int, result: Mapping[str, Any]) -> None:
+    data = json.dumps(result).encode() + b"\n"
     while data:
         data = data[os.write(out, data) :]

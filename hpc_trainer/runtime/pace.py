@@ -292,5 +292,7 @@ def _between_s(attempts: Sequence[Attempt]) -> float:
 
     An attempt that was killed has no end in the journal; its time does not count.
     """
-    worked = sum(max(0.0, each.end_time - each.start_time) for each in attempts if each.end_time is not None)
+    worked = sum(
+        max(0.0, attempt.end_time - attempt.start_time) for attempt in attempts if attempt.end_time is not None
+    )
     return mean_time_between_interruptions(max(0, len(attempts) - 1), worked)

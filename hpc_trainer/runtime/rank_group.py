@@ -1,4 +1,4 @@
-"""Ranks of one attempt, and what they say to each other outside the training step.
+"""Ranks of one attempt, and their messages outside the training step.
 
 Collectives of the group, errors of an action as JSON that ranks exchange, short messages over the process group's
 key-value store from any thread, and polls on a stop: after the step of a custom loop, and inside an evaluation.
@@ -192,7 +192,7 @@ def on_each_rank(group: RankGroup, action: Callable[[], tuple[T, Any]]) -> tuple
     outcome, cause = attempt(share)
     outcomes = group.gather(outcome)
     raise_any(outcomes, cause)
-    return kept[0], [each["value"] for each in outcomes]
+    return kept[0], [outcome["value"] for outcome in outcomes]
 
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05

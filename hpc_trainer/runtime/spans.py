@@ -126,8 +126,8 @@ class Spans:
             span = span.outer
         moments = {begin, end}.union(*((first, last) for first, last, _ in spans if last > begin))
         seconds: dict[Kind, float] = {}
-        for since, until in itertools.pairwise(sorted(each for each in moments if begin <= each <= end)):
-            around = [each for each in spans if each[0] <= since and each[1] >= until]
+        for since, until in itertools.pairwise(sorted(moment for moment in moments if begin <= moment <= end)):
+            around = [candidate for candidate in spans if candidate[0] <= since and candidate[1] >= until]
             if around:
                 kind = max(around, key=operator.itemgetter(0))[2]
                 seconds[kind] = seconds.get(kind, 0.0) + until - since

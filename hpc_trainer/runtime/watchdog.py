@@ -94,8 +94,8 @@ class Watchdog:
     def _arm(self) -> None:
         faulthandler.dump_traceback_later(self._limit_s + _LOCKED_S, exit=True, file=_STDERR)
 
-    def _leave(self, words: str) -> None:
-        last, why = self._last, words.format(silent_s=self.silent_s)
+    def _leave(self, reason: str) -> None:
+        last, why = self._last, reason.format(silent_s=self.silent_s)
         sys.stderr.write(f"watchdog: {why}. Every thread of this rank:\n")
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
         self._record(why)
@@ -104,4 +104,4 @@ class Watchdog:
         if self._last > last:
             sys.stderr.write("watchdog: it lives again, and may go on.\n")
         else:
-            self._give_up(words.format(silent_s=self.silent_s))  # with the time that the stacks took
+            self._give_up(reason.format(silent_s=self.silent_s))  # with the time that the stacks took

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -195,6 +196,85 @@ def node_hosts() -> dict[str, str]:
 def parse_node_hosts(text: str) -> dict[str, str]:
     """Parse `scontrol -o show nodes`: NodeHostName by NodeName (scontrol(1)); lines without both are skipped."""
     return dict(re.findall(r"^NodeName=(\S+) .*?\bNodeHostName=(\S+)", text, re.MULTILINE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """What the controller says of itself (scontrol show config). None: it does not say."""
+
+    cluster: str | None
+    version: tuple[int, int] | None
+    """Release, as (22, 5)."""
+    clock: float | None
+    """Time of its clock when it answered, in seconds since 1970."""
+    propagated_limits: frozenset[str]
+    """Limits of the submitting shell that jobs get, as setrlimit(2) names them without RLIMIT_; `ALL` for all."""
+    kept_limits: frozenset[str]
+    """Limits that jobs do not get from the shell, whatever `propagated_limits` says."""
+
+
+def read_controller(timeout_s: float = 15.0) -> Controller:
+    """Ask the controller for its release, clock and rules.
+
+    Raises:
+        SlurmError: scontrol does not answer.
+    """
+    return parse_controller(run_slurm(["scontrol", "show", "config"], timeout_s=timeout_s))
+
+
+def parse_controller(text: str) -> Controller:
+    """Parse `scontrol show config`, whose first line has the time at which the controller answered."""
+    values = dict(re.findall(r"^(\w+) *= (.*?) *$", text, re.MULTILINE))
+    version = re.match(r"(\d+)\.(\d+)", values.get("SLURM_VERSION", ""))
+    clock = re.search(r"^Configuration data as of (\d+)$", text, re.MULTILINE)
+    propagated, kept = (
+        frozenset(values.get(key, "").replace("(null)", "").upper().split(","))
+        for key in ("PropagateResourceLimits", "PropagateResourceLimitsExcept")
+    )
+    return Controller(
+        cluster=parse_cluster_name(text),
+        version=(int(version[1]), int(version[2])) if version else None,
+        clock=float(clock[1]) if clock else None,
+        propagated_limits=propagated - {"", "NONE"},
+        kept_limits=kept - {""},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node (scontrol show nodes)."""
+
+    name: str
+    host: str
+    architecture: str | None
+    """As `uname -m` says on the node; None if it has never reported."""
+    has_gpus: bool
+
+
+def read_nodes(timeout_s: float = 15.0) -> list[Node]:
+    """Return the nodes that this user may see.
+
+    Raises:
+        SlurmError: scontrol does not answer.
+    """
+    return parse_nodes(run_slurm(["scontrol", "-o", "show", "nodes"], timeout_s=timeout_s))
+
+
+def parse_nodes(text: str) -> list[Node]:
+    """Parse `scontrol -o show nodes`; lines without a host name are skipped."""
+    nodes = []
+    for line in text.splitlines():
+        values = dict(re.findall(r"\b(NodeName|NodeHostName|Arch|Gres)=(\S+)", line))
+        if {"NodeName", "NodeHostName"} <= values.keys():
+            nodes.append(
+                Node(
+                    name=values["NodeName"],
+                    host=values["NodeHostName"],
+                    architecture=values.get("Arch"),
+                    has_gpus=re.search(r"\bgpu:", values.get("Gres", "")) is not None,
+                )
+            )
+    return nodes
 
 
 # Calls of sbatch: submit a batch script, or ask whether and when it could start. The answer decides the error.

@@ -197,6 +197,15 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
         run_slurm(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), *targets])
 
 
+def cancel_named(job_id: str, name: str) -> None:
+    """Cancel one job or array element if it has this name: after an id was reused, another job has it.
+
+    Raises:
+        SlurmError: the controller does not answer.
+    """
+    run_slurm(["scancel", "--quiet", f"--name={name}", job_id], timeout_s=WORKER_TIMEOUT_S)
+
+
 def _ranges(indices: Sequence[int]) -> list[str]:
     """Group indices into ranges: 0, 1, 2, 3, 7 become `0-3` and `7`."""
     ranges: list[list[int]] = []

@@ -26,6 +26,7 @@ class Partition:
     is_default: bool = False
     max_time_min: int | None = None
     max_nodes: int | None = None
+    min_nodes: int = 0
     max_mem_per_node_mb: int | None = None
     max_cpus_per_node: int | None = None
     total_nodes: int | None = None
@@ -38,6 +39,17 @@ class Partition:
     """Slurm's mode of preempting the partition's jobs: OFF, CANCEL, REQUEUE, ...; None: the cluster's PreemptMode."""
     grace_s: int = 0
     """Seconds between the warning and the end of a preempted job (GraceTime)."""
+    state: str = "UP"
+    """UP; DOWN takes jobs without starting them, DRAIN and INACTIVE refuse jobs."""
+    allow_groups: tuple[str, ...] | None = None
+    """Unix groups whose members may use the partition; None for everybody."""
+    is_for_root: bool = False
+    """True if only root may submit (RootOnly)."""
+    gives_whole_nodes: bool = False
+    """True if each job gets all of its nodes' resources (OverSubscribe=EXCLUSIVE)."""
+    max_mem_per_cpu_mb: int | None = None
+    billing: str | None = None
+    """Weights by which the site charges a job (TRESBillingWeights)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +62,16 @@ class NodeGroup:
     memory_mb: int
     gpus: Mapping[str, int]
     features: frozenset[str]
+    # Known only from `read_inventory` (slurm/inventory.py):
+    sockets: int = 1
+    threads_per_core: int = 1
+    """Hardware threads of a core that Slurm counts as CPUs of their own; 1 if a CPU is a whole core."""
+    state: str = ""
+    """State of the nodes in small letters, as sinfo prints it without its marks: idle, mixed, drained, ..."""
+    example: str = ""
+    """Name of one of the nodes."""
+    architecture: str = ""
+    """Machine name of the nodes as `uname -m` prints it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +123,14 @@ class Limits:
     """Seconds between SIGTERM and SIGKILL (KillWait)."""
     requeue_exit: frozenset[int] = frozenset()
     """Exit codes after which the site requeues or holds a job by itself (RequeueExit, RequeueExitHold)."""
+    version: str | None = None
+    """Release of the controller (SLURM_VERSION)."""
+    preempt_type: str | None = None
+    """Rule by which jobs preempt others (PreemptType without `preempt/`): none, partition_prio or qos."""
+    preempt_mode: str | None = None
+    """Mode of preemption of partitions that name none (PreemptMode)."""
+    gives_whole_nodes: bool = False
+    """True if each job gets whole nodes in every partition (SelectType=select/linear)."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -160,7 +190,7 @@ class Limits:
         return caps + [cap for name in sorted(filter(None, names)) for cap in self.qos_caps.get(name, ())]
 
 
-_TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def read_limits(*, with_nodes: bool = True) -> Limits:
@@ -170,30 +200,38 @@ def read_limits(*, with_nodes: bool = True) -> Limits:
         SlurmError: scontrol does not answer. A failing sacctmgr or sinfo only adds a note.
     """
     user = user_name()
-    asked = f"show config\nshow partition\nshow assoc_mgr users={user} flags=assoc,qos\n"
-    controller = run_slurm(["scontrol", "-a", "-o"], script=asked, timeout_s=_TIMEOUT_S)
-    notes: list[str] = []
-    accounting = nodes = ""
-    enforced = _enforced(controller)
-    if enforced:
-        # The controller shows limits of a QOS for each user only while that user has jobs.
-        # A database may serve several clusters: only this one's associations count.
-        name = parse_cluster_name(controller)
-        here = f" cluster={name}" if name else ""
-        asked = (
-            f"show assoc where user={user}{here} format=account,partition,qos,defaultqos,maxsubmit\n"
-            "show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall,flags\n"
-        )
-        try:
-            accounting = run_slurm(["sacctmgr", "-nP"], script=asked, timeout_s=_TIMEOUT_S)
-        except SlurmError as error:
-            notes.append(f"limits of QOS are unknown: {error}")
+    controller, accounting, notes = ask_limits(user)
+    nodes = ""
     if with_nodes:
         try:
-            nodes = run_slurm(["sinfo", "-h", "-a", "-e", "-o", _SINFO_FORMAT], timeout_s=_TIMEOUT_S)
+            nodes = run_slurm(["sinfo", "-h", "-a", "-e", "-o", _SINFO_FORMAT], timeout_s=TIMEOUT_S)
         except SlurmError as error:
             notes.append(f"nodes are unknown: {error}")
     return parse_limits(controller, accounting=accounting, nodes=nodes, user=user, notes=tuple(notes))
+
+
+def ask_limits(user: str) -> tuple[str, str, list[str]]:
+    """Return the answers of scontrol and, if limits are enforced, of sacctmgr; and a note if sacctmgr failed.
+
+    Raises:
+        SlurmError: scontrol does not answer.
+    """
+    asked = f"show config\nshow partition\nshow assoc_mgr users={user} flags=assoc,qos\n"
+    controller = run_slurm(["scontrol", "-a", "-o"], script=asked, timeout_s=TIMEOUT_S)
+    if not _enforced(controller):
+        return controller, "", []
+    # The controller shows limits of a QOS for each user only while that user has jobs.
+    # A database may serve several clusters: only this one's associations count.
+    name = parse_cluster_name(controller)
+    here = f" cluster={name}" if name else ""
+    asked = (
+        f"show assoc where user={user}{here} format=account,partition,qos,defaultqos,maxsubmit\n"
+        "show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall,flags\n"
+    )
+    try:
+        return controller, run_slurm(["sacctmgr", "-nP"], script=asked, timeout_s=TIMEOUT_S), []
+    except SlurmError as error:
+        return controller, "", [f"limits of QOS are unknown: {error}"]
 
 
 _SINFO_FORMAT = "%R|%D|%c|%m|%G|%f"
@@ -236,6 +274,10 @@ def parse_limits(
         requeue_exit=frozenset(
             code for key in ("RequeueExit", "RequeueExitHold") for code in _numbers(config.get(key, ""))
         ),
+        version=config.get("SLURM_VERSION"),
+        preempt_type=config["PreemptType"].removeprefix("preempt/") if "PreemptType" in config else None,
+        preempt_mode=config.get("PreemptMode"),
+        gives_whole_nodes=config.get("SelectType") == "select/linear",
         notes=notes,
     )
 
@@ -282,6 +324,7 @@ def _partition(record: Mapping[str, str]) -> Partition:
         is_default=record.get("Default") == "YES",
         max_time_min=parse_minutes(record.get("MaxTime", "")),
         max_nodes=_number(record.get("MaxNodes")),
+        min_nodes=_number(record.get("MinNodes")) or 0,
         max_mem_per_node_mb=_number(record.get("MaxMemPerNode")),
         max_cpus_per_node=_number(record.get("MaxCPUsPerNode")),
         total_nodes=_number(record.get("TotalNodes")),
@@ -292,6 +335,12 @@ def _partition(record: Mapping[str, str]) -> Partition:
         qos=None if qos in (None, "N/A", "") else qos,
         preempt_mode=record.get("PreemptMode"),
         grace_s=_number(record.get("GraceTime")) or 0,
+        state=record.get("State", "UP"),
+        allow_groups=_names(record.get("AllowGroups")),
+        is_for_root=record.get("RootOnly") == "YES",
+        gives_whole_nodes=record.get("OverSubscribe", "").startswith("EXCLUSIVE"),
+        max_mem_per_cpu_mb=_number(record.get("MaxMemPerCPU")),
+        billing=record.get("TRESBillingWeights"),
     )
 
 
@@ -578,7 +627,7 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
         if problem:
             yield problem
             return
-    if shape.gpus_per_node:
+    if shape.gpus_per_node and shape.gpu_request != "none":
         kinds = sorted({kind for node in left for kind in node.gpus})
         kind = shape.gpu_type
         with_kind = [node for node in left if _gpus(node, kind)]

@@ -143,10 +143,10 @@ class OwnTask:
                 )
         return metrics
 
-    def _check(self, told: Mapping[str, Any]) -> None:
+    def _check(self, metrics: Mapping[str, Any]) -> None:
         """Check the metrics at the first step: the first evaluation may come only at the end of a long training."""
         meters = self.metrics()
-        for name, value in told.items():
+        for name, value in metrics.items():
             if name not in meters:
                 self._scalar(value, name)
         self._is_checked = True
@@ -164,21 +164,21 @@ class OwnTask:
     def _loss(self, loss: Any) -> torch.Tensor:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
             return loss.reshape(()) if loss.ndim else loss
-        found, use = f"a {type(loss).__name__}", "Return a tensor without dimensions, made of what the model returns."
+        result, use = f"a {type(loss).__name__}", "Return a tensor without dimensions, made of what the model returns."
         if isinstance(loss, torch.Tensor):
-            found, use = f"a tensor {list(loss.shape)} of {loss.dtype}", "Return its mean: loss.mean()."
+            result, use = f"a tensor {list(loss.shape)} of {loss.dtype}", "Return its mean: loss.mean()."
         elif loss is None:
-            found, use = "nothing", "Does it end with `return loss`?"
+            result, use = "nothing", "Does it end with `return loss`?"
         elif isinstance(loss, (int, float)):
             use = "It is cut off from the weights. Return the tensor itself, without .item() or float()."
-        raise ConfigError(f"{self._what}: loss(model, batch) returned {found}; the loop takes one scalar. {use}")
+        raise ConfigError(f"{self._what}: loss(model, batch) returned {result}; the loop takes one scalar. {use}")
 
     def _scalar(self, value: Any, name: str) -> torch.Tensor:
         made = torch.as_tensor(value) if isinstance(value, (int, float, torch.Tensor)) else None
         if made is None or made.numel() != 1:
-            found = type(value).__name__ if made is None else f"tensor {list(made.shape)}"
+            kind = type(value).__name__ if made is None else f"tensor {list(made.shape)}"
             raise ConfigError(
-                f"{self._what}: the metric {name!r} is a {found}; it is one number, the mean over the batch. For what "
+                f"{self._what}: the metric {name!r} is a {kind}; it is one number, the mean over the batch. For what "
                 "is no mean, give metrics() a metric of torchmetrics by that name."
             )
         return made.detach().reshape(())

@@ -89,16 +89,18 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
     mesh = build_mesh(config.parallel, run.group)
     set_precision(config.precision)
     _prepare_node(config, run)
-    for each in active:
-        each.begin(mesh, run)
+    for ability in active:
+        ability.begin(mesh, run)
     task = build_task(config)
     train_set, eval_set = (build_dataset(config, split, task, active) for split in SPLITS)
     beside = {
         name: _with_features(dataset, "eval", active)
-        for each in overridden(active, "eval_sets")
-        for name, dataset in each(task).items()
+        for eval_sets in overridden(active, "eval_sets")
+        for name, dataset in eval_sets(task).items()
     }
-    run.describe(dataset=train_set, eval_dataset=eval_set, **{f"eval_{name}": each for name, each in beside.items()})
+    run.describe(
+        dataset=train_set, eval_dataset=eval_set, **{f"eval_{name}": dataset for name, dataset in beside.items()}
+    )
     building = Building(
         config=config, device=run.device, task=task, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run,
         abilities=active,
@@ -120,8 +122,8 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
     else:
         state.more["stream"] = stream
     make: Callable[..., Stepper] = Stepper
-    for each in active:
-        make = each.stepper(make, state, building)
+    for ability in active:
+        make = ability.stepper(make, state, building)
     stepper = make(
         module=module,
         vote=StopVote(loss, run.group, mesh),
@@ -135,8 +137,8 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
         target_groups=groups_to_count(task, train_set, mesh, num_micro_batches=sizes.grad_accum_steps),
         num_targets=task.num_targets,
     )
-    for each in active:
-        each.on_state(state, module, building)
+    for ability in active:
+        ability.on_state(state, module, building)
     return Training(
         state=state,
         stepper=stepper,
@@ -219,8 +221,8 @@ def make_optimizer(
 def _share(building: Building, run: RunContext, loss: VotingLoss) -> nn.Module:
     """Return the module through which ranks share `loss`. Collective."""
     config = building.config
-    modules = (each.share(loss, building) for each in building.abilities)
-    module = next((each for each in modules if each is not None), None)
+    modules = (ability.share(loss, building) for ability in building.abilities)
+    module = next((shared for shared in modules if shared is not None), None)
     if module is not None:
         return module
     return share(loss, run.group, building.mesh, config.parallel, deterministic=config.train.deterministic)

@@ -315,9 +315,9 @@ class RunContext(RankProgress):
         self.heartbeat(restored.step, force=True)
         return restored
 
-    def _load(self, store: CheckpointStore, found: CheckpointInfo, objects: Mapping[str, Any]) -> Restored:
-        is_same_world = self.contract.is_same_world(found, self.group)
-        step, values, rng = store.load(found, partial(load_objects, objects, is_same_world=is_same_world))
+    def _load(self, store: CheckpointStore, checkpoint: CheckpointInfo, objects: Mapping[str, Any]) -> Restored:
+        is_same_world = self.contract.is_same_world(checkpoint, self.group)
+        step, values, rng = store.load(checkpoint, partial(load_objects, objects, is_same_world=is_same_world))
         self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
         return Restored(step, values)
 
@@ -340,7 +340,9 @@ class RunContext(RankProgress):
         if self.is_rank_zero:
             self._reporter.start(self.step)
             for record in read_metrics(self.paths.metrics):
-                self.saver.take_score(record["step"], {key: each for key, each in record.items() if each is not None})
+                self.saver.take_score(
+                    record["step"], {key: value for key, value in record.items() if value is not None}
+                )
             Journal(self.paths).resume(self.attempt, self.step, self.contract.changes)
             restarts = restarts_without_progress(Journal(self.paths).read(), successor_jobs(self.paths))
             print(f"attempt {self.attempt}: {f'resumed at step {self.step}' if is_resumed else 'starts at step 0'}")

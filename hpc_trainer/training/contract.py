@@ -93,7 +93,7 @@ class ResumeContract:
             raise LoopError(f"run.describe takes JSON with finite numbers, and got {prints!r}: {error}.") from error
         self.facts |= self.described
 
-    def told(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """Return the facts for the record of an attempt: `code` as in `facts`, and `data` with those of `describe`."""
         return {"code": self.facts.get("code", {}), "data": self.described}
 

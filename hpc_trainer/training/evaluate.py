@@ -125,12 +125,12 @@ def computed(meters: Mapping[int, Meters], group: RankGroup, *, counts: bool) ->
     names = list(next(iter(meters.values())))
     values = {}
     for name in names:
-        mine = {share: each[name] for share, each in meters.items()}
+        mine = {share: metrics[name] for share, metrics in meters.items()}
         first = next(iter(mine.values()))
         if group.world_size > 1 or len(mine) > 1:
             states = _gathered(name, mine if counts else {}, group)
             for index, part in enumerate(_parts(first)):
-                part.dist_sync_fn, part.distributed_available_fn = _replay([each[index] for each in states]), _yes
+                part.dist_sync_fn, part.distributed_available_fn = _replay([state[index] for state in states]), _yes
         with warnings.catch_warnings():  # torchmetrics warns on a rank without samples
             warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
             value = first.compute()
@@ -179,7 +179,7 @@ def _replay(states: Sequence[Sequence[torch.Tensor]]) -> Callable[..., list[torc
     left = zip(*states, strict=True)
 
     def gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-        return [each.to(tensor.device) for each in next(left)]
+        return [part.to(tensor.device) for part in next(left)]
 
     return gather
 

@@ -81,10 +81,10 @@ def rng_state() -> dict[str, Any]:
     "cuda" is None in a process that has not used CUDA; other kinds of devices have a key if they are in use. Generators
     that the user created are not included.
     """
-    version, words, gauss = random.getstate()
+    version, state, gauss = random.getstate()
     assert version == _PYTHON_STATE_VERSION
     return {
-        "python": {"words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "python": {"words": torch.tensor(state, dtype=torch.int64), "gauss": gauss},
         "numpy": arrays_to_tensors(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
         "cuda": None,
@@ -112,8 +112,10 @@ def set_rng_state(state: dict[str, Any]) -> None:
 def _seed_python(seed: int, place: int | str | None) -> int:
     """Seed Python and numpy, and return the seed for torch."""
     random.seed(_mix(seed, place, "python"))
-    words = _mix(seed, place, "numpy").to_bytes(32, "little")
-    np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # seeds numpy's global generator on purpose
+    numpy_seed = _mix(seed, place, "numpy").to_bytes(32, "little")
+    np.random.seed(
+        np.frombuffer(numpy_seed, dtype="<u4").astype(np.uint32)
+    )  # seeds numpy's global generator on purpose
     return _mix(seed, place, "torch") % 2**63
 
 

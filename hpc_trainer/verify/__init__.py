@@ -15,4 +15,4 @@ Only probe.py and lr_range.py import torch. `worker/attempt.py` loads them by th
 """
 
 CONTRIBUTES = {"verbs": ("hpc_trainer.verify.app:verbs",)}
-"""What this domain contributes to the hooks of the core (hpc_trainer/domains.py)."""
+"""Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -19,7 +19,7 @@ from hpc_trainer.cli.options import (
     complete_runs,
     renamed,
 )
-from hpc_trainer.verify.interruptions import Drill
+from hpc_trainer.verify.interruptions import InterruptionKind
 
 verbs = typer.Typer()
 verify = typer.Typer(
@@ -41,8 +41,8 @@ RunningNames = Annotated[
 def preempt(
     names: RunningNames,
     kind: Annotated[
-        Drill, typer.Option("--kind", metavar="|".join(Drill), help="What is done to the run.")
-    ] = Drill.preempt,
+        InterruptionKind, typer.Option("--kind", metavar="|".join(InterruptionKind), help="What is done to the run.")
+    ] = InterruptionKind.preempt,
     sweep: SweepOption = None,
     timeout: Timeout = 300.0,
     runs_dir: RunsDir = None,
@@ -55,8 +55,10 @@ def preempt(
 
 
 @verbs.command("drill", cls=renamed("verify preempt --kind {what.value}"), hidden=True)
-def drill(
-    what: Annotated[Drill, typer.Argument(metavar="|".join(Drill), help="What is done to the run.")],
+def preempt_by_old_name(
+    what: Annotated[
+        InterruptionKind, typer.Argument(metavar="|".join(InterruptionKind), help="What is done to the run.")
+    ],
     names: RunningNames,
     sweep: SweepOption = None,
     timeout: Timeout = 300.0,
@@ -99,7 +101,7 @@ verbs.command("certify", cls=renamed("verify resume"), hidden=True)(resume)
 
 @verify.command(cls=Verb)
 def reproduce(
-    words: Annotated[
+    arguments: Annotated[
         list[str],
         typer.Argument(
             metavar="RUN [KEY=VALUE]...",
@@ -125,7 +127,7 @@ def reproduce(
     from hpc_trainer.verify.verbs import run_reproduce
 
     run_reproduce(
-        words, sweep, runs_dir, steps=steps, may_differ=may_differ, timeout_s=timeout, keep=keep, rebuilds=rebuild,
+        arguments, sweep, runs_dir, steps=steps, may_differ=may_differ, timeout_s=timeout, keep=keep, rebuilds=rebuild,
         as_json=as_json,
     )  # fmt: skip
 

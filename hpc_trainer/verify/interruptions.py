@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hpc_trainer.runtime.rank_env import PROBE_VARIABLE
 
 
-class Drill(str, enum.Enum):
+class InterruptionKind(str, enum.Enum):
     """Kind of interruption of a run that `verify preempt` watches."""
 
     preempt = "preempt"
@@ -24,7 +24,7 @@ class Drill(str, enum.Enum):
     kill = "kill"
 
 
-VARIABLE = "HPC_TRAINER_CERTIFY"
+VARIABLE = "HPC_TRAINER_INTERRUPTIONS"
 """Environment variable of a run of `verify resume`: the interruptions of its attempts, or `NONE`."""
 NONE = "none"
 LOOSE, LOOSE_BUFFER = "loose.", "loose-buffer."
@@ -58,7 +58,7 @@ def draw(seed: int, *, num_steps: int, every_steps: int, count: int, world_size:
 
     Kills and signals alternate, and the first kind is drawn: two interruptions are of two kinds.
     """
-    chance = random.Random(seed)  # noqa: S311  # a drill has no attacker
+    chance = random.Random(seed)  # noqa: S311  # no attacker to fear
     legal = range(every_steps + 1, num_steps - 2)
     steps = sorted(chance.sample(legal, min(count, len(legal))))
     first = chance.randrange(2)

@@ -71,8 +71,8 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
 
 
 def _checkout_of(place: str, checkouts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    around = [each for each in checkouts if Path(place).is_relative_to(each["top"])]
-    return max(around, key=lambda each: len(each["top"]), default=None)
+    around = [checkout for checkout in checkouts if Path(place).is_relative_to(checkout["top"])]
+    return max(around, key=lambda checkout: len(checkout["top"]), default=None)
 
 
 def _is_installed(place: str) -> bool:

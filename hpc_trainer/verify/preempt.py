@@ -1,6 +1,6 @@
-"""Fire drills: interruption of a running run, as Slurm would do it, and a check that it resumes at the right step.
+"""Interruption of a running run, as Slurm would cause it, and a check that the run resumes at the right step.
 
-A drill needs only the rights of the job's owner. An interruption that an owner cannot cause (a node goes down) is
+Only the rights of the job's owner are needed. An interruption that an owner cannot cause (a node goes down) is
 imitated as closely as possible, and the report says so.
 """
 
@@ -24,7 +24,7 @@ from hpc_trainer.record.processes import is_alive
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.slurm.jobs import cancel_jobs, requeue_by_hand, update_job
-from hpc_trainer.verify.interruptions import Drill
+from hpc_trainer.verify.interruptions import InterruptionKind
 
 # Files are read often. Slurm, which others need too, is asked seldom.
 _POLL_S, _POLL_SLURM_S = 0.5, 3.0
@@ -33,33 +33,37 @@ _STAYS_DOWN_S = 10.0
 
 
 _ON_SLURM = {
-    Drill.preempt: "SIGTERM to every rank, as at the beginning of a grace period",
-    Drill.timeout: "SIGUSR2 to every rank, as Slurm's warning before the time limit",
-    Drill.cancel: "hpc-trainer cancel --save, then retry",
-    Drill.nodefail: "scontrol requeue: Slurm takes the nodes away (only an administrator may set one down)",
-    Drill.kill: "SIGKILL to every rank, then retry",
+    InterruptionKind.preempt: "SIGTERM to every rank, as at the beginning of a grace period",
+    InterruptionKind.timeout: "SIGUSR2 to every rank, as Slurm's warning before the time limit",
+    InterruptionKind.cancel: "hpc-trainer cancel --save, then retry",
+    InterruptionKind.nodefail: "scontrol requeue: Slurm takes the nodes away (only an administrator may set one down)",
+    InterruptionKind.kill: "SIGKILL to every rank, then retry",
 }
 _LOCALLY = {
-    Drill.preempt: "SIGTERM to one rank, then retry",
-    Drill.timeout: "SIGUSR2 to one rank, then retry",
-    Drill.cancel: "hpc-trainer cancel, then retry",
-    Drill.nodefail: "SIGKILL to every rank and to the queue that started them, then retry",
-    Drill.kill: "SIGKILL to every rank, then retry",
+    InterruptionKind.preempt: "SIGTERM to one rank, then retry",
+    InterruptionKind.timeout: "SIGUSR2 to one rank, then retry",
+    InterruptionKind.cancel: "hpc-trainer cancel, then retry",
+    InterruptionKind.nodefail: "SIGKILL to every rank and to the queue that started them, then retry",
+    InterruptionKind.kill: "SIGKILL to every rank, then retry",
 }
 
 
-_SIGNALS = {Drill.preempt: signal.SIGTERM, Drill.timeout: signal.SIGUSR2, Drill.kill: signal.SIGKILL}
+_SIGNALS = {
+    InterruptionKind.preempt: signal.SIGTERM,
+    InterruptionKind.timeout: signal.SIGUSR2,
+    InterruptionKind.kill: signal.SIGKILL,
+}
 
 
 @dataclass(slots=True, kw_only=True)
-class DrillReport:
-    """Record of a drill. Steps are optimizer steps; times are seconds since the drill began."""
+class PreemptReport:
+    """Result of `verify preempt`. Steps are optimizer steps; times are seconds since the interruption."""
 
     run_id: str
-    drill: Drill
+    kind: InterruptionKind
     how: str
     newest_checkpoint: int | None
-    """Step of the newest checkpoint when the drill began."""
+    """Step of the newest checkpoint before the interruption."""
     stopped_s: float | None = None
     saved_step: int | None = None
     cause: str | None = None
@@ -69,7 +73,7 @@ class DrillReport:
 
 
 def choose_run(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
-    """Return the run for a drill: the first of `run_ids` that is running and past its first step.
+    """Return the run to interrupt: the first of `run_ids` that is running and past its first step.
 
     Raises:
         RunStateError: none of the runs is training now.
@@ -85,10 +89,10 @@ def choose_run(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
     return training[0]
 
 
-def run_drill(
-    drill: Drill, sweep: SweepPaths, run: RunStatus, *, bring_back: Callable[[str], object], timeout_s: float,
+def interrupt_and_check(
+    kind: InterruptionKind, sweep: SweepPaths, run: RunStatus, *, bring_back: Callable[[str], object], timeout_s: float,
     say: Callable[[str], None] = lambda _: None,
-) -> DrillReport:  # fmt: skip
+) -> PreemptReport:  # fmt: skip
     """Interrupt `run`, wait until it trains again, and report what was not as promised.
 
     Args:
@@ -102,16 +106,16 @@ def run_drill(
     """
     paths, attempt = sweep.run(run.run_id), run.attempts[-1]
     on_slurm = attempt.executor == "slurm"
-    report = DrillReport(
-        run_id=run.run_id, drill=drill, how=(_ON_SLURM if on_slurm else _LOCALLY)[drill],
+    report = PreemptReport(
+        run_id=run.run_id, kind=kind, how=(_ON_SLURM if on_slurm else _LOCALLY)[kind],
         newest_checkpoint=_newest_checkpoint(paths),
     )  # fmt: skip
     newest = "" if run.spec.is_program else f", its newest checkpoint at {report.newest_checkpoint}"
     say(f"{run.run_id} is at step {max(run.step, report.newest_checkpoint or 0)}{newest}. {report.how}.")
     begin = time.monotonic()
-    _interrupt(drill, sweep, run, on_slurm=on_slurm)
+    _interrupt(kind, sweep, run, on_slurm=on_slurm)
     # A killed process reports nothing: then only Slurm knows that it ended.
-    ask = on_slurm and drill in (Drill.kill, Drill.nodefail)
+    ask = on_slurm and kind in (InterruptionKind.kill, InterruptionKind.nodefail)
     poll_s = _POLL_SLURM_S if ask else _POLL_S
     if not _wait(lambda: _has_stopped(sweep, run.run_id, attempt, ask=ask), timeout_s, poll_s):
         report.problems.append(f"it had not stopped after {timeout_s:g} s")
@@ -125,7 +129,7 @@ def run_drill(
     if paths.marker(DONE).exists():
         report.problems.append("it was done before it could be interrupted; take a longer run")
         return report
-    if drill is Drill.cancel:
+    if kind is InterruptionKind.cancel:
         _stays_down(report, sweep)
     _come_back(report, sweep, attempt, bring_back, begin, timeout_s)
     if report.back_s is not None:
@@ -133,22 +137,22 @@ def run_drill(
     return report
 
 
-def _interrupt(drill: Drill, sweep: SweepPaths, run: RunStatus, *, on_slurm: bool) -> None:
+def _interrupt(kind: InterruptionKind, sweep: SweepPaths, run: RunStatus, *, on_slurm: bool) -> None:
     attempt = run.attempts[-1]
-    if drill is Drill.cancel:
+    if kind is InterruptionKind.cancel:
         cancel_runs(read_status(sweep), [run], save=True)
     elif on_slurm and run.own_job != attempt.job_id:
         raise RunStateError(f"job {attempt.job_id} is not surely that of {run.run_id} (see status). Try again.")
-    elif on_slurm and drill is Drill.nodefail:
+    elif on_slurm and kind is InterruptionKind.nodefail:
         requeue_by_hand(attempt.job_id)
     elif on_slurm:
         # SIGKILL of a job cancels it; SIGKILL of a step only kills its processes.
-        what = f"{attempt.job_id}.0" if drill is Drill.kill else attempt.job_id
-        cancel_jobs([what], signal=_SIGNALS[drill].name.removeprefix("SIG"))
-    elif drill in (Drill.preempt, Drill.timeout):
-        _signal(attempt.pid, _SIGNALS[drill])
+        what = f"{attempt.job_id}.0" if kind is InterruptionKind.kill else attempt.job_id
+        cancel_jobs([what], signal=_SIGNALS[kind].name.removeprefix("SIG"))
+    elif kind in (InterruptionKind.preempt, InterruptionKind.timeout):
+        _signal(attempt.pid, _SIGNALS[kind])
     else:
-        _kill_local(attempt, with_queue=drill is Drill.nodefail)
+        _kill_local(attempt, with_queue=kind is InterruptionKind.nodefail)
 
 
 def _kill_local(attempt: Attempt, *, with_queue: bool) -> None:
@@ -178,28 +182,31 @@ def _has_stopped(sweep: SweepPaths, run_id: str, attempt: Attempt, *, ask: bool)
     return ask and _status_of(sweep, run_id).state is not RunState.RUNNING
 
 
-def _see_the_end(report: DrillReport, paths: RunPaths, attempt: Attempt) -> None:
+def _see_the_end(report: PreemptReport, paths: RunPaths, attempt: Attempt) -> None:
     ended = next(entry for entry in Journal(paths).read() if entry.attempt == attempt.attempt)
     report.cause, report.saved_step = ended.cause, ended.saved_step
-    if report.drill in (Drill.preempt, Drill.timeout, Drill.cancel) and ended.saved_step is None:
+    if (
+        report.kind in (InterruptionKind.preempt, InterruptionKind.timeout, InterruptionKind.cancel)
+        and ended.saved_step is None
+    ):
         report.problems.append("it was asked to stop, and recorded no saved step")
 
 
-def _stays_down(report: DrillReport, sweep: SweepPaths) -> None:
+def _stays_down(report: PreemptReport, sweep: SweepPaths) -> None:
     if _wait(lambda: _status_of(sweep, report.run_id).state is not RunState.CANCELLED, _STAYS_DOWN_S, _POLL_SLURM_S):
         state = _status_of(sweep, report.run_id).state
         report.problems.append(f"it was cancelled, and is {state.value}")
 
 
 def _come_back(
-    report: DrillReport, sweep: SweepPaths, attempt: Attempt, bring_back: Callable[[str], object], begin: float,
+    report: PreemptReport, sweep: SweepPaths, attempt: Attempt, bring_back: Callable[[str], object], begin: float,
     timeout_s: float,
 ) -> None:  # fmt: skip
     """Bring the run back if nothing else does, and compare the step at which it resumes with the saved step."""
     paths = sweep.run(report.run_id)
     expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
     run = _settled(sweep, report.run_id, timeout_s)
-    if report.drill is not Drill.cancel and paths.marker(CANCEL).exists():
+    if report.kind is not InterruptionKind.cancel and paths.marker(CANCEL).exists():
         report.problems.append("somebody has cancelled it meanwhile: it stays so")
         return
     if not run.state.is_active:

@@ -124,7 +124,7 @@ def _text(value: Any) -> str | None:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what the object itself holds, not what it would compute; copied, because other threads may change it."""
+    """Yield the attributes that the object stores, no computed ones; copied, because other threads may change them."""
     if isinstance(value, nn.Module):  # a hidden module: as a user sees it, without torch's own fields
         yield from value.named_parameters()
         yield from value.named_buffers()
@@ -155,7 +155,7 @@ _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 
 
 def replacements(config: TrainConfig) -> Replacements:
-    """Return the replacement of RunContext in a rank of a certified run (worker/attempt.py)."""
+    """Return the replacement of RunContext in a rank of a run of `verify resume` (worker/attempt.py)."""
     plan = from_text(os.environ[VARIABLE])
 
     def build(**settings: Any) -> RunContext:

@@ -132,14 +132,14 @@ def follow(
     return _with_environment(Reproduced(run_id=run_id, comparison=comparison), original, copy)
 
 
-def _with_environment(found: Reproduced, original: Original, copy: RunPaths) -> Reproduced:
+def _with_environment(reproduced: Reproduced, original: Original, copy: RunPaths) -> Reproduced:
     now = read_environment(copy, 0, Faults())
     if original.environment is None or now is None or original.attempt is None:
-        found.is_recorded = False
-        return found
-    found.differences = differences(original.environment, now)
-    found.gpus = (_gpus(original.paths, original.attempt), _gpus(copy, 0))
-    return found
+        reproduced.is_recorded = False
+        return reproduced
+    reproduced.differences = differences(original.environment, now)
+    reproduced.gpus = (_gpus(original.paths, original.attempt), _gpus(copy, 0))
+    return reproduced
 
 
 def _gpus(paths: RunPaths, attempt: int) -> list[str]:
@@ -174,23 +174,23 @@ def _end(sweep: SweepPaths, run_id: str, *, is_local: bool) -> None:
 _EXECUTOR = "cluster.executor="
 
 
-def copy_of(spec: RunSpec, sweep: SweepPaths, words: Sequence[str], *, may_differ: bool = False) -> RunSpec:
+def copy_of(spec: RunSpec, sweep: SweepPaths, overrides: Sequence[str], *, may_differ: bool = False) -> RunSpec:
     """Return the spec of the copy; it has the run's identity unless `may_differ`.
 
     Args:
-        words: overrides of `cluster.*` and `hardware.*`. With `cluster.executor=slurm` the copy runs on Slurm, without
-            it on this machine.
+        overrides: overrides of `cluster.*` and `hardware.*`. With `cluster.executor=slurm` the copy runs on Slurm,
+            without it on this machine.
         may_differ: allow hardware changes that affect results: other ranks, another kind of device.
 
     Raises:
         ConfigError: an override is wrong, or turns the run into another one.
     """
-    executors = [word.partition("=")[2] for word in words if word.startswith(_EXECUTOR)] or [Executor.local.value]
+    executors = [word.partition("=")[2] for word in overrides if word.startswith(_EXECUTOR)] or [Executor.local.value]
     if executors[-1] not in [executor.value for executor in Executor]:
         raise ConfigError(
             f"{_EXECUTOR}{executors[-1]} must be one of {', '.join(executor.value for executor in Executor)}."
         )
-    changes = [word for word in words if not word.startswith(_EXECUTOR)]
+    changes = [word for word in overrides if not word.startswith(_EXECUTOR)]
     if changes:
         spec = change_specs([spec], changes, may_differ=may_differ)[0]
     config: dict[str, Any] = {

@@ -300,8 +300,8 @@ class Trial:
 
 
 @dataclass(slots=True, kw_only=True)
-class Certificate:
-    """Result of a certification."""
+class ResumeReport:
+    """Result of `verify resume`."""
 
     run_id: str
     num_steps: int
@@ -327,17 +327,17 @@ class Certificate:
         return self.failed is None and self.first is None and not self.also
 
 
-def certify(
+def verify_resume(
     undisturbed: Sequence[Trial], disturbed: Trial, interruptions: Sequence[Interruption], *, seed: int,
     timeout_s: float, say: Callable[[str], None] = lambda _: None,
-) -> Certificate:  # fmt: skip
+) -> ResumeReport:  # fmt: skip
     """Run two undisturbed trials and a disturbed one, and compare them. No process is left, also after an error.
 
     Args:
         undisturbed: two trials that differ in their folders only.
         disturbed: the same training; its ranks interrupt themselves as `interruptions` say.
         interruptions: the interruptions of the disturbed trial, in order.
-        seed: seed of the interruptions, for the certificate.
+        seed: seed of the interruptions, for the report.
         timeout_s: seconds that one attempt may take.
         say: called with a line about the progress.
 
@@ -345,18 +345,18 @@ def certify(
         ConfigError: the worker found the configuration wrong.
     """
     try:
-        return _certify(undisturbed, disturbed, interruptions, seed, timeout_s, say)
+        return _run_and_compare(undisturbed, disturbed, interruptions, seed, timeout_s, say)
     finally:
         # After a time-out, a rank that waits for a failed one, or Ctrl-C, nothing else would end the processes.
         end_local([trial.sweep for trial in (*undisturbed, disturbed)], say=say)
 
 
-def _certify(
+def _run_and_compare(
     undisturbed: Sequence[Trial], disturbed: Trial, interruptions: Sequence[Interruption], seed: int, timeout_s: float,
     say: Callable[[str], None],
-) -> Certificate:  # fmt: skip
+) -> ResumeReport:  # fmt: skip
     spec = disturbed.spec
-    certificate = Certificate(
+    report = ResumeReport(
         run_id=spec.run_id, num_steps=spec.num_steps, world_size=spec.shape.world_size, seed=seed,
         interruptions=[str(interruption) for interruption in interruptions],
     )  # fmt: skip
@@ -368,46 +368,46 @@ def _certify(
             traces.append(read_trace(trial.sweep.run(spec.run_id), spec.shape.world_size))
         twins = first_difference(*traces)
         if twins is not None:
-            certificate.first, certificate.between = twins, "two undisturbed runs"
+            report.first, report.between = twins, "two undisturbed runs"
             deterministic = bool(spec.config["train"]["deterministic"])
             own = spec.config["train"]["main"] is not None
-            certificate.reason = why_undisturbed_differ(twins, deterministic=deterministic, has_own_loop=own)
-            return certificate
-        say(f"interrupted run: {', '.join(certificate.interruptions)} ..")
+            report.reason = why_undisturbed_differ(twins, deterministic=deterministic, has_own_loop=own)
+            return report
+        say(f"interrupted run: {', '.join(report.interruptions)} ..")
         _run(disturbed, interruptions, timeout_s, say)
     except RunStateError as error:
-        certificate.failed = str(error)
-        return certificate
+        report.failed = str(error)
+        return report
     paths = disturbed.sweep.run(spec.run_id)
     resumed = read_trace(paths, spec.shape.world_size)
     resumed_steps = [attempt.resumed_step for attempt in Journal(paths).read()]
-    certificate.resumed_steps = [step for step in resumed_steps if step is not None][1:]
-    if not any(certificate.resumed_steps):
-        certificate.failed = (
+    report.resumed_steps = [step for step in resumed_steps if step is not None][1:]
+    if not any(report.resumed_steps):
+        report.failed = (
             "nothing was shown: the interrupted run never went on from a checkpoint. Take more --steps; a loop of your "
             "own must save where run.should_save and run.should_stop say so (docs/own_loop.md)."
         )
-        return certificate
-    _compare(certificate, traces[0], traces[1], resumed, spec)
-    return certificate
+        return report
+    _compare(report, traces[0], traces[1], resumed, spec)
+    return report
 
 
-def _compare(certificate: Certificate, one: Trace, twin: Trace, resumed: Trace, spec: RunSpec) -> None:
-    certificate.num_compared = sum(len(next(iter(one.steps(rank).values()), {})) for rank in range(len(one.lines)))
-    certificate.metrics = sorted({name for values in one.metrics.values() for name in values})
-    certificate.files = sorted(one.files)
+def _compare(report: ResumeReport, one: Trace, twin: Trace, resumed: Trace, spec: RunSpec) -> None:
+    report.num_compared = sum(len(next(iter(one.steps(rank).values()), {})) for rank in range(len(one.lines)))
+    report.metrics = sorted({name for values in one.metrics.values() for name in values})
+    report.files = sorted(one.files)
     first = first_difference(one, resumed)
     if first is not None:
-        certificate.first, certificate.between = first, "the undisturbed run and the interrupted one"
-        certificate.reason = why_resumed_differs(
+        report.first, report.between = first, "the undisturbed run and the interrupted one"
+        report.reason = why_resumed_differs(
             first, one, resumed, num_workers=int(spec.config["data"]["num_workers"]),
             has_own_loop=spec.config["train"]["main"] is not None,
         )  # fmt: skip
     metrics = other_metrics(one, resumed, twin)
-    certificate.also = [f"metric {name} at step {step}" for step, name in metrics[:3]]
-    certificate.also += [f"bytes of {name} in the last checkpoint" for name in other_files(one, resumed)]
+    report.also = [f"metric {name} at step {step}" for step, name in metrics[:3]]
+    report.also += [f"bytes of {name} in the last checkpoint" for name in other_files(one, resumed)]
     if one.last_step != resumed.last_step:
-        certificate.also.append(f"the last checkpoint is of step {resumed.last_step}, not {one.last_step}")
+        report.also.append(f"the last checkpoint is of step {resumed.last_step}, not {one.last_step}")
 
 
 def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, say: Callable[[str], None]) -> None:

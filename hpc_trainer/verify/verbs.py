@@ -36,9 +36,9 @@ from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.verify.compare_metrics import Deviation
 from hpc_trainer.verify.find_lr import Curve, LrRange, find_lr
 from hpc_trainer.verify.find_lr import draw as draw_curve
-from hpc_trainer.verify.interruptions import Drill, Interruption, draw, environment
+from hpc_trainer.verify.interruptions import Interruption, InterruptionKind, draw, environment
 from hpc_trainer.verify.old_code import read_checkout, rebuild
-from hpc_trainer.verify.preempt import DrillReport, choose_run, run_drill
+from hpc_trainer.verify.preempt import PreemptReport, choose_run, interrupt_and_check
 from hpc_trainer.verify.reproduce import (
     Original,
     Reproduced,
@@ -50,7 +50,7 @@ from hpc_trainer.verify.reproduce import (
     start_copy,
     take_archive,
 )
-from hpc_trainer.verify.resume import Certificate, Trial, certify
+from hpc_trainer.verify.resume import ResumeReport, Trial, verify_resume
 
 Say = Callable[[str], None]
 # Enough steps to be interrupted at one and have some left (verify/interruptions.py); enough points for a slope.
@@ -72,28 +72,36 @@ def _freeze_trial(given: Given, name: str, folder: Path, ranks_env: Mapping[str,
 
 
 def run_preempt(
-    what: Drill, names: list[str], sweep: str | None, runs_dir: Path | None, *, timeout_s: float, as_json: bool
+    kind: InterruptionKind,
+    names: list[str],
+    sweep: str | None,
+    runs_dir: Path | None,
+    *,
+    timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Interrupt a run; exit with 1 if it did not come back, or resumed at another step than the saved one."""
     status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
         listed = ", ".join(chosen[:5])
         raise RunStateError(f"verify preempt takes one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
-    report = run_drill(
-        what, status.sweep, choose_run(status, chosen),
-        bring_back=lambda run_id: retry(status.sweep, [run_id], take_back=what is Drill.cancel),
+    report = interrupt_and_check(
+        kind, status.sweep, choose_run(status, chosen),
+        bring_back=lambda run_id: retry(status.sweep, [run_id], take_back=kind is InterruptionKind.cancel),
         timeout_s=timeout_s, say=_progress(as_json),
     )  # fmt: skip
     if as_json:
-        print_json({**dataclasses.asdict(report), "drill": report.drill.value})
+        values = dataclasses.asdict(report)
+        del values["kind"]
+        print_json({"run_id": report.run_id, "drill": report.kind.value, **values})
     else:
         print(as_typed(_verdict(report, status.sweep.name)))
     if report.problems:
         sys.exit(1)
 
 
-def _verdict(report: DrillReport, sweep: str) -> str:
-    check = f"verify preempt --kind {report.drill.value}"
+def _verdict(report: PreemptReport, sweep: str) -> str:
+    check = f"verify preempt --kind {report.kind.value}"
     if report.problems:
         return f"{check}: FAILED: {'; '.join(report.problems)}. Read: hpc-trainer logs {report.run_id}"
     return f"{check}: passed: nothing was lost but the time. Next: hpc-trainer status --watch {sweep}"
@@ -102,7 +110,10 @@ def _verdict(report: DrillReport, sweep: str) -> str:
 def run_resume(
     given: Given, *, steps: int, interruptions: int, seed: int | None, timeout_s: float, keep: bool, as_json: bool
 ) -> None:
-    """Certify; exit with 0 if the runs are identical, 1 if not or if one failed, 2 if the configuration is wrong."""
+    """Compare an interrupted run with two undisturbed ones.
+
+    Exits with 0 if all are identical, with 1 if not or if one failed, with 2 if the configuration is wrong.
+    """
     if steps < _FEWEST_STEPS_OF_RESUME or interruptions < 1:
         raise ConfigError(
             f"--steps={steps} must be at least {_FEWEST_STEPS_OF_RESUME}, and --interruptions={interruptions} at least "
@@ -111,7 +122,7 @@ def run_resume(
     chosen = seed if seed is not None else random.SystemRandom().randrange(10_000)
     tell = _progress(as_json)
     folder = Path(tempfile.mkdtemp(prefix="hpc-trainer-verify-"))
-    certificate = None
+    report = None
     try:
         trials, plan = _trials(given, steps, interruptions, chosen, folder)
         spec = trials[0].spec
@@ -120,18 +131,18 @@ def run_resume(
             f"{chosen} (--seed {chosen} draws them again)."
         )
         with ended_by_signals():
-            certificate = certify(trials[:2], trials[2], plan, seed=chosen, timeout_s=timeout_s, say=tell)
+            report = verify_resume(trials[:2], trials[2], plan, seed=chosen, timeout_s=timeout_s, say=tell)
     finally:
-        kept = keep or (certificate is not None and not certificate.is_identical)
+        kept = keep or (report is not None and not report.is_identical)
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        print_json({**_certificate_json(certificate), "runs_dir": str(folder) if kept else None})
+        print_json({**_resume_json(report), "runs_dir": str(folder) if kept else None})
     else:
-        print("\n".join(_certificate_lines(certificate)))
+        print("\n".join(_resume_lines(report)))
         if kept:
             print(as_typed(f"The runs are kept in {folder}: hpc-trainer logs --runs-dir {folder}"))
-    if not certificate.is_identical:
+    if not report.is_identical:
         sys.exit(1)
 
 
@@ -170,53 +181,53 @@ def _trials(
     return trials, plan
 
 
-def _certificate_json(certificate: Certificate) -> dict[str, Any]:
-    first = certificate.first
+def _resume_json(report: ResumeReport) -> dict[str, Any]:
+    first = report.first
     return {
-        **dataclasses.asdict(certificate),
+        **dataclasses.asdict(report),
         "first": None if first is None else {"step": first.step, "rank": first.rank, "names": list(first.names)},
-        "is_identical": certificate.is_identical,
+        "is_identical": report.is_identical,
     }
 
 
-def _certificate_lines(certificate: Certificate) -> list[str]:
-    if certificate.failed is not None:
-        return [f"NOT CERTIFIED: {certificate.failed}"]
-    if certificate.is_identical:
-        resumed = ", ".join(map(str, certificate.resumed_steps)) or "none"
+def _resume_lines(report: ResumeReport) -> list[str]:
+    if report.failed is not None:
+        return [f"NOT VERIFIED: {report.failed}"]
+    if report.is_identical:
+        resumed = ", ".join(map(str, report.resumed_steps)) or "none"
         return [
-            f"IDENTICAL: {len(certificate.resumed_steps)} interruptions (resumed at steps {resumed}) changed no bit of "
-            f"{certificate.num_steps} steps.",
-            f"Compared after every step: {certificate.num_compared} tensors and numbers (weights, optimizer, scaler, "
+            f"IDENTICAL: {len(report.resumed_steps)} interruptions (resumed at steps {resumed}) changed no bit of "
+            f"{report.num_steps} steps.",
+            f"Compared after every step: {report.num_compared} tensors and numbers (weights, optimizer, scaler, "
             "random states, inputs).",
-            f"Compared besides: the metrics {', '.join(certificate.metrics)}; the last checkpoint byte for byte "
-            f"({', '.join(certificate.files)}).",
+            f"Compared besides: the metrics {', '.join(report.metrics)}; the last checkpoint byte for byte "
+            f"({', '.join(report.files)}).",
         ]
     lines = []
-    first = certificate.first
+    first = report.first
     if first is not None:
         shown = (*first.state, *(name for name in first.names if name not in first.state))
         more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
         lines.append(
-            f"NOT IDENTICAL: {certificate.between} differ first at step {first.step}, rank {first.rank}: "
+            f"NOT IDENTICAL: {report.between} differ first at step {first.step}, rank {first.rank}: "
             f"{', '.join(shown[:3])}{more}."
         )
-    elif certificate.also:
-        lines.append(f"NOT IDENTICAL: all states are, but not {certificate.also[0]}.")
-    if certificate.resumed_steps:
-        lines.append(f"Resumed at steps {', '.join(map(str, certificate.resumed_steps))}.")
-    if certificate.reason is not None:
-        lines += [f"Likely reason ({certificate.reason.kind}): {certificate.reason.text}", certificate.reason.advice]
+    elif report.also:
+        lines.append(f"NOT IDENTICAL: all states are, but not {report.also[0]}.")
+    if report.resumed_steps:
+        lines.append(f"Resumed at steps {', '.join(map(str, report.resumed_steps))}.")
+    if report.reason is not None:
+        lines += [f"Likely reason ({report.reason.kind}): {report.reason.text}", report.reason.advice]
     return lines
 
 
 def run_reproduce(
-    words: Sequence[str], sweep: str | None, runs_dir: Path | None, *, steps: int, may_differ: bool, timeout_s: float,
-    keep: bool, rebuilds: bool, as_json: bool,
+    arguments: Sequence[str], sweep: str | None, runs_dir: Path | None, *, steps: int, may_differ: bool,
+    timeout_s: float, keep: bool, rebuilds: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Repeat a run; exit with 0 if its metrics are identical, 1 if not or if the copy failed, 2 for a wrong command."""
-    changes = [word for word in words if "=" in word]
-    names = [word for word in words if word not in changes]
+    changes = [word for word in arguments if "=" in word]
+    names = [word for word in arguments if word not in changes]
     if rebuilds and any(word.startswith("cluster.python=") for word in changes):
         raise ConfigError("--rebuild makes the Python that cluster.python names. Keep one of the two.")
     if steps < 1:
@@ -234,7 +245,7 @@ def run_reproduce(
     place = place_of(run.sweep, run.spec.run_id)
     spec = copy_of(run.spec, place, changes, may_differ=may_differ)
     is_local = spec.config["cluster"]["executor"] == Executor.local.value
-    found = None
+    reproduced = None
     try:
         digest, code, packages = _code_of(run, spec, original, place)
         if rebuilds:
@@ -242,22 +253,22 @@ def run_reproduce(
         tell(f"{spec.run_id}: {original.last} steps once more, {_from_what(digest, code)} ..")
         with ended_by_signals():
             start = partial(start_copy, spec, place, digest=digest, code=code, command_line=sys.argv)
-            found = follow(original, place, start, is_local=is_local, timeout_s=timeout_s, say=tell)
+            reproduced = follow(original, place, start, is_local=is_local, timeout_s=timeout_s, say=tell)
     finally:
         # A cancelled job may still be saving, so its folder must stay.
-        kept = keep or not is_local or found is None or not found.comparison.is_identical
+        kept = keep or not is_local or reproduced is None or not reproduced.comparison.is_identical
         if not kept:
             shutil.rmtree(place.folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # other copies are in this folder
                 place.folder.parent.rmdir()
     folder = place.folder if kept and place.exists else None
     if as_json:
-        print_json({**_reproduced_json(found, original), "folder": None if folder is None else str(folder)})
+        print_json({**_reproduced_json(reproduced, original), "folder": None if folder is None else str(folder)})
     else:
-        print("\n".join(_reproduced_lines(found, original)))
+        print("\n".join(_reproduced_lines(reproduced, original)))
         if folder is not None:
             print(as_typed(f"The copy is kept in {folder}: hpc-trainer logs --runs-dir {folder.parent}"))
-    if not found.comparison.is_identical:
+    if not reproduced.comparison.is_identical:
         sys.exit(1)
 
 
@@ -305,24 +316,26 @@ def _from_what(digest: str | None, code: Snapshot | None) -> str:
     return f"from frozen code {digest[:12]}" if digest else "from installed code"
 
 
-def _reproduced_json(found: Reproduced, original: Original) -> dict[str, Any]:
-    comparison = found.comparison
+def _reproduced_json(reproduced: Reproduced, original: Original) -> dict[str, Any]:
+    comparison = reproduced.comparison
     return {
-        "run_id": found.run_id,
+        "run_id": reproduced.run_id,
         "is_identical": comparison.is_identical,
         "last_step": original.last,
         "steps": list(comparison.steps),
         "missing_steps": list(comparison.missing),
         "metrics": list(comparison.names),
-        "deviations": [{**dataclasses.asdict(each), "relative": each.relative} for each in comparison.deviations],
-        "is_recorded": found.is_recorded,
-        "differences": [dataclasses.asdict(difference) for difference in found.differences],
-        "gpus": {"was": found.gpus[0], "now": found.gpus[1]},
+        "deviations": [
+            {**dataclasses.asdict(deviation), "relative": deviation.relative} for deviation in comparison.deviations
+        ],
+        "is_recorded": reproduced.is_recorded,
+        "differences": [dataclasses.asdict(difference) for difference in reproduced.differences],
+        "gpus": {"was": reproduced.gpus[0], "now": reproduced.gpus[1]},
     }
 
 
-def _reproduced_lines(found: Reproduced, original: Original) -> list[str]:
-    comparison = found.comparison
+def _reproduced_lines(reproduced: Reproduced, original: Original) -> list[str]:
+    comparison = reproduced.comparison
     first = next(iter(comparison.deviations), None)
     if comparison.is_identical:
         lines = [
@@ -334,9 +347,9 @@ def _reproduced_lines(found: Reproduced, original: Original) -> list[str]:
     else:
         steps = ", ".join(map(str, comparison.missing[:5])) or "any step"
         lines = [f"NOT IDENTICAL: the copy did not log {steps}, which the run did."]
-    if not found.is_recorded:
+    if not reproduced.is_recorded:
         return [*lines, "There is no record of what the run ran with: nobody can say what differs."]
-    unlike = [str(difference) for difference in found.differences]
+    unlike = [str(difference) for difference in reproduced.differences]
     if unlike:
         lines.append("These differ:" if first is not None else "These differ, and changed nothing here:")
         lines += [f"  {line}" for line in unlike[:_MOST_DIFFERENCES]]
@@ -345,14 +358,16 @@ def _reproduced_lines(found: Reproduced, original: Original) -> list[str]:
         )
     else:
         lines.append("Nothing that is recorded differs: code, data, packages, libraries, devices, variables.")
-    if found.gpus[0] != found.gpus[1]:
-        lines.append(f"GPUs: {', '.join(found.gpus[1]) or 'none'}; the run had {', '.join(found.gpus[0]) or 'none'}.")
+    if reproduced.gpus[0] != reproduced.gpus[1]:
+        lines.append(
+            f"GPUs: {', '.join(reproduced.gpus[1]) or 'none'}; the run had {', '.join(reproduced.gpus[0]) or 'none'}."
+        )
     return lines
 
 
-def _deviation(each: Deviation) -> str:
-    how = "" if each.relative is None else f" (relative {each.relative:.1g})"
-    return f"step {each.step}: {each.name} {each.now!r} against {each.was!r}{how}."
+def _deviation(deviation: Deviation) -> str:
+    how = "" if deviation.relative is None else f" (relative {deviation.relative:.1g})"
+    return f"step {deviation.step}: {deviation.name} {deviation.now!r} against {deviation.was!r}{how}."
 
 
 def _others(deviations: Sequence[Deviation]) -> list[str]:
@@ -360,8 +375,8 @@ def _others(deviations: Sequence[Deviation]) -> list[str]:
     largest = max((deviation.relative for deviation in deviations if deviation.relative is not None), default=None)
     if len(deviations) < 2:
         return []
-    told = "" if largest is None else f"; the largest relative difference is {largest:.1g}"
-    return [f"{len(deviations)} values differ at {len(steps)} of the compared steps{told}."]
+    largest_of_all = "" if largest is None else f"; the largest relative difference is {largest:.1g}"
+    return [f"{len(deviations)} values differ at {len(steps)} of the compared steps{largest_of_all}."]
 
 
 _FORCED = ("sweep_name=", "paths.runs_dir=")
@@ -452,5 +467,5 @@ def _print_curve(curve: Curve, value: float | None, plot: Path, given: Sequence[
         print(f"It fell the fastest at lr={curve.steepest_lr:.2g}. Suggested: optim.lr={value:g}")
     say(f"Plot: {plot}")
     if value is not None:
-        words = [word for word in given if not word.startswith("optim.lr=")]
-        print_next(f"train {shlex.join([*words, f'optim.lr={value:g}'])}")
+        overrides = [word for word in given if not word.startswith("optim.lr=")]
+        print_next(f"train {shlex.join([*overrides, f'optim.lr={value:g}'])}")

@@ -240,7 +240,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                     attempt,
                     stop,
                     has_begun=lambda: run.step > run.first_step,
-                    facts=run.contract.told,
+                    facts=run.contract.recorded,
                 ),  # fmt: skip
             ):
                 outcome = run_main(config, run)

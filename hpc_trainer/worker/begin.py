@@ -225,10 +225,10 @@ def _commands(paths: RunPaths, redaction: Redaction) -> dict[str, Any]:
     """Return the command that the user typed, if the sweep's newest submit named this run, and this process's own."""
     sweep = read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}
     typed = sweep.get("command") if paths.run_id in (sweep.get("run_ids") or ()) else None
-    arguments = redaction.words(map(str, typed)) if isinstance(typed, list) else None
+    arguments = redaction.arguments(map(str, typed)) if isinstance(typed, list) else None
     return {
         "submit": None if arguments is None else shlex.join(arguments),
-        "worker": shlex.join(redaction.words(sys.orig_argv)),
+        "worker": shlex.join(redaction.arguments(sys.orig_argv)),
         "folder": str(Path.cwd()),
     }
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Story:
         self.steps_done = 0
         """Steps done since the first step that the program logged."""
         self._paths, self._attempt, self._world_size = paths, attempt, env.world_size
-        self._lines = NewLines(paths.told_metrics(attempt))
+        self._lines = NewLines(paths.logged_metrics(attempt))
         self._metrics: dict[str, float] = {}
         self._log = MetricsLog(paths.metrics)
         self._signs = LifeSigns(
@@ -63,23 +63,27 @@ class Story:
         )  # fmt: skip
 
     def catch_up(self) -> None:
-        """Take in the metrics that the previous attempt's program logged, and that its worker did not live to read.
+        """Take in the metrics that earlier attempts' programs logged, and that no worker lived to read.
 
-        The program may have saved the step of these metrics. Then no later attempt logs that step again.
+        The program may have saved the step of these metrics. Then no later attempt logs that step again. An attempt
+        that was killed before its program started has read nothing either, so all attempts count back to the newest
+        one whose program logged something: that one began by catching up with those before it.
         """
-        if self._attempt == 0:
-            return
         newest = max((record["step"] for record in newest_metrics_in(self._paths.metrics)), default=0)
+        logged = (list(self._logged_in(number)) for number in range(self._attempt - 1, -1, -1))
         left: list[Told] = []
-        lines = NewLines(self._paths.told_metrics(self._attempt - 1))
+        for record in next((records for records in logged if records), []):
+            while left and left[-1].step >= record.step:
+                left.pop()
+            left.append(record)
+        for record in left:
+            if record.step > newest and record.metrics:
+                self._log.append(record.step, {**record.metrics, "time": time.time()}, sync=False)
+
+    def _logged_in(self, attempt: int) -> Iterator[Told]:
+        lines = NewLines(self._paths.logged_metrics(attempt))
         while batch := list(lines.read()):
-            for told in batch:
-                while left and left[-1].step >= told.step:
-                    left.pop()
-                left.append(told)
-        for told in left:
-            if told.step > newest and told.metrics:
-                self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
+            yield from batch
 
     def look(self, *, is_last: bool = False) -> None:
         """Take in what is new, and give a sign of life.
@@ -87,29 +91,29 @@ class Story:
         Raises:
             SupersededError: a later attempt has begun.
         """
-        for told in self._lines.read():
-            self._take(told)
+        for record in self._lines.read():
+            self._take(record)
         if is_last:  # if the program failed, its lines since the last sign are nowhere else
             self._signs.every_s = 0.0
         self._signs.tell(self.step or 0)
 
-    def _take(self, told: Told) -> None:
+    def _take(self, record: Told) -> None:
         if self.step is None:
             # The program goes on from its own checkpoint: later steps that were logged before are done again.
-            self._log.rewind(max(0, told.step - 1))
-            self._signs.start(told.step)
-            Journal(self._paths).resume(self._attempt, told.step)
-        elif told.step < self.step:
-            self._log.rewind(max(0, told.step - 1))
+            self._log.rewind(max(0, record.step - 1))
+            self._signs.start(record.step)
+            Journal(self._paths).resume(self._attempt, record.step)
+        elif record.step < self.step:
+            self._log.rewind(max(0, record.step - 1))
         else:
-            self.steps_done += told.step - self.step
-        self.step = told.step
-        if told.num_steps is not None:
-            self._signs.num_steps = told.num_steps
-        if told.metrics:
-            self._metrics |= told.metrics
-            self._signs.show(told.metrics)
-            self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
+            self.steps_done += record.step - self.step
+        self.step = record.step
+        if record.num_steps is not None:
+            self._signs.num_steps = record.num_steps
+        if record.metrics:
+            self._metrics |= record.metrics
+            self._signs.show(record.metrics)
+            self._log.append(record.step, {**record.metrics, "time": time.time()}, sync=False)
 
     def conclude(self) -> str:
         """Write result.json and DONE once the program is done on all ranks, and return the cause for the journal."""
@@ -221,7 +225,7 @@ class _Rank:
             place = meeting_place(self._config, self._paths, self._env, self._attempt, self._must_stop)
         if place is None or self._must_stop():
             return conclude_start(self.as_stop)
-        for own in (self._paths.output, self._paths.own_checkpoints, self._paths.told):
+        for own in (self._paths.output, self._paths.own_checkpoints, self._paths.logged):
             make_folder(own)
         if self._story is not None:
             self._story.catch_up()
@@ -255,9 +259,9 @@ class _Rank:
         return self._finish()
 
     @staticmethod
-    def _shown(words: Sequence[str]) -> str:
+    def _shown(arguments: Sequence[str]) -> str:
         """Return the command line without secrets, for the log, which others may read."""
-        return one_line(Redaction.of_process().words(words))
+        return one_line(Redaction.of_process().arguments(arguments))
 
     def _follow(self, program: Program) -> None:
         """Wait until the program and all its processes have ended; pass a stop on to it."""
@@ -305,7 +309,9 @@ class _Rank:
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
         frame = own_frame(output)
         message = f"the program ended with {_told(code)}"
-        print(f"{message}: {self._shown(self._program.words if self._program else ())}", file=sys.stderr, flush=True)
+        print(
+            f"{message}: {self._shown(self._program.arguments if self._program else ())}", file=sys.stderr, flush=True
+        )
         record = record_of(
             self.as_stop, ExitCode.FAILED, type="ProgramError", message=message,
             cause="killed" if is_killed else "program", output=output, **({} if frame is None else {"frame": frame}),

@@ -76,17 +76,17 @@ def words_of(
     raw = shlex.split(resumed(config.train.command or "", lambda name: name in holding))
     scripts, text = set(script_files(raw)), place_of_text(raw)
     code = _Code(config.train, json.loads(environ.get(FROZEN_CODE, "{}")))
-    words = [
+    arguments = [
         fill(code.in_shell(word), value_of) if place == text
         else code.file(word) if word in scripts else fill(word, value_of)
         for place, word in enumerate(raw)
     ]  # fmt: skip
     if code.is_safe:
-        for place, (word, after) in enumerate(itertools.pairwise(words)):
+        for place, (word, after) in enumerate(itertools.pairwise(arguments)):
             if after == "-m" and PYTHON.fullmatch(Path(word).name):
-                words.insert(place + 1, "-P")
+                arguments.insert(place + 1, "-P")
                 break
-    return words
+    return arguments
 
 
 def _places(paths: RunPaths) -> dict[str, str]:
@@ -148,9 +148,9 @@ class _Code:
         return text
 
 
-def one_line(words: Sequence[str]) -> str:
+def one_line(arguments: Sequence[str]) -> str:
     """Return the words as one line for a shell; line breaks in a value are escaped."""
-    return r"\n".join(shlex.join(words).splitlines())
+    return r"\n".join(shlex.join(arguments).splitlines())
 
 
 def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, place: Place) -> dict[str, str]:
@@ -166,7 +166,7 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
         "HPC_TRAINER_RUN_DIR": str(paths.output),
         "HPC_TRAINER_CHECKPOINTS": str(paths.own_checkpoints),
         "HPC_TRAINER_ATTEMPT": str(attempt),
-        VARIABLE: str(paths.told_metrics(attempt)),
+        VARIABLE: str(paths.logged_metrics(attempt)),
     }
     left_out: set[str] = set()
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
@@ -332,7 +332,7 @@ class Program:
     gets SIGTERM, because no process would be left to restart or stop it.
     """
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], folder: str | None) -> None:
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], folder: str | None) -> None:
         """Start the program. Raises ConfigError if it does not exist or cannot be started."""
         libc = ctypes.CDLL(None)
 
@@ -340,10 +340,10 @@ class Program:
             os.setpgid(0, 0)
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
-        self.words = list(words)
+        self.arguments = list(arguments)
         try:
             self._process = subprocess.Popen(
-                words, env=environ, cwd=folder, stdin=subprocess.DEVNULL,
+                arguments, env=environ, cwd=folder, stdin=subprocess.DEVNULL,
                 preexec_fn=in_own_group,  # noqa: PLW1509  (no other thread runs yet)
             )  # fmt: skip
         except OSError as error:
@@ -351,10 +351,12 @@ class Program:
                 f"It is looked for in PATH={environ['PATH']}. Name it by its whole path, or put it on PATH by "
                 "cluster.setup or cluster.env."
             )
-            if "/" in words[0]:
+            if "/" in arguments[0]:
                 advice = "It must be there on the node, executable (chmod +x FILE), and a script begins with #!."
             why = error.strerror or str(error)
-            raise ConfigError(f"train.command: {words[0]} cannot be started in {folder}: {why}. {advice}") from error
+            raise ConfigError(
+                f"train.command: {arguments[0]} cannot be started in {folder}: {why}. {advice}"
+            ) from error
 
     @property
     def code(self) -> int | None:

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
+from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal, failures_of_storage, log_header, read_failure
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.reading import check_place, check_trusted, is_storage_error, look_anew, names_in
-from hpc_trainer.record.spec import read_spec
+from hpc_trainer.record.spec import RunSpec, read_spec
 from hpc_trainer.record.states import CANCEL, DONE, RunState
-from hpc_trainer.record.submissions import newest_of_run, read_submissions
+from hpc_trainer.record.submissions import (
+    Job,
+    Submission,
+    claim_run,
+    newest_of_run,
+    read_submissions,
+    rivals_of_each_run,
+    winner_of,
+)
 from hpc_trainer.runtime.rank_env import BY_OUR_TORCHRUN, RankEnv, read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.slurm.jobs import cancel_named
+from hpc_trainer.slurm.queue import job_name
 
 
 def run(argv: list[str] | None, stop: StopFlag) -> int:
@@ -37,6 +51,7 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--array", metavar="UUID", help="the submission; SLURM_ARRAY_TASK_ID tells the run in it")
     which.add_argument("--run", metavar="RUN_ID", help="one run")
+    parser.add_argument("--choice", type=int, default=0, help="item of the run's list of hardware, from 0")
     parser.add_argument("--torchrun", type=int, metavar="RANKS", help="start that many ranks of this node by torchrun")
     arguments = parser.parse_args(argv)
 
@@ -50,7 +65,8 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
             config = read_spec(sweep, run_id).typed()
             set_umask(config.paths.group_readable)
             return run_agent(config, sweep.run(run_id), read_rank_env(), stop, arguments.torchrun)
-        return run_rank(sweep, run_id, read_rank_env(), stop, spans)
+        job = _Job(uuid=arguments.array, choice=arguments.choice)
+        return run_rank(sweep, run_id, read_rank_env(), stop, spans, job)
     except HpcTrainerError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         # A spec that cannot be read or built now never can be: a retry is useless.
@@ -62,7 +78,15 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
         return ExitCode.STORAGE
 
 
-def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans: Spans) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """Submission to which this job belongs, None for a single run's job; and the item of its run's hardware list."""
+
+    uuid: str | None = None
+    choice: int = 0
+
+
+def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans: Spans, job: _Job = _Job()) -> int:
     """Run one rank of one run, and return its exit code; at once, without torch, if the run is done or cancelled."""
     paths = sweep.run(run_id)
     spec = read_spec(sweep, run_id)
@@ -77,7 +101,7 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans
             print(f"{run_id}: {marker} stands; nothing to do.")
             return ExitCode.OK
     try:
-        return _start_attempt(config, sweep, paths, env, stop, spans)
+        return _start_attempt(config, sweep, paths, env, stop, spans, job, spec)
     except OSError as error:
         if not is_storage_error(error):
             raise
@@ -85,15 +109,17 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans
 
 
 def _start_attempt(
-    config: TrainConfig, sweep: SweepPaths, paths: RunPaths, env: RankEnv, stop: StopFlag, spans: Spans
-) -> int:
+    config: TrainConfig, sweep: SweepPaths, paths: RunPaths, env: RankEnv, stop: StopFlag, spans: Spans, job: _Job,
+    spec: RunSpec,
+) -> int:  # fmt: skip
     run_id = paths.run_id
     make_folder(paths.folder)
     check_trusted(paths.folder)
-    newer = _newer_job(sweep, paths, env)
+    newer = _newer_job(sweep, paths, env, job.uuid)
     if newer is not None:
         print(f"{run_id}: job {newer} has this run now; nothing to do for job {env.job_id}.")
         return ExitCode.OK
+    config = spec.on(job.choice).typed() if spec.others else config
     for folder in (paths.logs, paths.checkpoints):
         make_folder(folder)
     look_anew(paths.logs, parents=0)  # failure files of other nodes
@@ -147,8 +173,14 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
     return f"attempt {newest.attempt} has failed for good" if is_final else None
 
 
-def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv) -> str | None:
-    """Return the job that got the run after ours, if any: a job that Slurm brings back late must not start the run."""
+def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv, uuid: str | None = None) -> str | None:
+    """Return the job that has the run in place of ours, if any.
+
+    A job that Slurm brings back late must not start the run, nor one whose rival on other hardware has claimed it.
+
+    Args:
+        uuid: the submission of our array; None for the job of a single run.
+    """
     in_sweep = [submission for submission in read_submissions(sweep) if paths.run_id in submission.run_ids]
     own = read_submissions(paths)
     job_ids = {
@@ -157,11 +189,61 @@ def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv) -> str | None:
         if submission.executor == "slurm"
     }
     latest = in_sweep[-1] if in_sweep else None
+    rivals = rivals_of_each_run(in_sweep).get(paths.run_id)
+    if latest is not None and rivals is not None:
+        latest = _winner(paths, env, rivals, uuid) or latest
+        if latest.uuid != uuid and any(rival.uuid == uuid for rival, _ in rivals):
+            return latest.element_id(latest.run_ids.index(paths.run_id)) or "of another submission"
     newest = newest_of_run(paths, None if latest is None else (latest, latest.run_ids.index(paths.run_id)))
     if env.job_id not in job_ids or newest is None or newest[0].executor != "slurm":
         return None  # ours is not among them: its confirmation is still being written
     job_id = newest[0].element_id(newest[1])
     return job_id if job_id != env.job_id else None
+
+
+# Seconds for which other ranks wait for the claim of their rank 0; srun ends them if it has failed.
+_LONGEST_CLAIM_S = 600.0
+_CLAIM_POLL_S = 0.5
+
+
+def _winner(paths: RunPaths, env: RankEnv, rivals: Sequence[Job], uuid: str | None) -> Submission | None:
+    """Return the one of several submissions of a run that has the run; it is ours if no other has claimed the run.
+
+    Rank 0 claims. The winner's rank 0 then cancels the other jobs, which would end by themselves once they start.
+
+    Raises:
+        RunStateError: rank 0 of this job has not claimed the run in time.
+    """
+    own = next((rival for rival, _ in rivals if rival.uuid == uuid), None)
+    if own is None:  # a successor job, or a job of an earlier submission
+        won = winner_of(paths, rivals)
+        return None if won is None else won[0]
+    if env.rank == 0 and claim_run(paths, own):
+        _end_rivals(SweepPaths(paths.folder.parent), rivals, own)
+    deadline = time.monotonic() + _LONGEST_CLAIM_S
+    while (won := winner_of(paths, rivals)) is None:
+        if time.monotonic() > deadline:
+            raise RunStateError(f"rank {env.rank} waited {_LONGEST_CLAIM_S:.0f} s for rank 0 to claim {paths.run_id}.")
+        time.sleep(_CLAIM_POLL_S)
+        look_anew(paths.folder)
+    return won[0]
+
+
+def _end_rivals(sweep: SweepPaths, rivals: Sequence[Job], own: Submission) -> None:
+    """Cancel the other jobs of a run beside the start of this one; a controller that does not answer costs nothing."""
+    names = {
+        element: job_name(sweep.name, rival.uuid)
+        for rival, index in rivals
+        if rival.uuid != own.uuid and (element := rival.element_id(index)) is not None
+    }
+
+    def work() -> None:
+        for element, name in names.items():
+            with contextlib.suppress(SlurmError):
+                cancel_named(element, name)
+
+    with contextlib.suppress(RuntimeError):  # no more threads for this user: the others end when they start
+        threading.Thread(target=work, name="rivals", daemon=True).start()
 
 
 def _run_of_element(sweep: SweepPaths, uuid: str) -> str:

@@ -32,8 +32,17 @@ ALLOWED: dict[str, dict[str, str]] = {
         "st_mtime": "old copies on the node's own disk; an old claim costs two ranks that compile",
     },
     "data/images/shards.py": {"fcntl": "a lock on the node's own disk", "replace": "on the node's own disk"},
+    "doctor/folder_probe.py": dict.fromkeys(
+        ("O_EXCL", "O_APPEND", "rename", "fcntl", "touch", "st_mtime"),
+        "tries what the file system keeps, on files that nobody else reads",
+    ),
+    "init_project/project.py": {'mode "x"': "a file of a project of the user's own, which init must not overwrite"},
     "observe/sampler.py": {"replace": "in the folder of the node's own collector"},
     "record/run_state.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
+    "hardware/rank_probe.py": {
+        "replace": "a file of one rank, which is read when the job has ended",
+        "st_mtime": "the file system's own clock is what is asked for",
+    },
     "deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
     "deploy/graphs.py": {"replace": "in the folder of an export that is being written, under its own name"},
 }

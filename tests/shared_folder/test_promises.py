@@ -120,6 +120,7 @@ def _prepare(raw: Path, out: Path, part: tuple[int, int]) -> subprocess.Popen[An
 
 @pytest.mark.long
 @pytest.mark.dist
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("kind", _EVERY_KIND)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_run_that_goes_on_on_a_shared_folder_has_the_same_bits(
@@ -129,7 +130,7 @@ def test_a_run_that_goes_on_on_a_shared_folder_has_the_same_bits(
     clients = _two(tmp_path, shares, kind)
     folders = [client.mountpoint / "runs" for client in clients]
     (shares[-1].backing / "runs").mkdir(mode=0o700)
-    holds(name, tmp_path, of_ranks=folders, seen=shares[-1].backing / "runs")
+    holds(name, tmp_path, of_ranks=folders, seen=shares[-1].backing / "runs", limit_s=900)
 
 
 @pytest.mark.long

@@ -62,6 +62,7 @@ class Driver:
             **age,
             "HPC_TRAINER_RUNS": str(self.slurm.runs_folder(self.folder)),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "XDG_STATE_HOME": str(self.folder / "state"),
             "PYTHONPATH": str(self.folder),
         }
 

@@ -161,7 +161,7 @@ class Soak:
         if chosen is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):  # it asks again and again for a job that has just left
-            self.slurm.run("scancel", "--signal=USR2", chosen[1].job_id, check=False, timeout=10)
+            self.slurm.run("scancel", "--signal=USR2", chosen[1].job_id, check=False, timeout=3)
         return chosen[1].job_id
 
     def _up_nodes(self) -> list[str]:

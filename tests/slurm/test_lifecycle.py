@@ -55,7 +55,7 @@ def test_grids_complete_and_are_submitted_once(driver: Driver) -> None:
     assert driver.submit(*grid)["submitted"] == 0
 
 
-# One rank is preempted in test_own_loop.py, test_snapshot.py and test_drill.py too.
+# One rank is preempted in test_own_loop.py, test_snapshot.py and test_verify_preempt.py too.
 @pytest.mark.parametrize("hardware", [pytest.param("testbed_x1", marks=pytest.mark.long), "testbed_x4"])
 def test_preempted_run_resumes_with_the_same_bits(driver: Driver, hardware: str) -> None:
     steps = SHAPES[hardware]

@@ -17,7 +17,7 @@ from hpc_trainer.config.schema.key import Declared
 from hpc_trainer.config.store import ALL_KEYS, DECLARED, VARIANTS
 
 # Every shell takes such a text as one word: a completion script may evaluate it.
-_PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
 def conf_dir() -> Path:
@@ -28,8 +28,11 @@ def conf_dir() -> Path:
 
 
 def choices_in(group: str, folders: Iterable[Path]) -> list[str]:
-    """Return the choices of a group in these folders of configurations, sorted."""
-    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml") if path.is_file()})
+    """Return the choices of a group in these folders of configurations, sorted; in a subfolder they are `SITE/NAME`."""
+    places = {folder / group for folder in folders}
+    found = ((path, path.relative_to(place)) for place in places for path in place.rglob("*.yaml") if path.is_file())
+    names = {path.with_suffix("").as_posix() for _, path in found}
+    return sorted(name for name in names if not name.startswith(".") and "/." not in name)
 
 
 def overrides_like(word: str, others: Sequence[str], config_dirs: Iterable[Path]) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -34,9 +36,12 @@ from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import DECLARED, FREE_KEYS, declared_at, register_schemas
 from hpc_trainer.config.user_files import is_folder
-from hpc_trainer.errors import ConfigError, valid
+from hpc_trainer.errors import ConfigError, did_you_mean, valid
 
 ROOT = "train"
+# The root where sbatch is on PATH: its default is cluster=slurm. An override `cluster=slurm` would win over the cluster
+# that a hardware profile chooses.
+_ROOT_OF_SLURM = "train_on_slurm"
 # Groups of which Hydra would silently take the last of several names. In other groups, such as sweep and debug, files
 # add up.
 _ONE_OF = {name for name, is_section in ROOT_KEYS.items() if is_section} - {"sweep", *FREE_KEYS}
@@ -70,9 +75,12 @@ class Composer:
         self._config_dirs = [folder.resolve() for folder in config_dirs]
         self._stack = contextlib.ExitStack()
         self._interpolated: dict[tuple[str, ...], bool] = {}
+        self.root = _ROOT_OF_SLURM if shutil.which("sbatch") else ROOT
 
     def __enter__(self) -> Composer:
         register_schemas()
+        if self.root != ROOT:
+            _register_root_of_slurm()
         GlobalHydra.instance().clear()
         self._stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())))
         share_schemas()
@@ -163,17 +171,17 @@ class Composer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Hydra's own deprecations do not concern the user
             given = [*self.search_path(), *overrides]
-            return compose(ROOT, overrides=given, return_hydra_config=return_hydra_config)
+            return compose(self.root, overrides=given, return_hydra_config=return_hydra_config)
 
     def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
         if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-            group, _, name = error.missing_cfg_file.rpartition("/")
+            group, _, name = error.missing_cfg_file.partition("/")
             own = (
                 ""
                 if self._config_dirs
                 else f" For one of your own, name a folder with {group}/{name}.yaml by --config-dir."
             )
-            return ConfigError(f"{group}={name}: no such choice. {valid(name, self.choices(group))}{own}")
+            return ConfigError(f"{group}={name}: no such choice. {_valid(name, self.choices(group))}{own}")
         parsed = self.parse(overrides)
         for override in parsed:
             problem = self._problem_of_key(override, overrides)
@@ -243,7 +251,7 @@ class Composer:
         are_names = bool(names) and all(isinstance(name, str) and name.strip("?/ ") for name in names)
         if are_names or (override.is_delete() and value in (None, "")):
             return None
-        return f"{override.input_line}: a choice of {key} must be a name. {valid(str(value), self.choices(key))}"
+        return f"{override.input_line}: a choice of {key} must be a name. {_valid(str(value), self.choices(key))}"
 
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group
@@ -272,6 +280,22 @@ class Composer:
             return self._hydra_compose(chosen)
         except (HydraException, OmegaConfBaseException):
             return self._hydra_compose([])
+
+
+def _valid(wrong: str, choices: Sequence[str]) -> str:
+    """Return the legal choices for `wrong` as a message; of the choices in a subfolder, the nearest and the folder."""
+    flat = [name for name in choices if "/" not in name]
+    folders = dict.fromkeys(f"{name.partition('/')[0]}/" for name in choices if "/" in name)
+    listed = f"; in folders: {', '.join(folders)}" if folders else ""
+    return f"{did_you_mean(wrong, choices)}Valid: {', '.join(flat)}{listed}."
+
+
+def _register_root_of_slurm() -> None:
+    """Register the root with Hydra whose default is cluster=slurm, and which is otherwise `conf/train.yaml`."""
+    text = (conf_dir() / f"{ROOT}.yaml").read_text(encoding="utf-8")
+    root = OmegaConf.create(text)
+    root.defaults = [{"cluster": "slurm"} if line == {"cluster": "local"} else line for line in root.defaults]
+    ConfigStore.instance().store(name=_ROOT_OF_SLURM, node=root)
 
 
 def _texts(value: Any) -> Iterator[str]:

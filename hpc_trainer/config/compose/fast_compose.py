@@ -22,7 +22,7 @@ from typing import Any
 from hydra.core.default_element import ResultDefault
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from hpc_trainer.config.compose.composer import ROOT, Composer
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.compose.hydra_parts import Defaults, HydraParts, leaf_of, section_of
 from hpc_trainer.config.compose.overrides import Line, UnusualOverrideError, named_in, read_line
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
@@ -58,7 +58,7 @@ class GridComposer(Composer):
     def __enter__(self) -> GridComposer:
         super().__enter__()
         self._lines: dict[str, Line | None] = {}
-        self._parts = HydraParts(ROOT, self.search_path())
+        self._parts = HydraParts(self.root, self.search_path())
         self._bases = _Bases(self, self._parts)
         return self
 

@@ -36,6 +36,29 @@ class Point:
     exclude: tuple[Condition, ...] = ()
     """Conditions that need the composed point, which is left out if one is true."""
 
+    def on_each(self) -> list[Point]:
+        """Return the point once for each item of its lists of hardware (`hardware=first:a,b`); itself without one.
+
+        Raises:
+            ConfigError: a list has an empty item or an item twice, or the lists make too many points.
+        """
+        lists = {key: items for key, text in self.axes.items() if (items := list_of(key, text)) is not None}
+        if not lists:
+            return [self]
+        for key, items in lists.items():
+            if not all(items) or len(set(items)) < len(items):
+                raise ConfigError(
+                    f"{key}={self.axes[key]}: a list names each choice once, separated by single commas. "
+                    f"Use {key}={FIRST}{','.join(dict.fromkeys(filter(None, items))) or 'A,B'}."
+                )
+        if math.prod(map(len, lists.values())) > _MOST_ITEMS:
+            raise ConfigError(f"a run goes to at most {_MOST_ITEMS} shapes. Shorten {', '.join(lists)}={FIRST}..")
+        points = []
+        for chosen in itertools.product(*lists.values()):
+            lines = {f"{key}={self.axes[key]}": f"{key}={item}" for key, item in zip(lists, chosen, strict=True)}
+            points.append(dataclasses.replace(self, overrides=tuple(lines.get(line, line) for line in self.overrides)))
+        return points
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
@@ -95,18 +118,20 @@ def expand_grid(composer: GridComposer, overrides: Sequence[str]) -> Expansion:
 def _blocks(composer: GridComposer, given_words: Sequence[str]) -> Iterator[_Block]:
     overrides = [in_full(line) for line in given_words]
     parsed = composer.parse(overrides)
-    given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
+    given = [override.input_line or "" for override in parsed if not (override.is_sweep_override() or _items(override))]
     defaults = list(default_overrides(overrides))
     last = {_key(override.input_line or ""): override for override in parsed}  # of one key the last override counts
     swept = [each for each in parsed if each.is_sweep_override() and last[_key(each.input_line or "")] is each]
     axes = {override.get_key_element(): sweep_values(override, composer.choices) for override in swept}
+    listed = [each for each in parsed if _items(each) and last[_key(each.input_line or "")] is each]
+    axes |= {override.get_key_element(): [FIRST + ",".join(_items(override))] for override in listed}
     # A sweep over choices of sweep/ or experiment/ may bring axes of its own: they are read for each choice.
     heads = [_axis(key, values) for key, values in axes.items() if key in ("sweep", "experiment")]
     tails = [_axis(key, values) for key, values in axes.items() if key not in ("sweep", "experiment")]
     for head in itertools.product(*(axis.steps for axis in heads)):
         of_head = [_axis(axis.keys[0], list(step)) for axis, step in zip(heads, head, strict=True)]
         base = [*given, *(f"{axis.keys[0]}={axis.steps[0][0]}" for axis in of_head)]
-        first = [f"{axis.keys[0]}={axis.steps[0][0]}" for axis in tails]
+        first = [f"{axis.keys[0]}={_first_item(axis.keys[0], axis.steps[0][0])}" for axis in tails]
         sweep = _sweep_section(composer, [*defaults, *base], first, len(defaults) + len(given))
         named = {_key(axis.keys[0]) for axis in tails} | {_key(line) for line in base}
         for from_config, conditions in _axes_of(composer, sweep, named):
@@ -245,7 +270,8 @@ def _test(composer: GridComposer, condition: Condition) -> Callable[[Mapping[str
     def value(name: str, text: str) -> Any:
         line = f"{name}={text}"
         if line not in values:
-            values[line] = (parse_common(line) or composer.parse([line])[0]).value()
+            is_list = list_of(name, text) is not None
+            values[line] = text if is_list else (parse_common(line) or composer.parse([line])[0]).value()
         return values[line]
 
     def holds(axes: Mapping[str, str]) -> bool:
@@ -261,7 +287,43 @@ def _config_values(composer: GridComposer, where: str, key: str, values: object)
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{where}.{key}={values!r} must be a list with at least one value, as [1, 2].")
     is_group = composer.is_group(key)
-    return [str(value) if is_group else override_value(value) for value in values]
+    return [str(value) if is_group or list_of(key, str(value)) else override_value(value) for value in values]
+
+
+# Lists of hardware: the values after `first:` belong to one point, which is submitted to each of them.
+
+FIRST = "first:"
+"""Beginning of a list of hardware profiles, or of values of a key of `hardware`."""
+_MOST_ITEMS = 8
+
+
+def list_of(key: str, text: str) -> list[str] | None:
+    """Return the items of the list `first:a,b`; None if the text is no list, or the key is none of `hardware`."""
+    if not text.startswith(FIRST) or (key != "hardware" and not key.startswith("hardware.")):
+        return None
+    return text[len(FIRST) :].split(",")
+
+
+def _first_item(key: str, text: str) -> str:
+    items = list_of(key, text)
+    return text if items is None else items[0]
+
+
+def _items(override: Override) -> list[str]:
+    """Return the items of a list that the command line gives as one value, in quotes or with one item; else []."""
+    if override.is_sweep_override() or not isinstance(value := override.value(), str):
+        return []
+    return list_of(override.get_key_element(), value) or []
+
+
+def _joined(key: str, values: list[str]) -> list[str]:
+    """Join each value that begins a list with the values after it, up to the next list: Hydra splits at each comma."""
+    plain = [value.replace("\\:", ":") for value in values]
+    places = [place for place, value in enumerate(plain) if list_of(key, value) is not None]
+    if not places:
+        return values
+    lists = [",".join(plain[begin:end]) for begin, end in itertools.pairwise([*places, len(plain)])]
+    return [*values[: places[0]], *lists]
 
 
 # 10,000 points take 2 s and 50 MiB; a typing error (two axes of 1,000) is caught before it takes minutes.
@@ -282,14 +344,16 @@ def sweep_values(override: Override, choices: Callable[[str], list[str]]) -> lis
     pattern: object = override.value()  # its annotation leaves Glob out
     line = override.input_line
     if isinstance(pattern, Glob):
-        # Hydra's own glob() offers the schemas too, and not what --config-dir adds.
-        values = pattern.filter(choices(override.key_or_group))
+        # Hydra's own glob() offers the schemas too, and not what --config-dir adds. As in a shell, * stays in a folder:
+        # glob(gpu_*) takes no choice of a site's.
+        depths = {text.count("/") for text in pattern.include}
+        values = pattern.filter([name for name in choices(override.key_or_group) if name.count("/") in depths])
     else:
         _check(override, pattern, choices)
         values = list(override.sweep_string_iterator())
     if not values:
         raise ConfigError(f"{line}: an axis needs at least one value.")
-    return values
+    return _joined(override.get_key_element(), values)
 
 
 def _check(override: Override, pattern: object, choices: Callable[[str], list[str]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,17 +138,13 @@ def in_full(override: str) -> str:
 
 
 def default_overrides(given: Iterable[str]) -> Iterator[str]:
-    """Yield the overrides before the command line: the user's own defaults, and `cluster=slurm` if sbatch is on PATH.
-
-    Without sbatch it is `cluster=local`. A key that the command line gives too is left out.
+    """Yield the overrides before the command line: the user's own defaults, without keys that the command line gives.
 
     Raises:
         ConfigError: a file of defaults cannot be read.
     """
     named = {_named(override) for override in given}
     own = own_defaults()
-    if "cluster" not in named and "cluster" not in own:
-        yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
     for key, value in own.items():
         is_overruled = key == "paths.runs_dir" and "HPC_TRAINER_RUNS" in os.environ
         if key not in named and not is_overruled:

@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def wrong_value(key: str, message: str, line: str | None) -> str | None:
-    """Return the message that replaces OmegaConf's, or None if it is about something else.
+    """Return the message that replaces OmegaConf's, or None if OmegaConf's is about something else.
 
     Args:
         key: the key that OmegaConf names.

@@ -7,11 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config import script_words as words
+from hpc_trainer.config import script_words
 from hpc_trainer.config.environment import environment_problems
 from hpc_trainer.config.packages import missing
 from hpc_trainer.config.rules.declared_rules import within
-from hpc_trainer.config.schema.cluster import Executor, HardwareConfig, Launcher
+from hpc_trainer.config.schema.cluster import (
+    ClusterConfig,
+    Executor,
+    GpuRequest,
+    HardwareConfig,
+    Launcher,
+    TimeLimit,
+)
 from hpc_trainer.config.schema.output import MonitorConfig, OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import Word, shown
@@ -25,7 +32,7 @@ def monitor_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str
     folder = monitor.prometheus_dir
     if folder is None:
         return
-    if words.has_control(folder) or not Path(folder).is_absolute():
+    if script_words.has_control(folder) or not Path(folder).is_absolute():
         yield (
             f"monitor.prometheus_dir={folder!r} must be the absolute path of the folder on each node that "
             "node_exporter reads (--collector.textfile.directory). Use for example /var/lib/node_exporter."
@@ -164,34 +171,81 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
             f"hardware.tasks_per_node={hardware.tasks_per_node} must equal gpus_per_node={hardware.gpus_per_node}: "
             f"each GPU has one rank. Use {hardware.gpus_per_node} or null."
         )
+    if hardware.gpu_types and hardware.gpu_type not in hardware.gpu_types:
+        yield (
+            f"hardware.gpu_types={hardware.gpu_types} must hold hardware.gpu_type={hardware.gpu_type}. Leave it out: "
+            "hardware=first:A,B sets it."
+        )
+    if hardware.gpu_request is GpuRequest.none:
+        for key, value in (("mem_gb_per_gpu", hardware.mem_gb_per_gpu), ("gpu_type", hardware.gpu_type)):
+            if value is not None:
+                yield (
+                    f"hardware.{key}={value} needs an option that asks for GPUs, and hardware.gpu_request=none gives "
+                    f"none. Leave it out: hardware.{key}=null."
+                )
     if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
         yield "hardware.cpus_per_gpu and hardware.cpus_per_task both set the cores of a rank. Keep one of them."
-    yield from words.word_problem("hardware.partition", hardware.partition, words.PARTITION)
-    yield from words.word_problem("hardware.qos", hardware.qos, words.QOS)
-    yield from words.word_problem("hardware.constraint", hardware.constraint, words.CONSTRAINT)
-    yield from words.word_problem("hardware.exclude", hardware.exclude, words.HOSTS)
-    yield from words.word_problem("hardware.gpu_type", hardware.gpu_type, words.GPU_TYPE)
+    yield from script_words.word_problem("hardware.partition", hardware.partition, script_words.PARTITION)
+    yield from script_words.word_problem("hardware.qos", hardware.qos, script_words.QOS)
+    yield from script_words.word_problem("hardware.constraint", hardware.constraint, script_words.CONSTRAINT)
+    yield from script_words.word_problem("hardware.exclude", hardware.exclude, script_words.HOSTS)
+    yield from script_words.word_problem("hardware.gpu_type", hardware.gpu_type, script_words.GPU_TYPE)
+
+
+def site_notes(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[str, ...]:
+    """Return a note if the shape is longer or larger than the site's facts allow (`cluster.site.time_limits`).
+
+    It is no problem: the facts may be old, and Slurm decides.
+    """
+    site = cluster.site
+    own = [
+        limit
+        for limit in site.time_limits
+        if limit.partition in (None, hardware.partition) and limit.qos in (None, hardware.qos)
+    ]
+    nodes = hardware.num_nodes
+    fitting = [
+        limit for limit in own if limit.min_nodes <= nodes and (limit.max_nodes is None or nodes <= limit.max_nodes)
+    ]
+    of_site = f"cluster={cluster.name} (facts of {site.checked or 'unknown age'})"
+    if own and not fitting:
+        most = max(limit.max_nodes or 0 for limit in own)
+        return (f"{of_site} gives {_queue(own[0])} at most {most} nodes, and hardware.num_nodes={nodes}.",)
+    tight = min(fitting, key=lambda limit: limit.max_time_min, default=None)
+    if tight is None or hardware.time_limit_min <= tight.max_time_min:
+        return ()
+    sizes = f" for {tight.min_nodes} to {tight.max_nodes} nodes" if tight.max_nodes is not None else ""
+    return (
+        f"{of_site} gives {_queue(tight)} at most {tight.max_time_min} minutes{sizes}, and hardware.time_limit_min="
+        f"{hardware.time_limit_min}. Use hardware.time_limit_min={tight.max_time_min}: a run that needs longer comes "
+        "back by itself.",
+    )
+
+
+def _queue(limit: TimeLimit) -> str:
+    names = {"partition": limit.partition, "QOS": limit.qos}
+    return " and ".join(f"{kind} {name}" for kind, name in names.items() if name is not None) or "every job"
 
 
 def cluster_problems(config: TrainConfig) -> Iterator[str]:
     """Yield each problem with `cluster`."""
     cluster, hardware = config.cluster, config.hardware
-    yield from words.word_problem("cluster.account", cluster.account, words.ACCOUNT)
-    yield from words.word_problem("cluster.top_up_partition", cluster.top_up_partition, words.PARTITION)
-    yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
+    yield from script_words.word_problem("cluster.account", cluster.account, script_words.ACCOUNT)
+    yield from script_words.word_problem("cluster.top_up_partition", cluster.top_up_partition, script_words.PARTITION)
+    yield from script_words.word_problem("cluster.master_addr", cluster.master_addr, script_words.ADDRESS)
     if cluster.signal_lead_s is not None:
         longest = min(hardware.time_limit_min * 60 - 1, _LONGEST_LEAD_S)
         yield from within("cluster.signal_lead_s", cluster.signal_lead_s, f"[1, {longest}]")
     for name, value in cluster.env.items():
-        if not words.ENV_NAME.fits(name) or words.has_control(value):
+        if not script_words.ENV_NAME.fits(name) or script_words.has_control(value):
             yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
     for line in cluster.setup:
-        yield from words.setup_problem(line)
+        yield from script_words.setup_problem(line)
     yield from sbatch_problems(cluster.sbatch)
     for argument in cluster.srun_args:
-        yield from words.srun_problem(argument)
+        yield from script_words.srun_problem(argument)
     if cluster.python is not None:
-        yield from words.python_problem(cluster.python)
+        yield from script_words.python_problem(cluster.python)
     yield from environment_problems(cluster, hardware)
     yield from _launcher_problems(config)
 

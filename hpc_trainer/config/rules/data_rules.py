@@ -79,7 +79,10 @@ def task_problems(config: TrainConfig) -> Iterator[str]:
 def _class_problems(target: str) -> Iterator[str]:
     """Yield each problem that a file below the current folder shows; the worker checks an installed class."""
     *path, name = target.split(".")
-    file = next((each for each in (Path(*path).with_suffix(".py"), Path(*path, "__init__.py")) if is_file(each)), None)
+    file = next(
+        (candidate for candidate in (Path(*path).with_suffix(".py"), Path(*path, "__init__.py")) if is_file(candidate)),
+        None,
+    )
     if not path or file is None:
         return
     try:

@@ -263,8 +263,8 @@ def _read_problems(optim: CustomOptimConfig, name: str) -> Iterator[str]:
         yield f"{value}: {optim._target_} has no weight decay. Use optim.weight_decay=0."
 
 
-def _legal(wrong: str, known: Iterable[str]) -> str:
-    return valid(wrong, sorted(set(known) - {"lr", "weight_decay", *_UNFIT}))
+def _legal(wrong: str, choices: Iterable[str]) -> str:
+    return valid(wrong, sorted(set(choices) - {"lr", "weight_decay", *_UNFIT}))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config import script_words as words
+from hpc_trainer.config import script_words
 from hpc_trainer.config.load import BUT_SEED, Memo, but_seed
 from hpc_trainer.config.mesh import with_batch
 from hpc_trainer.config.program import command_problems, with_command
@@ -114,23 +114,24 @@ def _tracker(tracker: TrackerConfig) -> Iterator[str]:
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where you run hpc-trainer sync."
         )
     for key in ("project", "entity", "uri"):
-        if words.has_control(getattr(tracker, key) or ""):
+        if script_words.has_control(getattr(tracker, key) or ""):
             yield f"tracker.{key}={getattr(tracker, key)!r} must hold no control characters."
 
 
 def _general(config: TrainConfig) -> Iterator[str]:
     yield from retention_problems(config.checkpoint)
     yield from monitor_problems(config.monitor, config.cluster.executor)
-    if words.has_control(config.paths.runs_dir or ""):
+    if script_words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     yield from home_problems("paths.runs_dir", config.paths.runs_dir)
     yield from _tracker(config.tracker)
     for key, text in (("hardware.name", config.hardware.name), ("cluster.name", config.cluster.name)):
-        if words.has_control(text):  # the name is printed
-            yield f"{key}={text!r} must be one line without control characters. Use {words.plain(text) or 'mine'}."
+        if script_words.has_control(text):  # the name is printed
+            usable = script_words.plain(text) or "mine"
+            yield f"{key}={text!r} must be one line without control characters. Use {usable}."
     for key in ("sweep_name", "experiment_name"):
         name = getattr(config, key)
-        if name is not None and not words.NAME.fits(name):
+        if name is not None and not script_words.NAME.fits(name):
             nearest = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "my-sweep"
             yield f"{key}={name!r} names a folder: letters, digits and ._- only, at most 100. Use {nearest}."
 

@@ -6,7 +6,18 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, RULED, SAFE, SCHEDULE, key, only_with, section
+from hpc_trainer.config.schema.key import (
+    ALWAYS,
+    APART,
+    COUNTS,
+    ONCE_SET,
+    RULED,
+    SAFE,
+    SCHEDULE,
+    key,
+    only_with,
+    section,
+)
 
 
 class Device(str, enum.Enum):
@@ -24,6 +35,7 @@ class GpuRequest(str, enum.Enum):
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
+    none = "none"
 
 
 class Launcher(str, enum.Enum):
@@ -56,9 +68,12 @@ class HardwareConfig:
     """Memory for each CPU in GB."""
     gpu_type: str | None = key(None, ALWAYS, COUNTS, SCHEDULE)
     """The site's gres name of the GPU, such as `a100`; null: any."""
+    gpu_types: list[str] = key([], RULED, ONCE_SET, SCHEDULE)
+    """Types of GPUs on any of which the run may start; `hardware=first:a,b` sets it if they differ."""
     gpu_request: GpuRequest = key(GpuRequest.gpus_per_node, ALWAYS, APART, SAFE)
     """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
-    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres."""
+    filters of some sites check only one of the two, and Slurm before 19.05 knows only gres. none: no option, where
+    every node has its GPUs and Slurm does not count them."""
     device: Device = key(Device.auto, ALWAYS, COUNTS, SCHEDULE)
     """auto: cuda if gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps: Apple's
     GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). mps and xla: one rank, fp32 or bf16."""
@@ -176,6 +191,53 @@ class EnvironmentConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class TimeLimit:
+    """Item of `cluster.site.time_limits`: the longest time limit of jobs of some sizes."""
+
+    partition: str | None = key(None, ALWAYS)
+    """Partition to which it applies; null: any."""
+    qos: str | None = key(None, ALWAYS)
+    """QOS to which it applies; null: any."""
+    min_nodes: int = key(1, ALWAYS, limits="≥ 1")
+    """Fewest nodes of a job to which it applies."""
+    max_nodes: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Most nodes of a job to which it applies; null: no bound."""
+    max_time_min: int = key(35_791_394, ALWAYS, limits="≥ 1")
+    """Longest time limit in minutes."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SiteConfig:
+    """`cluster.site`: facts about a site. They change no script; plans, checks and messages use them."""
+
+    slurm_cluster: str | None = key(None, ALWAYS)
+    """Slurm's name of the cluster (ClusterName), by which a cluster file is recognised."""
+    login_hosts: str | None = key(None, ALWAYS)
+    """Host names of the login nodes, with * and ? as in a shell."""
+    arch: str | None = key(None, ALWAYS)
+    """Architecture of the compute nodes, as `uname -m` prints it."""
+    internet: bool | None = key(None, ALWAYS)
+    """Whether compute nodes reach the internet; null: not known."""
+    whole_nodes: bool | None = key(None, ALWAYS)
+    """true: a job gets whole nodes and pays for them; false: jobs share nodes; null: not known, or it depends on the
+    partition."""
+    time_limits: list[TimeLimit] = key([], ALWAYS)
+    """Longest time limits by partition, QOS and number of nodes. A plan warns about a job that is longer."""
+    preemption: str | None = key(None, ALWAYS)
+    """Rules of preemption, in words."""
+    notes: list[str] = key([], ALWAYS)
+    """Further rules that users of the site must know."""
+    reasons: dict[str, str] = key({}, ALWAYS)
+    """Reason for each variable of `cluster.env`, and for each option of `srun_args` and `sbatch`."""
+    unverified: list[str] = key([], ALWAYS)
+    """Keys of this file whose values no public source confirms."""
+    source: str = key("", ALWAYS)
+    """Sources of these facts: URLs, separated by `; `, each with the figures that it has in parentheses."""
+    checked: str = key("", ALWAYS)
+    """Day on which the facts were checked, YYYY-MM-DD."""
+
+
+@dataclass(kw_only=True, slots=True)
 class ClusterConfig:
     name: str = key("local", ALWAYS)
     """Name of the site."""
@@ -206,6 +268,8 @@ class ClusterConfig:
     sbatch: dict[str, Any] = key({}, ALWAYS)
     """Further options of sbatch by their long names, as {mail-type: END, reservation: x, exclusive: true}. Options that
     hpc_trainer sets itself are refused, with the key to use."""
+    purge_days: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Days after which the site deletes files that nobody has used; `hpc-trainer doctor` warns before. null: never."""
     max_failures: int = key(3, ALWAYS, limits="≥ 0")
     """Times that a run restarts after an error of storage or data (exit 74); errors of your own code never restart
     it."""
@@ -214,6 +278,8 @@ class ClusterConfig:
     min_goodput: float = key(0.05, ALWAYS, limits="[0, 1)")
     """Least share of allocated time that training must get in attempts that the time limit ends. A run stops for good
     (exit 76) if its newest attempts of this kind, three or cluster.max_no_progress, are below; 0: no bound."""
+    site: SiteConfig = section(SiteConfig)
+    """Facts about the site, with their sources."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -161,9 +161,9 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def typed_words(words: Iterable[str]) -> str:
+def typed_words(overrides: Iterable[str]) -> str:
     """Return the words of a command as a user types them in a shell, with as few quotes as possible."""
-    return " ".join(map(_typed_word, words))
+    return " ".join(map(_typed_word, overrides))
 
 
 def _typed_word(word: str) -> str:

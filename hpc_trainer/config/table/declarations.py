@@ -81,9 +81,11 @@ def feature_problems(config: TrainConfig) -> Iterator[str]:
                 f"missing. Restore it{f', or use {other}' if other else ''}."
             )
     for feature in declarations():
-        yield from feature.problems(config)
         if feature.is_on(config):
+            yield from feature.problems(config)
             yield from _pairs(config, feature)
+        else:
+            yield from feature.problems_if_off(config)
 
 
 def fill_in(config: TrainConfig, memo: Memo) -> None:

@@ -85,7 +85,9 @@ class Feature:
     before: tuple[str, ...] = ()
     """Features whose ability comes after this one's; they need not know it."""
     problems: Callable[[TrainConfig], Iterator[str]] = _no_rules
-    """Rules of the feature's own values that no choice expresses; called whether the feature is on or not."""
+    """Rules of the feature's own values that no choice expresses; called if the feature is on."""
+    problems_if_off: Callable[[TrainConfig], Iterator[str]] = _no_rules
+    """Rules of values that are wrong although they leave the feature off; called if it is off."""
     fill: Callable[[TrainConfig, Memo], None] = _nothing
     """Fills in what follows from the feature's own values, in a configuration that has no problems and the feature on.
     It works on copies of sections, once for points that share a section. It may read files, and raises ConfigError."""

@@ -174,10 +174,10 @@ def _check_facts(path: Path, names: tuple[str, str], inputs: ArrayFacts, targets
         )
 
 
-def _check_names(path: Path, names: tuple[str, str], known: Any) -> None:
+def _check_names(path: Path, names: tuple[str, str], present: Any) -> None:
     for keyword, name in zip(("inputs", "targets"), names, strict=True):
-        if name not in known:
-            has = valid(name, known) if known else "It has none."
+        if name not in present:
+            has = valid(name, present) if present else "It has none."
             raise ConfigError(f"data.{keyword}={name}: {path} has no array of this name. {has}")
 
 

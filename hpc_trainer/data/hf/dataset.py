@@ -38,7 +38,9 @@ class HfDataset:
         self._fed = fed or {}
         self.preprocessing = self._described()
         mean, std = self.preprocessing.get("mean", []), self.preprocessing.get("std", [])
-        self._normalisation = Normalisation(mean, std) if any(mean) or any(each != 1 for each in std) else None
+        self._normalisation = (
+            Normalisation(mean, std) if any(mean) or any(deviation != 1 for deviation in std) else None
+        )
         self._numbers: NDArray[np.int64] | None = None
         count = len(self._open())
         is_part = config.eval_split is None

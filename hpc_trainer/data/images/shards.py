@@ -91,9 +91,11 @@ class ShardSource:
     def _check_classes(self, config: ImageShardsConfig) -> None:
         training = config.split_folder("train")
         of_training = read_index(training).num_classes
-        names, known = (read_classes(folder) for folder in (self._index.folder, training))
-        if names is not None and known is not None and names != known[: len(names)]:
-            first = next((pair for pair in zip(names, known, strict=False) if pair[0] != pair[1]), (names[-1], "none"))
+        names, training_names = (read_classes(folder) for folder in (self._index.folder, training))
+        if names is not None and training_names is not None and names != training_names[: len(names)]:
+            first = next(
+                (pair for pair in zip(names, training_names, strict=False) if pair[0] != pair[1]), (names[-1], "none")
+            )
             raise DataError(
                 f"{self._index.folder / CLASSES} and that of {training} number the classes otherwise: {first[0]!r} "
                 f"where training has {first[1]!r}. Fix: make both folders of one list of classes, and index them."

@@ -188,7 +188,7 @@ class _Hashed:
 
 
 STATISTICS = "statistics.json"
-_READ = (*(f".{each}" for each in EXTENSIONS), ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+_READ = (*(f".{extension}" for extension in EXTENSIONS), ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 _QUALITY = 90
 _MIB = 1 << 20
 # Small sets get smaller shards, so that some 32 cores have work; shards below 4 MiB would be too many small files.
@@ -251,7 +251,7 @@ def prepare_images(source: Path, folder: Path, options: ImageOptions, settings: 
     return Prepared(
         folder=str(job.folder), is_whole=True, num_pieces=len(pieces), num_made=made, num_missing=0,
         counts={part: _counts(pieces, records, part) for part in (TRAIN, EVAL)}, num_broken=len(broken),
-        words=_words(job.folder, options.size),
+        overrides=_words(job.folder, options.size),
     )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ class Prepared:
     counts: dict[str, dict[str, int]]
     """Part -> counted quantity -> number; empty until the folder is complete."""
     num_broken: int
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     """Overrides that train on the folder."""
 
 
@@ -168,26 +168,26 @@ class Job:
                 "Name another folder."
             )
 
-    def _differences(self, known: Mapping[str, Any]) -> list[str]:
-        if known.get("format") != FORMAT:
-            return [f"its {ABOUT} has format {known.get('format')!r}, and this version writes {FORMAT}"]
-        if known.get("kind") != self.kind:
-            return [f"it holds {known.get('kind')}, not {self.kind}"]
-        before: Mapping[str, Any] = known.get("options") or {}
+    def _differences(self, record: Mapping[str, Any]) -> list[str]:
+        if record.get("format") != FORMAT:
+            return [f"its {ABOUT} has format {record.get('format')!r}, and this version writes {FORMAT}"]
+        if record.get("kind") != self.kind:
+            return [f"it holds {record.get('kind')}, not {self.kind}"]
+        before: Mapping[str, Any] = record.get("options") or {}
         problems = [
             f"{_option(name)} was {_value(before.get(name))}, is {_value(value)}"
             for name, value in self.options.items()
             if before.get(name) != value
         ]
-        return problems or self._other_input(known)
+        return problems or self._other_input(record)
 
-    def _other_input(self, known: Mapping[str, Any]) -> list[str]:
-        before, now = known.get("input") or {}, self.inputs.described()
+    def _other_input(self, record: Mapping[str, Any]) -> list[str]:
+        before, now = record.get("input") or {}, self.inputs.described()
         if before == now:
             return []
         if before.get("num_files") != now["num_files"]:
             return [f"the input had {before.get('num_files'):,} files, and has {now['num_files']:,} now"]
-        since = float(known.get("time") or 0.0) * 1e9
+        since = float(record.get("time") or 0.0) * 1e9
         changed = next((file for file in self.inputs.files if file.mtime_ns > since), None)
         which = f"; {changed.path} was changed since" if changed else ""
         sizes = f"{before.get('num_bytes'):,} bytes then, {now['num_bytes']:,} now"
@@ -205,8 +205,8 @@ class Job:
 
     def records(self, pieces: Sequence[Piece]) -> list[dict[str, Any]] | None:
         """Return the records of all pieces, in order; None while a piece is missing."""
-        found = [self.record_of(piece.name) for piece in pieces]
-        return None if None in found else found  # type: ignore[return-value]
+        records = [self.record_of(piece.name) for piece in pieces]
+        return None if None in records else records  # type: ignore[return-value]
 
     def missing(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Return the pieces that must be made."""
@@ -216,7 +216,7 @@ class Job:
         """Return the state of a folder whose remaining pieces other parts must make."""
         return Prepared(
             folder=str(self.folder), is_whole=False, num_pieces=len(pieces), num_made=num_made,
-            num_missing=len(self.missing(pieces)), counts={}, num_broken=0, words=(),
+            num_missing=len(self.missing(pieces)), counts={}, num_broken=0, overrides=(),
         )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def prepare_tokens(
     return Prepared(
         folder=str(job.folder), is_whole=True, num_pieces=len(pieces), num_made=made, num_missing=0,
         counts={part: {"documents": meta.num_documents, "tokens": meta.num_tokens} for part, meta in metas.items()},
-        num_broken=_num_broken(job.folder), words=("data=tokens", f"data.path={job.folder}"),
+        num_broken=_num_broken(job.folder), overrides=("data=tokens", f"data.path={job.folder}"),
     )  # fmt: skip
 
 

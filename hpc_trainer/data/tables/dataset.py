@@ -117,15 +117,15 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
     classes, targets = _targets(made["classes"], *parts, columns, kind, source.path)
     made["classes"] = classes
     names = list(columns.numeric)
-    categories = {each["column"]: each["categories"] for each in made["categorical"]}
+    categories = {column["column"]: column["categories"] for column in made["categorical"]}
     for name, values in categories.items():
         is_one_hot = config.encoding is Encoding.one_hot
-        names += [f"{name}={each}" for each in [*values, "?"]] if is_one_hot else [name]
+        names += [f"{name}={value}" for value in [*values, "?"]] if is_one_hot else [name]
     class_names = None if classes is None else _names(classes)
     facts = (columns, config.encoding.value, config.missing.value, class_names, split, len(targets))
     return Table(
         _stacked(
-            [_standardised(mine[each["column"]], each["mean"], each["std"]) for each in made["numeric"]],
+            [_standardised(mine[column["column"]], column["mean"], column["std"]) for column in made["numeric"]],
             len(targets), np.float32,
         ),
         _stacked([_codes(mine[name], values) for name, values in categories.items()], len(targets), np.int32),
@@ -143,8 +143,8 @@ def _encoding(
     train: dict[str, NDArray[Any]], columns: Columns, path: Path, config: TableConfig, was: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the preprocessing of rows: each column's encoding from `was`, else from the training rows."""
-    numeric = {each["column"]: each for each in was.get("numeric", ())}
-    categorical = {each["column"]: each for each in was.get("categorical", ())}
+    numeric = {column["column"]: column for column in was.get("numeric", ())}
+    categorical = {column["column"]: column for column in was.get("categorical", ())}
     return {
         "kind": TABLE, "target": columns.target, "classes": was.get("classes"),
         "numeric": [numeric.get(name) or {"column": name, **_statistics(train[name])} for name in columns.numeric],
@@ -271,10 +271,10 @@ def _categories(train: NDArray[Any], name: str, path: Path, config: TableConfig)
     return values
 
 
-def _codes(mine: NDArray[Any], known: Sequence[str]) -> NDArray[np.int32]:
+def _codes(mine: NDArray[Any], categories: Sequence[str]) -> NDArray[np.int32]:
     """Return each value's category number; unknown and missing values share one further number."""
-    numbers = {value: number for number, value in enumerate(known)}
-    return np.array([numbers.get(value, len(known)) for value in mine.tolist()], dtype=np.int32)
+    numbers = {value: number for number, value in enumerate(categories)}
+    return np.array([numbers.get(value, len(categories)) for value in mine.tolist()], dtype=np.int32)
 
 
 def _stacked(columns: list[NDArray[Any]], num_rows: int, dtype: Any) -> NDArray[Any]:

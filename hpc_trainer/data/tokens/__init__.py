@@ -164,23 +164,23 @@ def read_meta(folder: Path) -> TokenMeta:
     return meta
 
 
-def _parsed(found: object, path: Path) -> TokenMeta:
-    if not isinstance(found, dict):
+def _parsed(content: object, path: Path) -> TokenMeta:
+    if not isinstance(content, dict):
         raise DataError(f"{path} is damaged: it is no mapping. {_REMAKE}")
-    if found.get("format") != FORMAT:
-        raise DataError(f"{path} has format {found.get('format')!r}, and this version reads {FORMAT}. {_REMAKE}")
-    numbers = [found.get(name) for name in ("vocab_size", "num_documents", "num_tokens")]
-    end, sha256 = found.get("end_of_document"), found.get("tokenizer_sha256")
+    if content.get("format") != FORMAT:
+        raise DataError(f"{path} has format {content.get('format')!r}, and this version reads {FORMAT}. {_REMAKE}")
+    numbers = [content.get(name) for name in ("vocab_size", "num_documents", "num_tokens")]
+    end, sha256 = content.get("end_of_document"), content.get("tokenizer_sha256")
     is_whole = all(type(number) is int and number >= 0 for number in numbers)
-    texts = [found.get("tokenizer"), found.get("tokens_sha256"), *([] if sha256 is None else [sha256])]
+    texts = [content.get("tokenizer"), content.get("tokens_sha256"), *([] if sha256 is None else [sha256])]
     if not is_whole or not all(isinstance(text, str) for text in texts) or not (end is None or type(end) is int):
         raise DataError(f"{path} is damaged: a value is missing or of another type. {_REMAKE}")
-    values: dict[str, Any] = {name: found.get(name) for name in TokenMeta.__dataclass_fields__}
+    values: dict[str, Any] = {name: content.get(name) for name in TokenMeta.__dataclass_fields__}
     meta = TokenMeta(**values)
-    if found.get("dtype") != meta.dtype or not 2 <= meta.vocab_size <= 2**31 or not (end or 0) < meta.vocab_size:
+    if content.get("dtype") != meta.dtype or not 2 <= meta.vocab_size <= 2**31 or not (end or 0) < meta.vocab_size:
         raise DataError(
             f"{path} contradicts itself: vocab_size={meta.vocab_size} (2 to 2147483648) with dtype "
-            f"{found.get('dtype')!r} and end_of_document={end}. {_REMAKE}"
+            f"{content.get('dtype')!r} and end_of_document={end}. {_REMAKE}"
         )
     return meta
 
@@ -295,14 +295,14 @@ def _has_eval(path: Path) -> bool:
     return is_folder(path.expanduser() / "eval") and _train_part(path) != path.expanduser()
 
 
-def _check_alike(found: Sequence[Source]) -> None:
-    first = found[0]
+def _check_alike(sources: Sequence[Source]) -> None:
+    first = sources[0]
     for name, what in (
         ("vocab_size", "vocabulary"), ("tokenizer_sha256", "tokenizer (SHA-256)"), ("tokenizer", "tokenizer"),
         ("end_of_document", "end-of-document token"),
     ):  # fmt: skip
         wanted = getattr(first.meta, name)
-        other = next((source for source in found if getattr(source.meta, name) != wanted), None)
+        other = next((source for source in sources if getattr(source.meta, name) != wanted), None)
         if other is not None:
             raise ConfigError(
                 f"data.sources: {first.folder} and {other.folder} have another {what}: {wanted} and "

@@ -67,11 +67,13 @@ class AugmentConfig:
     flip: float = key(0.0, ALWAYS, limits="[0, 1]")
     """Share of images that are turned left to right."""
     brightness: float = key(0.0, ALWAYS, limits="[0, 1]")
-    """Pixels are multiplied by a factor from 1 - this to 1 + this. 0: off, as for the next two."""
+    """Pixels are multiplied by a random factor from 1 - brightness to 1 + brightness. 0: off."""
     contrast: float = key(0.0, ALWAYS, limits="[0, 1]")
-    """The distance from the image's mean grey is multiplied by such a factor."""
+    """Distances from the image's mean grey are multiplied by a random factor from 1 - contrast to 1 + contrast. 0:
+    off."""
     saturation: float = key(0.0, ALWAYS, limits="[0, 1]")
-    """The distance from each pixel's grey is multiplied by such a factor. For colour images."""
+    """Distances from each pixel's grey are multiplied by a random factor from 1 - saturation to 1 + saturation. 0:
+    off. For colour images."""
     hue: float = key(0.0, ALWAYS, limits="[0, 0.5]")
     """Largest turn of hues in either direction, as a share of the colour circle. For colour images."""
     randaugment_ops: int = key(0, ALWAYS, limits="0 to 10")
@@ -81,10 +83,11 @@ class AugmentConfig:
     erasing: float = key(0.0, ALWAYS, limits="[0, 1]")
     """Share of images in which a rectangle, 2 to 33 % of the area, becomes 0, after all other changes except mixes."""
     mixup_alpha: float = key(0.0, ALWAYS, in_graph=True, limits="[0, 100]")
-    """Images and targets are mixed with those of another sample, by a weight from Beta(this, this). 0: off."""
+    """Images and targets are mixed with those of another sample, by a weight from Beta(mixup_alpha, mixup_alpha). 0:
+    off."""
     cutmix_alpha: float = key(0.0, ALWAYS, in_graph=True, limits="[0, 100]")
-    """A rectangle is taken from another sample, with its share of the area from Beta(this, this). If both mixes are on,
-    each mixed sample gets one of them with equal probability. 0: off."""
+    """A rectangle is taken from another sample, with its share of the area from Beta(cutmix_alpha, cutmix_alpha). If
+    both mixes are on, each mixed sample gets one of them with equal probability. 0: off."""
     mix_share: float = key(1.0, _WITH_MIXES, limits="(0, 1]")
     """Share of samples that are mixed."""
     label_noise: float = key(0.0, ALWAYS, limits="[0, 1)")
@@ -199,4 +202,5 @@ FEATURE = Feature(
     ),
     before=("channels_last",),
     problems=_problems,
+    problems_if_off=_problems,
 )

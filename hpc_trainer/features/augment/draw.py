@@ -156,7 +156,7 @@ class Mixes:
     is_cut: NDArray[np.bool_]
 
     def only(self, kept: NDArray[np.bool_]) -> Mixes:
-        """Return the mixes of which `kept` is true."""
+        """Return the mixes for which `kept` is true."""
         return Mixes(*(getattr(self, field.name)[kept] for field in dataclasses.fields(self)))
 
 
@@ -253,13 +253,13 @@ def add_images(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, 
         build.add("erase", everyone, boxes)
 
 
-def add_mixes(found: Mixes, build: Builder) -> None:
+def add_mixes(mixes: Mixes, build: Builder) -> None:
     """Add the operators that mix two images."""
     for name, chosen, numbers in (
-        ("mixup", ~found.is_cut, found.weights[:, None]),
-        ("cutmix", found.is_cut, found.boxes),
+        ("mixup", ~mixes.is_cut, mixes.weights[:, None]),
+        ("cutmix", mixes.is_cut, mixes.boxes),
     ):
-        build.add(name, np.concatenate([found.rows[chosen], found.places[chosen]]), numbers[chosen])
+        build.add(name, np.concatenate([mixes.rows[chosen], mixes.places[chosen]]), numbers[chosen])
 
 
 def _add_crop(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, everyone: Rows) -> None:

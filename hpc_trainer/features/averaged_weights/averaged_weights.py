@@ -124,10 +124,10 @@ def _pairing(model: nn.Module, outline: nn.Module) -> Callable[[], list[tuple[to
         for buffers, key, name, shape in places.values():
             buffer = buffers[key]
             if buffer is None or buffer.shape != shape:
-                found = "is None" if buffer is None else f"has the shape {list(buffer.shape)}"
+                state_now = "is None" if buffer is None else f"has the shape {list(buffer.shape)}"
                 raise ConfigError(
                     f"train.ema_decay averages buffers, which must keep their shape: {name} had {list(shape)} when the "
-                    f"model was built, and {found} now. Register it at its full size, or use train.ema_decay=null."
+                    f"model was built, and {state_now} now. Register it at its full size, or use train.ema_decay=null."
                 )
             now.append(buffer)
         return list(zip(map(local_tensor, now), averages, strict=True))
@@ -155,7 +155,7 @@ class _WithMore(nn.Module):
         self._tell = source.get_extra_state
 
     def get_extra_state(self) -> Any:
-        """Return a copy, since loading may fill it."""
+        """Return a copy of the extra state, since loading may write into it."""
         return copy.deepcopy(self._tell())
 
     def set_extra_state(self, state: Any) -> None:

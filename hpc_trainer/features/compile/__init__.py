@@ -12,7 +12,7 @@ from hpc_trainer.config.table.kinds import models
 def _problems(config: TrainConfig) -> Iterator[str]:
     train = config.train
     accum = 1 if train.is_batch_auto else accum_steps(train, config.hardware, config.parallel)
-    if train.compile and train.compile_mode is not CompileMode.default and accum > 1:
+    if train.compile_mode is not CompileMode.default and accum > 1:
         mode = f"train.compile_mode={train.compile_mode.value}"
         ways = f"{_WHOLE}, or train.compile_mode=default"
         yield f"{mode} {_GRAPHS}: train.grad_accum_steps={accum} must be 1. Use {ways}."

@@ -207,10 +207,10 @@ Node = dict[Any, Any]
 
 
 class PutBack:
-    """Wrapper that takes the steps of `optimizer`, and undoes those that were bad.
+    """Wrapper that steps `optimizer`, and undoes steps that turn out to be bad.
 
-    State is what torch.optim.Optimizer.state_dict covers: `state` and the groups. Random numbers that a bad step draws
-    stay drawn.
+    It restores what torch.optim.Optimizer.state_dict covers: `state` and the groups. Random numbers that a bad step
+    has drawn are not drawn again.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -274,7 +274,7 @@ def _tells_all(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _put_back(node: Node, key: Any, value: Any, was: Any, bad: torch.Tensor) -> Iterator[Undo]:
-    """Undo one entry of the state if `bad`: on the device now, on the host by what this yields.
+    """Undo one entry of the state if `bad`: at once on the device; on the host by the calls that this yields.
 
     Args:
         value: the entry before the step.

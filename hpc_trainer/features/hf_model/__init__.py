@@ -22,8 +22,7 @@ from hpc_trainer.errors import ConfigError, did_you_mean
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    if not isinstance(config.model, HfConfig):
-        return
+    assert isinstance(config.model, HfConfig)
     try:
         described(config.model, config.data)
     except ConfigError as error:
@@ -68,7 +67,7 @@ class Kind(enum.Enum):
 
 
 def described(model: HfConfig, data: DataConfig) -> HfConfig:
-    """Return `model` with its `architecture` and whole `config`: what was given, then what the folder says.
+    """Return `model` with its `architecture` and whole `config`: given values first, then those of the folder.
 
     A model that is described already stays the same, also if its folder is gone.
 
@@ -80,13 +79,13 @@ def described(model: HfConfig, data: DataConfig) -> HfConfig:
     if problem is not None:
         raise ConfigError(f"{problem}, or choose another model.")
     tables = _tables()
-    found = _read(model)
-    if "auto_map" in found:
+    content = _read(model)
+    if "auto_map" in content:
         raise ConfigError(
             f"model.path={model.path}: its {CONFIG_FILE} names code of its own (auto_map), which is never run. Use a "
             "model whose class is in transformers, or your own code: model=custom."
         )
-    named = found.get("architectures") or [None]
+    named = content.get("architectures") or [None]
     architecture = model.architecture or named[0]
     if not isinstance(architecture, str):
         raise ConfigError(
@@ -99,15 +98,15 @@ def described(model: HfConfig, data: DataConfig) -> HfConfig:
             f"..ForSequenceClassification) or images (..ForImageClassification). {did_you_mean(architecture, tables)}"
         )
     types, kind = tables[architecture]
-    usual = next((each for each in types if architecture.lower().startswith(each)), types[0])
-    model_type = found.get("model_type", usual)
+    usual = next((candidate for candidate in types if architecture.lower().startswith(candidate)), types[0])
+    model_type = content.get("model_type", usual)
     if model_type not in types:
         raise ConfigError(
             f"model.architecture={architecture} is of the type {usual}, and model.path={model.path} says {model_type}. "
             "Leave out model.architecture, or name a class of that type."
         )
     _check_data(architecture, kind, data)
-    kept = {name: value for name, value in found.items() if name not in _NOT_KEPT}
+    kept = {name: value for name, value in content.items() if name not in _NOT_KEPT}
     path = None if model.path is None else str(Path(model.path).expanduser().absolute())
     config = {**kept, **model.config, "model_type": model_type}
     return dataclasses.replace(model, path=path, architecture=architecture, config=config)
@@ -119,8 +118,8 @@ def _read(model: HfConfig) -> Mapping[str, Any]:
         return {}
     place = Path(model.path).expanduser() / CONFIG_FILE
     try:
-        found = json.loads(place.read_bytes())
-        if not isinstance(found, dict):
+        content = json.loads(place.read_bytes())
+        if not isinstance(content, dict):
             raise ValueError("it is no mapping")
     except OSError as error:
         raise ConfigError(
@@ -129,7 +128,7 @@ def _read(model: HfConfig) -> Mapping[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place} is damaged: {error}. Copy the folder again.") from error
-    return found
+    return content
 
 
 def _check_data(architecture: str, kind: Kind, data: DataConfig) -> None:
@@ -156,7 +155,7 @@ def _tables() -> Mapping[str, tuple[list[str], Kind]]:
     assert spec.submodule_search_locations
     file = Path(spec.submodule_search_locations[0], "models", "auto", "modeling_auto.py")
     tables = {kind.value: kind for kind in Kind}
-    found: dict[str, tuple[list[str], Kind]] = {}
+    table: dict[str, tuple[list[str], Kind]] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         names = [target.id for target in targets if isinstance(target, ast.Name) and target.id in tables]
@@ -164,5 +163,5 @@ def _tables() -> Mapping[str, tuple[list[str], Kind]]:
             continue
         for model_type, classes in ast.literal_eval(node.value.args[0]):
             for class_name in (classes,) if isinstance(classes, str) else classes:
-                found.setdefault(class_name, ([], tables[names[0]]))[0].append(model_type)
-    return found
+                table.setdefault(class_name, ([], tables[names[0]]))[0].append(model_type)
+    return table

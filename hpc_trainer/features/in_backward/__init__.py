@@ -23,7 +23,7 @@ class Keys:
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    if not config.optim.in_backward or config.train.is_batch_auto:
+    if config.train.is_batch_auto:
         return
     accum = accum_steps(config.train, config.hardware, config.parallel)
     if accum > 1:

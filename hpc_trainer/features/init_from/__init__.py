@@ -61,6 +61,7 @@ FEATURE = Feature(
         OF_SHARED_LOOP,
     ),
     problems=_problems,
+    problems_if_off=_problems,
     fill=later("hpc_trainer.features.init_from.source", "fill"),
 )
 

@@ -204,10 +204,10 @@ class InitFromAbility(Ability):
         self._has_saved = run.group.broadcast(run.is_rank_zero and bool(committed(run.store.folder)))
         if self._has_saved and not self.loads_always:
             return
-        found = load(model, self.config.init_from, run.group, run.beat)
+        first_weights = load(model, self.config.init_from, run.group, run.beat)
         if run.is_rank_zero:
-            write_first_weights(run.paths, found)
-            print(found.line())
+            write_first_weights(run.paths, first_weights)
+            print(first_weights.line())
 
     def restored(self) -> None:
         """Raise StorageError if no checkpoint of the run could be read: init_from was not loaded either."""

@@ -133,7 +133,7 @@ def read_names(path: Path) -> list[str]:
 
 
 def names_in(place: Path) -> list[str]:
-    """Return the names of all tensors there; of a checkpoint those of the model. Raises ConfigError, OSError."""
+    """Return the names of all tensors in `place`; for a checkpoint only the model's. Raises ConfigError, OSError."""
     if not is_checkpoint(place):
         return list(files_in(place))
     try:
@@ -182,10 +182,10 @@ def _read() -> dict[str, list[Any]]:
     return {}
 
 
-def _write(known: dict[str, list[Any]]) -> None:
+def _write(digests: dict[str, list[Any]]) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         _place().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(_place(), json.dumps(known) + "\n", sync=False)
+        write_atomic(_place(), json.dumps(digests) + "\n", sync=False)
 
 
 def digest_of(place: Path, read: Callable[[Path], str] = remembered) -> str:
@@ -225,7 +225,7 @@ def _entries(node: Mapping[str, Any]) -> dict[Any, Any]:
 
 
 def _find(config: InitFromConfig, runs_dir: Path) -> Path:
-    """Return the absolute place that is meant. Raises ConfigError if none is, or several are."""
+    """Return the absolute path that `init_from.path` names. Raises ConfigError if it names none, or several."""
     named = str(config.path)
     try:
         path = Path(named).expanduser().absolute()
@@ -393,4 +393,4 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 def _filled(pattern: str, parts: Iterable[str | None]) -> str:
     first, *rest = pattern.split("*")
-    return first + "".join(f"{part}{each}" for part, each in zip(parts, rest, strict=True))
+    return first + "".join(f"{part}{value}" for part, value in zip(parts, rest, strict=True))

@@ -14,7 +14,7 @@ from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import Group, OwnStep, Recipe
 
 _PIECE = 64 << 20
-"""Bytes of weights that are stepped at a time on this rank: a step copies no more at a time."""
+"""Bytes of this rank's weights that a step updates, and copies, at a time."""
 
 
 class Lion(OwnStep):

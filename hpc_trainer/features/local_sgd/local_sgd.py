@@ -227,7 +227,7 @@ class LocalSgdAbility(Ability):
         )  # fmt: skip
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Count in a checkpoint the weights and moments of each rank, besides rank 0's weights for all."""
+        """Add the weights and moments of each rank to the size of a checkpoint, which has rank 0's weights already."""
         parallel, world_size = self.config.parallel, building.mesh.shape.world_size
         held.checkpoint += held.all_moments * (world_size - 1) + held.saved * world_size
         if parallel.sync is Sync.diloco:

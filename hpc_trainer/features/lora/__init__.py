@@ -39,7 +39,7 @@ class Keys:
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    problem = missing("train.lora", "peft") if config.train.lora.rank > 0 else None
+    problem = missing("train.lora", "peft")
     if problem is not None:
         yield f"{problem}, or use train.lora.rank=0."
 

@@ -25,7 +25,7 @@ class Keys:
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     train = config.train
-    if isinstance(train.micro_batch_size, str) and not train.is_batch_auto:
+    if isinstance(train.micro_batch_size, str):
         yield f"train.micro_batch_size={train.micro_batch_size!r} must be a number ≥ 1, auto or null. Use auto."
 
 
@@ -40,5 +40,5 @@ FEATURE = Feature(
         Row("parallel.tensor_parallel", "it tries the whole model on one rank"),
         Row("hardware.device=mps|xla", "the memory of such a device is not counted"),
     ),
-    problems=_problems,
+    problems_if_off=_problems,
 )

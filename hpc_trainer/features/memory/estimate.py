@@ -66,7 +66,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shares: how much of each new tensor belongs to this rank.
     """
 
-    def __init__(self, known: Iterable[torch.Tensor] = (), shares: Shares | None = None) -> None:
+    def __init__(self, counted: Iterable[torch.Tensor] = (), shares: Shares | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.shares = shares or Shares()
         self._storages: dict[int, weakref.ref[Any]] = {}
@@ -74,7 +74,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.besides = 0
         """Bytes alive, and the bytes that `growing` counts in addition."""
         self.peak = self.growing = 0
-        for tensor in known:
+        for tensor in counted:
             self._add(tensor, 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -141,7 +141,7 @@ def as_gathered(config: TrainConfig, loss: nn.Module, batch: Any) -> Iterator[An
     for weight in weights:
         weight.data = weight.data.to(dtype)
     try:
-        yield map_tensors(batch, lambda each: each.to(dtype) if each.is_floating_point() else each)
+        yield map_tensors(batch, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
     finally:
         for weight, data in zip(weights, held, strict=True):
             gradient, weight.grad = weight.grad, None
@@ -188,9 +188,11 @@ def _gradients_taken(
 
 def _messages_of(loss: nn.Module) -> dict[int, tuple[int, ...]]:
     """Map each weight's id to the ids in its FSDP message: the weights of its block, or all outside blocks."""
-    found = {id(weight): tuple(map(id, block.parameters())) for block in blocks(loss) for weight in block.parameters()}
-    rest = tuple(id(weight) for weight in loss.parameters() if id(weight) not in found)
-    return found | dict.fromkeys(rest, rest)
+    messages = {
+        id(weight): tuple(map(id, block.parameters())) for block in blocks(loss) for weight in block.parameters()
+    }
+    rest = tuple(id(weight) for weight in loss.parameters() if id(weight) not in messages)
+    return messages | dict.fromkeys(rest, rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,9 +258,9 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     return dataclasses.replace(largest, checkpoint=checkpoint)
 
 
-def _total(found: MemoryEstimate) -> int:
-    parts = (found.weights, found.gradients, found.optimizer, found.average, found.gathered)
-    return sum(parts) + found.activations + found.update
+def _total(memory: MemoryEstimate) -> int:
+    parts = (memory.weights, memory.gradients, memory.optimizer, memory.average, memory.gathered)
+    return sum(parts) + memory.activations + memory.update
 
 
 def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
@@ -274,9 +276,9 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
         trial = loss
         for ability in building.abilities:
             trial, batch = ability.trial(trial, batch, building)
-        found = measure(config, trial, batch, building.shares, mesh.shape.dp_shard)
+        passes = measure(config, trial, batch, building.shares, mesh.shape.dp_shard)
         made, guess = _update(config, optimizer)
-    held = _held(building, loss.model, optimizer, found, num_bytes(tensors_of(batch)), made, guess)
+    held = _held(building, loss.model, optimizer, passes, num_bytes(tensors_of(batch)), made, guess)
     for ability in building.abilities:
         ability.memory(held, building)
     there = held.trained // held.num_parts + held.optimizer_here
@@ -310,13 +312,13 @@ def _building(config: TrainConfig, task: Task, dataset: MapDataset, samples: Any
 
 
 def _held(
-    building: Building, model: nn.Module, optimizer: torch.optim.Optimizer, found: PassBytes, batch: int, made: int,
+    building: Building, model: nn.Module, optimizer: torch.optim.Optimizer, passes: PassBytes, batch: int, made: int,
     guess: str | None,
 ) -> RankMemory:  # fmt: skip
     """Return the memory of one rank before features change it.
 
     Args:
-        found: bytes of a forward and a backward pass.
+        passes: bytes of a forward and a backward pass.
         batch: bytes of the batch.
         made: bytes that an optimizer step allocates, for the whole model.
         guess: why the optimizer's moments are a guess; None if they are counted.
@@ -345,9 +347,9 @@ def _held(
         # FSDP keeps gradients whole while it accumulates them.
         gradients=trained // shape.dp_shard if train.grad_accum_steps == 1 else bytes_added_up(trained, config),
         has_gradients=holds_gradients(config, train.grad_accum_steps),
-        kept=found.kept,
-        peak=found.peak,
-        growing=found.growing,
+        kept=passes.kept,
+        peak=passes.peak,
+        growing=passes.growing,
         batch=batch,
         gathered=bytes_gathered(whole, config) if parallel.strategy is Strategy.fsdp else 0,
         made=made // shape.dp_shard,
@@ -364,14 +366,14 @@ def _saved_bytes(model: nn.Module) -> int:
     return num_bytes(weight for weight in model.parameters() if id(weight) in saved)
 
 
-def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimate:
-    """Return `found` with the memory of an evaluation batch added.
+def with_evaluation(config: TrainConfig, memory: MemoryEstimate) -> MemoryEstimate:
+    """Return `memory` with that of an evaluation batch added.
 
     Raises: as `estimate`.
     """
     shape = mesh_shape(config.parallel, config.hardware.world_size)
     if shape.pp > 1:
-        return found
+        return memory
     task = build_task(config)
     dataset = build_dataset(config, "eval", task, abilities(config))
     samples = dataset.__getitems__(range(1))
@@ -379,21 +381,21 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
     building.eval_set = dataset
     with fake_tensors():
         loss, _ = _build_loss(building)
-    sizes = BatchSizes.of(found.micro_batch_size, config.train.grad_accum_steps or 1)
+    sizes = BatchSizes.of(memory.micro_batch_size, config.train.grad_accum_steps or 1)
     for ability in building.abilities:
         sizes = ability.sizes(sizes, loss, building)
-    size = min(sizes.eval_batch_size, -(-len(dataset) // found.num_evaluated_parts))
+    size = min(sizes.eval_batch_size, -(-len(dataset) // memory.num_evaluated_parts))
     real = of_size(dataset, task, samples, size)
     with fake_tensors():
         batch, model = without_content(real), loss.model.eval()
         with as_gathered(config, model, batch) as cast:
-            known = [*model.parameters(), *model.buffers(), *tensors_of(cast)]
-            live, formats = LiveBytes(known, building.shares), autocast(config.precision, "cpu")
+            counted = [*model.parameters(), *model.buffers(), *tensors_of(cast)]
+            live, formats = LiveBytes(counted, building.shares), autocast(config.precision, "cpu")
             # The user's task may read a value after its forward pass, as num_targets does; the peak is then known.
             with contextlib.suppress(DataDependentOutputException), live, torch.no_grad(), formats:
                 task.sums(model, cast, num_samples=size, dtype=torch.float64, metrics={})
-    gone = found.activations + found.update + (0 if has_buckets(config) else found.gradients)
-    return dataclasses.replace(found, evaluation=max(0, live.peak + num_bytes(tensors_of(batch)) - gone))
+    gone = memory.activations + memory.update + (0 if has_buckets(config) else memory.gradients)
+    return dataclasses.replace(memory, evaluation=max(0, live.peak + num_bytes(tensors_of(batch)) - gone))
 
 
 def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int, str | None]:
@@ -414,8 +416,8 @@ def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int,
     inner = getattr(optimizer, "optim", optimizer)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     there = [*weights, *(weight.grad for weight in weights), *tree_leaves(list(inner.state.values()))]
-    known = [tensor for tensor in there if isinstance(tensor, torch.Tensor)]
-    with contextlib.suppress(DataDependentOutputException), LiveBytes(known) as live:
+    counted = [tensor for tensor in there if isinstance(tensor, torch.Tensor)]
+    with contextlib.suppress(DataDependentOutputException), LiveBytes(counted) as live:
         optimizer.step()
         return live.peak, None
     return 0, None
@@ -449,12 +451,12 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
         ability.begin(mesh, None)
     samples = asked.get("samples")
     try:
-        found = estimate(config, StandIn.from_plain(samples) if samples else None)
+        memory = estimate(config, StandIn.from_plain(samples) if samples else None)
     except Exception as error:
         if not reads_values(error):
             raise
         return {"error": f"the model or the task reads the value of a tensor, and an estimate's have none: {error}"}
-    return asdict(with_evaluation(config, found) if asked.get("has_evaluation") else found)
+    return asdict(with_evaluation(config, memory) if asked.get("has_evaluation") else memory)
 
 
 if __name__ == "__main__":

@@ -178,8 +178,8 @@ def find_sizes(loss: VotingLoss, building: Building) -> BatchSizes:
         "devices": sorted(set(run.group.gather(device_name(run.device)))),
     }
     recorded = run.group.broadcast(_recorded(run, place) if run.is_rank_zero else None)
-    found = recorded.get("found")
-    sizes = _sizes(found) if found else _find(loss, building, place, recorded.get("below"))
+    sizes_before = recorded.get("found")
+    sizes = _sizes(sizes_before) if sizes_before else _find(loss, building, place, recorded.get("below"))
     run.describe(fit={"micro_batch_size": sizes.micro_batch_size, "grad_accum_steps": sizes.grad_accum_steps})
     return sizes
 
@@ -199,13 +199,13 @@ def _recorded(run: RunContext, place: dict[str, Any]) -> dict[str, Any]:
     here = [fit for fit in journal.fits() if all(fit[1].get(key) == value for key, value in place.items())]
     if not here:
         return {}
-    attempt, found = here[-1]
+    attempt, sizes = here[-1]
     ended = [record.cause for record in journal.read() if record.attempt >= attempt]
-    return {"below": found["micro_batch_size"]} if OUT_OF_MEMORY in ended else {"found": found}
+    return {"below": sizes["micro_batch_size"]} if OUT_OF_MEMORY in ended else {"found": sizes}
 
 
-def _sizes(found: dict[str, Any]) -> BatchSizes:
-    return BatchSizes(**{each.name: int(found[each.name]) for each in dataclasses.fields(BatchSizes)})
+def _sizes(recorded: dict[str, Any]) -> BatchSizes:
+    return BatchSizes(**{field.name: int(recorded[field.name]) for field in dataclasses.fields(BatchSizes)})
 
 
 def _find(loss: VotingLoss, building: Building, place: dict[str, Any], below: int | None) -> BatchSizes:
@@ -374,9 +374,9 @@ class Trials:
         if is_evaluation:
             return size * num_bytes(tensors_of(self._batch(1)))
         trained = [weight for weight in self.loss.parameters() if weight.requires_grad]
-        found = self._estimate(size)
-        if found is not None:
-            return found.activations + max(found.gradients, num_bytes(trained))  # trials are not sharded
+        estimate = self._estimate(size)
+        if estimate is not None:
+            return estimate.activations + max(estimate.gradients, num_bytes(trained))  # trials are not sharded
         from hpc_trainer.features.memory.estimate import measure
 
         batch = self._batch(size)
@@ -386,7 +386,7 @@ class Trials:
         assert self._sample is not None
         if not self.loss.task.takes_pairs:
             real = of_size(self.dataset, self.loss.task, self._sample, size)
-            return map_tensors(real, lambda each: each.to(self.run.device))
+            return map_tensors(real, lambda value: value.to(self.run.device))
         inputs, targets = (
             tensor.to(self.run.device).repeat(size, *[1] * (tensor.ndim - 1)) for tensor in self._sample
         )  # fmt: skip
@@ -408,15 +408,15 @@ class Trials:
             return next(batches)
 
     def _bytes_besides(self) -> tuple[int, int]:
-        """Return (bytes that training will hold besides, least bytes that an update needs besides those).
+        """Return (bytes that training holds and trials do not, least bytes that an update needs in addition).
 
-        Held are the optimizer's state, the averaged weights, and FSDP's shards in place of whole weights.
+        Training holds the optimizer's state, the averaged weights, and FSDP's shards in place of whole weights.
         """
         weights, buffers = num_bytes(self.loss.model.parameters()), num_bytes(self.loss.model.buffers())
-        found = self._estimate(_LEAST_COUNTED)
-        if found is not None:
-            held = found.optimizer + found.average + found.gathered + found.weights - weights - buffers
-            return held, found.gradients + found.activations + found.update if found.update else 0
+        estimate = self._estimate(_LEAST_COUNTED)
+        if estimate is not None:
+            held = estimate.optimizer + estimate.average + estimate.gathered + estimate.weights - weights - buffers
+            return held, estimate.gradients + estimate.activations + estimate.update if estimate.update else 0
         averaged = 0 if self.config.train.ema_decay is None else weights + buffers
         return 2 * weights + averaged, 0
 

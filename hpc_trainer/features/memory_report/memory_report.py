@@ -59,8 +59,8 @@ class MemoryReportAbility(Ability):
         if error is None or not is_out_of_memory(error):
             return
         with contextlib.suppress(Exception):  # best effort: the error itself must come through
-            told = getattr(error, "memory", {})
-            error.memory = {**self.figures(), **told}  # type: ignore[attr-defined]
+            recorded = getattr(error, "memory", {})
+            error.memory = {**self.figures(), **recorded}  # type: ignore[attr-defined]
             self._write_snapshot()
 
     def figures(self) -> dict[str, Any]:
@@ -72,23 +72,23 @@ class MemoryReportAbility(Ability):
         host_peak: peak of the resident memory.
         """
         device = self._run.device
-        found: dict[str, Any] = {**dict.fromkeys(HELD), **self._held()}
-        known = sum(found[name] or 0 for name in HELD)
-        found |= {"activations": None, "cache": None, "fragmentation": None, "host_peak": _peak_rss()}
+        figures: dict[str, Any] = {**dict.fromkeys(HELD), **self._held()}
+        num_held = sum(figures[name] or 0 for name in HELD)
+        figures |= {"activations": None, "cache": None, "fragmentation": None, "host_peak": _peak_rss()}
         if device.type == "cuda":
             used, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
             most = torch.cuda.max_memory_reserved(device)
-            found |= {
-                "activations": max(0, peak - known) if self._state is not None else None,
+            figures |= {
+                "activations": max(0, peak - num_held) if self._state is not None else None,
                 "peak": most,
                 "limit": torch.cuda.get_device_properties(device).total_memory,
                 "cache": torch.cuda.memory_reserved(device) - used,
                 "fragmentation": 1 - peak / most if most else 0.0,
             }
         else:
-            found |= {"peak": found["host_peak"], "limit": profile_bytes(self.config.hardware)}
+            figures |= {"peak": figures["host_peak"], "limit": profile_bytes(self.config.hardware)}
         return {
-            **found, "device": device_name(device), "micro_batch_size": self._micro_batch_size,
+            **figures, "device": device_name(device), "micro_batch_size": self._micro_batch_size,
             "step": self._run.step if self._state is None else self._state.step,
         }  # fmt: skip
 
@@ -99,7 +99,7 @@ class MemoryReportAbility(Ability):
         states = inner_of(self._state.optimizer).state.values()
         moments = [value for values in states for value in values.values()]
         here = {weight.device for weight in weights}  # moments may be on another device
-        found = {
+        held = {
             "weights": _bytes_here([*weights, *self._state.model.buffers()]),
             "gradients": _bytes_here(weight for weight in weights if weight.requires_grad),
             "optimizer": _bytes_here(
@@ -108,8 +108,8 @@ class MemoryReportAbility(Ability):
         }
         for ability in self._abilities:
             for name, tensors in ability.held().items():
-                found[name] = found.get(name, 0) + _bytes_here(tensors)
-        return found
+                held[name] = held.get(name, 0) + _bytes_here(tensors)
+        return held
 
     def _write_snapshot(self) -> None:
         """Write the allocator's segments and blocks as JSON if the device is CUDA; torch's own format is a pickle."""

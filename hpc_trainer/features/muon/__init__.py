@@ -11,8 +11,7 @@ from hpc_trainer.config.table.kinds import models
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     optim = config.optim
-    if not isinstance(optim, MuonConfig):
-        return
+    assert isinstance(optim, MuonConfig)
     everything = next((name for name in optim.adamw_weights if name and not name.strip("*")), None)
     if everything is not None:
         yield (

@@ -270,11 +270,11 @@ class MuonAbility(Ability):
         Collective if weights are sharded, also for a stage that has no hidden matrix.
         """
         config, decay_of = self._config, decaying(model)
-        found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        others = {weight: decay_of[weight] for name, weight in found.items() if name not in self._hidden}
+        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        others = {weight: decay_of[weight] for name, weight in trained.items() if name not in self._hidden}
         return muon_recipe(
             config,
-            hidden=[weight for name, weight in found.items() if name in self._hidden],
+            hidden=[weight for name, weight in trained.items() if name in self._hidden],
             rest=decay_groups(others, config.weight_decay, self._decays),
             mesh=building.mesh if any(map(is_sharded, model.parameters())) else None,
         )

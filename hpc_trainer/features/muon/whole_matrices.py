@@ -32,7 +32,7 @@ Work = Callable[[torch.Tensor], torch.Tensor]
 def share_work(work: Sequence[float], num_ranks: int) -> list[int]:
     """Return the rank of each piece of work (any unit): largest first, to the least loaded rank (Graham 1969)."""
     loads, ranks = [0.0] * num_ranks, [0] * len(work)
-    for index in sorted(range(len(work)), key=lambda each: -work[each]):
+    for index in sorted(range(len(work)), key=lambda place: -work[place]):
         ranks[index] = min(range(num_ranks), key=loads.__getitem__)
         loads[ranks[index]] += work[index]
     return ranks

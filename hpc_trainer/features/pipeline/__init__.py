@@ -33,8 +33,6 @@ class Keys:
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     stages, blocks = config.parallel.pipeline_parallel, config.model.num_blocks
-    if stages <= 1:
-        return
     if blocks is not None and stages > blocks:
         yield (
             f"parallel.pipeline_parallel={stages} must be at most the {blocks} blocks of model={config.model.name}. "

@@ -181,7 +181,7 @@ def _drop(module: nn.Module, prefix: str, needed: set[str]) -> None:
         path = prefix + name
         if path in needed or child is None:
             continue
-        if any(each.startswith(path + ".") for each in needed):
+        if any(kept.startswith(path + ".") for kept in needed):
             _drop(child, path + ".", needed)
         else:
             del module._modules[name]

@@ -91,15 +91,15 @@ class Whole:
             for name, (tensors, shards, structure) in mine.items()
         }
         group = _all_ranks()
-        all_told = group.gather({"state": described, "groups": [list(each) for each in groups]})
-        listed = [{name for each in all_told for name in each["groups"][index]} for index in range(len(groups))]
-        ordered = [[name for name in names if name in each] for each in listed]
+        reports = group.gather({"state": described, "groups": [list(names_of) for names_of in groups]})
+        listed = [{name for report in reports for name in report["groups"][index]} for index in range(len(groups))]
+        ordered = [[name for name in names if name in group_names] for group_names in listed]
         merged: dict[str, Any] = {}
         for name in itertools.chain(*ordered):  # in the order of one rank
-            teller = next((rank for rank, each in enumerate(all_told) if name in each["state"]), None)
+            teller = next((rank for rank, report in enumerate(reports) if name in report["state"]), None)
             if teller is None:  # no state yet
                 continue
-            entry = all_told[teller]["state"][name]
+            entry = reports[teller]["state"][name]
             tensors, shards, _ = mine.get(name, ({}, {}, None))
             whole = {
                 leaf: _form_shard(form, tensors.get(leaf) if group.rank == teller else None)
@@ -151,13 +151,13 @@ def cut_out(model: nn.Module, building: Building) -> Stages:
         measured=None if building.run is None else _measured(model, building, building.run.group, inputs),
     )  # fmt: skip
     stage, whole = stages[mesh.place.pp], Whole.of(model)
-    names = [set(_names(model, each)) for each in stages]
+    names = [set(_names(model, other)) for other in stages]
     _check_ties(model, names)
-    for each, held in zip(stages, names, strict=True):
+    for other, held in zip(stages, names, strict=True):
         if not held.intersection(whole.trained):
             raise ConfigError(
-                f"parallel.pipeline_parallel={each.num_stages}: stage {each.index} of {type(model).__name__} would "
-                f"hold {[part.name for part in each.parts]} and nothing to train. Use fewer stages."
+                f"parallel.pipeline_parallel={other.num_stages}: stage {other.index} of {type(model).__name__} would "
+                f"hold {[part.name for part in other.parts]} and nothing to train. Use fewer stages."
             )
     keep(model, stage)
     before = set().union(*names[: stage.index])
@@ -167,7 +167,7 @@ def cut_out(model: nn.Module, building: Building) -> Stages:
     )
     run_parts(model, stage, config.precision, channels_last=is_channels_last)
     shared = {
-        name: [each.index for each, held in zip(stages, names, strict=True) if name in held] for name in whole.trained
+        name: [other.index for other, held in zip(stages, names, strict=True) if name in held] for name in whole.trained
     }
     shared = {name: at for name, at in shared.items() if len(at) > 1}
     return Stages(stage=stage, whole=whole, shared=shared)
@@ -308,7 +308,7 @@ def _names(model: nn.Module, stage: Stage) -> Iterator[str]:
     """Yield the names of the tensors that a stage keeps, as in the whole model's state_dict."""
     needed = {name for part in stage.parts for name in part.needs}
     for name in model.state_dict():
-        if any(name == each or name.startswith(each + ".") for each in needed):
+        if any(name == path or name.startswith(path + ".") for path in needed):
             yield name
 
 

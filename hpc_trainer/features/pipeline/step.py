@@ -177,22 +177,22 @@ class PipelineStepper(Stepper):
             self._norm = norms.sum().sqrt() if self._is_cut else torch.linalg.vector_norm(norms)
         return totals[_LOSS]
 
-    def _tell_norms(self, told: torch.Tensor) -> None:
-        """Write into `told` the gradient norms that this rank reports: of weights, or of shards the squares."""
-        found = [
+    def _tell_norms(self, totals: torch.Tensor) -> None:
+        """Write into `totals` the gradient norms that this rank reports: of weights, or of shards the squares."""
+        entries = [
             (self.norm_slots[id(weight)], weight.grad)
             for weight in self._weights
             if weight.grad is not None and id(weight) in self.norm_slots
         ]
-        if not found:
+        if not entries:
             return
-        slots = tuple(_NORMS + slot for slot, _ in found)
+        slots = tuple(_NORMS + slot for slot, _ in entries)
         if slots != self._slots[0]:  # the first step: a list would be copied to the device in each, and waited for
             self._slots = slots, torch.tensor(slots, device=self.device)
-        gradients = [local_tensor(gradient) for _, gradient in found]
+        gradients = [local_tensor(gradient) for _, gradient in entries]
         # As torch's clip_grad_norm_ takes them, for the same bits.
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients, 2.0)])
-        told[self._slots[1]] = norms.square() if self._is_cut else norms
+        totals[self._slots[1]] = norms.square() if self._is_cut else norms
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:
         norm = self._norm
@@ -284,7 +284,7 @@ def build_schedule(
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # late: two seconds
 
     stage = place.stage
-    ends = [_empty(each, each.shape[0], torch.device("meta")) for each in (stage.inputs, stage.outputs)]
+    ends = [_empty(form, form.shape[0], torch.device("meta")) for form in (stage.inputs, stage.outputs)]
     for index, end in enumerate(ends):
         end.requires_grad_(not (stage.is_first and index == 0))
     inputs, outputs = ends

@@ -77,7 +77,7 @@ def end_step(config: TrainConfig) -> int:
 
 
 def is_due(config: TrainConfig, step: int) -> bool:
-    """Return True if what becomes zero is chosen anew when `step` steps are done."""
+    """Return True if the weights that become zero are chosen again after `step` steps."""
     start, end = config.prune.start_step, end_step(config)
     return step == end or (start < step < end and (step - start) % config.prune.every_steps == 0)
 
@@ -101,8 +101,6 @@ def final_sparsity(prune: PruneConfig) -> float:
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     prune, num_steps = config.prune, config.train.num_steps
-    if prune.method is PruneMethod.none:
-        return
     if prune.method is PruneMethod.n_m and not 1 <= prune.n < prune.m:
         yield (
             f"prune.n={prune.n} must be less than prune.m={prune.m}: so many of each {prune.m} weights stay. Use "

@@ -215,8 +215,8 @@ def smallest(questions: Sequence[Sequence[Part]], wanted: Sequence[int], group: 
     shares = _share_out(questions, ties, left, group)
     for parts, threshold, equal, allowed in zip(questions, low, ties, shares, strict=True):
         chosen.append([
-            (part.scores < threshold) | (each & (each.flatten().cumsum(0).view(each.shape) <= count))
-            for part, each, count in zip(parts, equal, allowed, strict=True)
+            (part.scores < threshold) | (tied & (tied.flatten().cumsum(0).view(tied.shape) <= count))
+            for part, tied, count in zip(parts, equal, allowed, strict=True)
         ])  # fmt: skip
     return chosen
 
@@ -274,7 +274,7 @@ def whole(tensor: Any) -> torch.Tensor:
 
 
 def sizes_of(group: Group, weights: Mapping[str, torch.Tensor], pruned: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the root mean square of what makes each unit, float64 [units]; -1 of units that are zero already.
+    """Return the root mean square of each unit's weights, float64 [units]; -1 for units that are zero already.
 
     Only convolutions and linear layers count: some norms begin with a gain of 0. Collective if ranks hold shards.
     """
@@ -296,13 +296,13 @@ def smallest_units(sizes: Sequence[torch.Tensor], share: float, *, together: boo
     `share` is that of each group, or of all groups `together`. Of equal units the first go.
     """
     if not together:
-        return [_smallest(each, min(round(share * len(each)), len(each) - 1)) for each in sizes]
-    lasting = [each.clone() for each in sizes]
-    for each in lasting:
-        each[len(each) - 1 - int(each.flip(0).argmax())] = torch.inf
+        return [_smallest(size, min(round(share * len(size)), len(size) - 1)) for size in sizes]
+    lasting = [size.clone() for size in sizes]
+    for size in lasting:
+        size[len(size) - 1 - int(size.flip(0).argmax())] = torch.inf
     total = sum(map(len, sizes))
     chosen = _smallest(torch.cat(lasting), min(round(share * total), total - len(sizes)))
-    return list(torch.split(chosen, [len(each) for each in sizes]))
+    return list(torch.split(chosen, [len(size) for size in sizes]))
 
 
 def _smallest(sizes: torch.Tensor, count: int) -> torch.Tensor:

@@ -96,7 +96,7 @@ class PruneAbility(Ability):
         return pruned(model, self.config.prune)
 
     def _choose(self, step: int) -> None:
-        """Choose what is zero from now on, including all that is zero already. Collective."""
+        """Choose the elements that are zero from now on, including all that are zero already. Collective."""
         masks = self._masks
         masks.share = max(masks.share, share_done(self.config, step) * final_sparsity(self.config.prune))
         choose(masks, self.config.prune, self._groups, self._group)
@@ -109,7 +109,7 @@ class PruneAbility(Ability):
         shares = {name: (int(whole(mask).sum()), mask.numel()) for name, mask in masks.pruned.items()}
         if not self._group.is_rank_zero:
             return
-        num_pruned, total = (sum(each) for each in zip(*shares.values(), strict=True))
+        num_pruned, total = (sum(counts) for counts in zip(*shares.values(), strict=True))
         print(f"step {step}: pruned {num_pruned:,} of {total:,} numbers in {len(shares)} tensors, sparsity "
               f"{masks.sparsity:.4g} ({self.config.prune.method.name})")  # fmt: skip
         for name, (zeros, count) in shares.items():

@@ -51,8 +51,6 @@ class Keys:
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     qat, num_steps = config.qat, config.train.num_steps
-    if qat.to is QatTo.none:
-        return
     if qat.start_step >= num_steps:
         yield (
             f"qat.start_step={qat.start_step} must be less than train.num_steps={num_steps}: nothing would be rounded. "

@@ -30,7 +30,7 @@ class Keys:
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    if config.replay.share is not None and config.replay.data:
+    if config.replay.data:
         yield from later("hpc_trainer.features.replay.old_data", "given_problems")(config)
 
 

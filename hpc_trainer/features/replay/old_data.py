@@ -48,11 +48,11 @@ def resolved(replay: ReplayConfig, origin: str | None, data: DataConfig, task: T
         ConfigError: the old data are not known, not there any more, or of another kind than `data`.
     """
     old = [typed_data(values) for values in replay.data] or _of_run(origin, task)
-    for each in old:
-        lines = [*data_problems(each, task), *_differences(each, data)]
+    for data_config in old:
+        lines = [*data_problems(data_config, task), *_differences(data_config, data)]
         if lines:
-            raise ConfigError("\n".join(f"replay: the old data (data={each.name}): {line}" for line in lines))
-    kept = [_shortened(with_absolute_paths(each)) for each in old]
+            raise ConfigError("\n".join(f"replay: the old data (data={data_config.name}): {line}" for line in lines))
+    kept = [_shortened(with_absolute_paths(data_config)) for data_config in old]
     return dataclasses.replace(replay, data=[item for place, item in enumerate(kept) if item not in kept[:place]])
 
 
@@ -73,7 +73,7 @@ def typed_data(values: Any) -> DataConfig:
 
 
 def given_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield problems of data that the user wrote out: what is none, and code that is not trusted."""
+    """Yield problems with the items of `replay.data`: no data set, a wrong key, or code that is not trusted."""
     for place, values in enumerate(config.replay.data):
         try:
             data = typed_data(values)
@@ -138,7 +138,7 @@ def _shortened(data: DataConfig) -> dict[str, Any]:
 
 
 def _differences(old: DataConfig, new: DataConfig) -> Iterator[str]:
-    """Yield why a model of one cannot take the other, as far as known at plan time, a line each."""
+    """Yield each reason, known at plan time, why a model of one data set cannot take the other."""
     was, now = old.model_facts(), new.model_facts()
     for key, before in was.items():
         if key in now and now[key] != before:

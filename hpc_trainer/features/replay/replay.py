@@ -1,4 +1,4 @@
-"""Replay: old training samples among the new ones in one data set; evaluations tell of the old data too."""
+"""Replay: old training samples among the new ones in one data set; evaluations also report the old data."""
 
 from __future__ import annotations
 

@@ -217,10 +217,12 @@ class SpikeGuardAbility(Ability):
             Journal(run.paths).guard(run.attempt, action="skip", step=news[1], count=news[0])
         if not self.config.train.guard.rolls_back:
             return
-        found = guard.trouble
-        told = run.group.broadcast(None if found is None else [found.step, found.norm, found.usual])
-        if told is not None:
-            trouble = Trouble(*told)
+        own_trouble = guard.trouble
+        fields = run.group.broadcast(
+            None if own_trouble is None else [own_trouble.step, own_trouble.norm, own_trouble.usual]
+        )
+        if fields is not None:
+            trouble = Trouble(*fields)
             guard.check_rollbacks(trouble)
             raise GoBackError(str(trouble), partial(self._go_back, trouble))
 

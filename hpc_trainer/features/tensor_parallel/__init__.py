@@ -12,7 +12,7 @@ from hpc_trainer.config.table.kinds import models
 def _problems(config: TrainConfig) -> Iterator[str]:
     tp, hardware, model = config.parallel.tensor_parallel, config.hardware, config.model
     stages = config.parallel.pipeline_parallel
-    if tp <= 1 or stages < 1 or hardware.world_size % (tp * stages):  # the mesh checks the last two
+    if stages < 1 or hardware.world_size % (tp * stages):  # the mesh checks the last two
         return
     if hardware.ranks_per_node % tp:
         yield (
@@ -27,13 +27,13 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         sizes["model.num_kv_heads"] = model.num_kv_heads
     if isinstance(model, GptConfig) and model.mlp == MlpKind.swiglu:
         sizes["the perceptron's width"] = model.mlp_dim
-    known = config.data.vocabulary()
-    if isinstance(model, GptConfig) and known is not None:
-        sizes[f"vocabulary of data={config.data.name}"] = model.num_rows(known)
+    vocabulary = config.data.vocabulary()
+    if isinstance(model, GptConfig) and vocabulary is not None:
+        sizes[f"vocabulary of data={config.data.name}"] = model.num_rows(vocabulary)
     for name, size in sizes.items():
         if size % tp:
             nearest = nearest_divisor(
-                size, tp, lambda each: not any(size % each for size in (*sizes.values(), hardware.ranks_per_node))
+                size, tp, lambda divisor: not any(size % divisor for size in (*sizes.values(), hardware.ranks_per_node))
             )
             yield f"parallel.tensor_parallel={tp} must divide {name}={size}, which it cuts up. Use {nearest}."
 

@@ -62,12 +62,12 @@ def percent(value: float) -> str:
     return f"{round(100 * value, 1):g}%"
 
 
-def _labels(ticks: Sequence[float], words: Callable[[float], str]) -> list[str]:
+def _labels(ticks: Sequence[float], format_value: Callable[[float], str]) -> list[str]:
     """Return a label for each tick, with enough digits to tell the ticks apart; a single tick has four digits."""
-    if words is number:
+    if format_value is number:
         shown = ([number(tick, digits) for tick in ticks] for digits in range(3 if len(ticks) > 1 else 4, 12))
         return next((labels for labels in shown if len(set(labels)) == len(ticks)), [*map(number, ticks)])
-    return [*map(words, ticks)]
+    return [*map(format_value, ticks)]
 
 
 def _is_one(low: float, high: float) -> bool:
@@ -94,7 +94,7 @@ def nice_ticks(low: float, high: float, count: int = 5, *, least: float = 0.0) -
 def line_chart(
     title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
     from_zero: bool = False, is_log: bool = False, is_log_x: bool = False, x_ticks: Sequence[float] = (),
-    y_words: Callable[[float], str] = number,
+    format_y: Callable[[float], str] = number,
 ) -> str:  # fmt: skip
     """Return a chart as SVG text; lines without points are left out, and without lines the text is empty.
 
@@ -112,9 +112,9 @@ def line_chart(
         return ""
     across = _scale(xs, _LEFT, _WIDTH - _RIGHT, is_log=is_log or is_log_x, ticks=x_ticks)
     upward = _scale([*ys, 0.0] if from_zero else ys, _HEIGHT - _BOTTOM, _TOP, is_log=is_log)
-    body = [*_grid(across, upward, x_label, y_label, y_words)]
+    body = [*_grid(across, upward, x_label, y_label, format_y)]
     # Grey lines first, so that coloured lines lie on top.
-    body += [_line(line, across, upward, y_words) for line in sorted(drawn, key=lambda line: line.colour is not None)]
+    body += [_line(line, across, upward, format_y) for line in sorted(drawn, key=lambda line: line.colour is not None)]
     name = html.escape(title)
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{name}"><title>{name}</title>'
     return f"{head}{''.join(body)}</svg>"
@@ -139,15 +139,15 @@ def _scale(values: Sequence[float], start: float, end: float, *, is_log: bool, t
     return Scale(low=round_ticks[0], high=round_ticks[-1], start=start, end=end, ticks=round_ticks)
 
 
-def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, y_words: Callable[[float], str]) -> list[str]:
+def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, format_y: Callable[[float], str]) -> list[str]:
     parts = []
-    for tick, words in zip(upward.ticks, _labels(upward.ticks, y_words), strict=True):
+    for tick, label in zip(upward.ticks, _labels(upward.ticks, format_y), strict=True):
         y = f"{upward.place(tick):.1f}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick end" x="{_LEFT - 8}" y="{y}" dy="0.35em">{html.escape(words)}</text>')
-    for tick, words in zip(across.ticks, _labels(across.ticks, number), strict=True):
+        parts.append(f'<text class="tick end" x="{_LEFT - 8}" y="{y}" dy="0.35em">{html.escape(label)}</text>')
+    for tick, label in zip(across.ticks, _labels(across.ticks, number), strict=True):
         x = f"{across.place(tick):.1f}"
-        parts.append(f'<text class="tick mid" x="{x}" y="{_HEIGHT - _BOTTOM + 18}">{words}</text>')
+        parts.append(f'<text class="tick mid" x="{x}" y="{_HEIGHT - _BOTTOM + 18}">{label}</text>')
     bottom = _HEIGHT - _BOTTOM
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + bottom) / 2
@@ -158,7 +158,7 @@ def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, y_words: Cal
     return parts
 
 
-def _line(line: Line, across: Scale, upward: Scale, y_words: Callable[[float], str]) -> str:
+def _line(line: Line, across: Scale, upward: Scale, format_y: Callable[[float], str]) -> str:
     places = [(across.place(x), upward.place(y)) for x, y in line.points]
     kind = _kind(line)
     name = html.escape(line.name)
@@ -168,12 +168,12 @@ def _line(line: Line, across: Scale, upward: Scale, y_words: Callable[[float], s
         drawn = f'<polyline class="{kind}" points="{path}"><title>{name}</title></polyline>'
     if line.has_dots or len(places) == 1:
         for (x, y), (_, value) in zip(places, line.points, strict=True):
-            words = f"{name}: {html.escape(y_words(value))}"
-            drawn += f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{words}</title></circle>'
+            title = f"{name}: {html.escape(format_y(value))}"
+            drawn += f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{title}</title></circle>'
             if line.has_dots:
                 side = "end" if x > (_LEFT + _WIDTH) / 2 else "start"
                 below = y + 20 if y + 24 < _HEIGHT - _BOTTOM else y - 10
-                drawn += f'<text class="value {side}" x="{x:.1f}" y="{below:.1f}">{html.escape(y_words(value))}</text>'
+                drawn += f'<text class="value {side}" x="{x:.1f}" y="{below:.1f}">{html.escape(format_y(value))}</text>'
     return drawn
 
 

@@ -206,8 +206,8 @@ def _hint(run: RunStatus) -> str | None:
     meaning = meaning_of(run)
     if meaning is None:
         return None
-    words = {"run": run.run_id, "found": meaning.found, "memory": more_memory(run.spec.shape)}
-    return f"{meaning.says}: {meaning.advice[0].format(**words)}"
+    values = {"run": run.run_id, "found": meaning.matched, "memory": more_memory(run.spec.shape)}
+    return f"{meaning.says}: {meaning.advice[0].format(**values)}"
 
 
 def _number(value: object) -> float | None:

@@ -60,15 +60,17 @@ LEDGER_STYLE = (
 
 def ledger_section(runs: Sequence[RunReport]) -> str:
     """Return a bar for each run with a ledger, at most 40: those with the longest allocations; else an empty string."""
-    found = [(run.run_id, run.ledger) for run in runs if run.ledger is not None and run.ledger.elapsed_s > 0]
-    if not found:
+    ledgers = [(run.run_id, run.ledger) for run in runs if run.ledger is not None and run.ledger.elapsed_s > 0]
+    if not ledgers:
         return ""
-    longest = {name for name, _ in sorted(found, key=lambda pair: -pair[1].elapsed_s)[:_MOST_RUNS]}
-    shown = [(name, ledger) for name, ledger in found if name in longest]
+    longest = {name for name, _ in sorted(ledgers, key=lambda pair: -pair[1].elapsed_s)[:_MOST_RUNS]}
+    shown = [(name, ledger) for name, ledger in ledgers if name in longest]
     kinds = [kind for kind in WORDS if any(kind in ledger.seconds for _, ledger in shown)]
     is_unknown = any(ledger.unknown_s > 0 for _, ledger in shown)
     rows = "".join(_ledger_row(run_id, ledger) for run_id, ledger in shown)
-    title = "Where the time went" if len(found) <= _MOST_RUNS else f"Where the time went: {_MOST_RUNS} of {len(found)}"
+    title = (
+        "Where the time went" if len(ledgers) <= _MOST_RUNS else f"Where the time went: {_MOST_RUNS} of {len(ledgers)}"
+    )
     return (
         f'<h2>{title}</h2><p class="soft">Each second that a run had its nodes, all attempts together; goodput is the '
         f'share of steps that lasted.</p><div class="wide"><table class="ledger">{rows}</table></div>'
@@ -233,7 +235,7 @@ def _scaling(scaling: Scaling) -> str:
             "Parallel efficiency",
             line_chart(
                 "parallel efficiency", efficiency, x_label="ranks", y_label="of ideal", from_zero=True, is_log_x=True,
-                x_ticks=ranks, y_words=percent,
+                x_ticks=ranks, format_y=percent,
             ),
             legend(efficiency),
         ),

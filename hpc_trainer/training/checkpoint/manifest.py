@@ -131,12 +131,12 @@ class RankParts:
     """Parts of a state that one rank writes.
 
     `files`: name -> tensors that this rank writes, those in use, not copies. `structure`: rank 0's; None on other
-    ranks. `told`: JSON, for rank 0: the structure of the rank's own state, and the pieces that the rank writes.
+    ranks. `description`: JSON, for rank 0: the structure of the rank's own state, and the pieces that the rank writes.
     """
 
     files: dict[str, dict[str, torch.Tensor]]
     structure: Any
-    told: dict[str, Any]
+    description: dict[str, Any]
 
 
 def parts_of_rank(replicated: Mapping[str, Any], per_rank: Mapping[str, Any], rank: int) -> RankParts:
@@ -155,23 +155,25 @@ def parts_of_rank(replicated: Mapping[str, Any], per_rank: Mapping[str, Any], ra
     mine = {name: shard.local for name, shard in shards.items() if shard.local is not None}
     if mine:
         files[shard_file(rank)] = mine
-    told: dict[str, Any] = {"structure": own_structure}
-    told["pieces"] = {name: shards[name].box for name in mine}
+    description: dict[str, Any] = {"structure": own_structure}
+    description["pieces"] = {name: shards[name].box for name in mine}
     if rank == 0:
-        told["forms"] = {
+        description["forms"] = {
             name: {"shape": list(shard.shape), "dtype": DTYPE_NAMES[shard.dtype]} for name, shard in shards.items()
         }
-    return RankParts(files, structure if rank == 0 else None, told)
+    return RankParts(files, structure if rank == 0 else None, description)
 
 
-def merge_pieces(told: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the manifest's `sharded` from the `told` of all ranks, in the order of ranks.
+def merge_pieces(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the manifest's `sharded` from the `descriptions` of all ranks, in the order of ranks.
 
     Raises:
         CheckpointError: the pieces of a tensor, which the message names, do not make the whole, each part once.
     """
-    sharded: dict[str, dict[str, Any]] = {name: {**form, "pieces": []} for name, form in told[0]["forms"].items()}
-    for rank, part in enumerate(told):
+    sharded: dict[str, dict[str, Any]] = {
+        name: {**form, "pieces": []} for name, form in descriptions[0]["forms"].items()
+    }
+    for rank, part in enumerate(descriptions):
         for name, (offsets, lengths) in part["pieces"].items():
             if name not in sharded:
                 raise CheckpointError(

@@ -168,15 +168,15 @@ def module_state(value: nn.Module) -> dict[str, Any]:
     """
     state = value.state_dict()
     for name, buffer in value.named_buffers():
-        if name in state and is_sharded(buffer) and all(each.is_replicate() for each in buffer.placements):  # type: ignore[attr-defined]
+        if name in state and is_sharded(buffer) and all(placement.is_replicate() for placement in buffer.placements):  # type: ignore[attr-defined]
             state[name] = local_tensor(buffer.detach())
     part = find_whole(value)
     if part is None:
         return state
     prefix, whole = part
-    around: dict[str, Any] = {key: each for key, each in state.items() if not key.startswith(prefix)}
-    held = {key.removeprefix(prefix): each for key, each in state.items() if key.startswith(prefix)}
-    return around | {prefix + name: each for name, each in whole.state(held).items()}
+    around: dict[str, Any] = {key: entry for key, entry in state.items() if not key.startswith(prefix)}
+    held = {key.removeprefix(prefix): entry for key, entry in state.items() if key.startswith(prefix)}
+    return around | {prefix + name: entry for name, entry in whole.state(held).items()}
 
 
 # Optimizer state by names of weights, so that it can be loaded however ranks share the weights or the state.
@@ -225,8 +225,8 @@ def weight_names(objects: Mapping[str, Any]) -> Names:
             if part is not None:
                 prefix, names.whole = part
                 whole = names.whole
-                names.of_all += tuple(f"{name}.{prefix}{each}" for each in whole.trained)
-                names.owned |= {f"{name}.{prefix}{each}" for each in whole.owned}
+                names.of_all += tuple(f"{name}.{prefix}{own_name}" for own_name in whole.trained)
+                names.owned |= {f"{name}.{prefix}{own_name}" for own_name in whole.owned}
     return names
 
 
@@ -259,39 +259,39 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
         CheckpointError: they differ; the message names the first difference.
     """
     here = _named_groups(optimizer, names)
-    if names.whole is not None and {each for group in here for each in group} <= set(names.of_all):
+    if names.whole is not None and {key for group in here for key in group} <= set(names.of_all):
         saved = _of_part(name, saved, here, names.of_all)
     _check_groups(name, optimizer, here, saved["param_groups"])
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    by_name = dict(zip([each for group in here for each in group], weights, strict=True))
+    by_name = dict(zip([key for group in here for key in group], weights, strict=True))
     _check_shapes(name, by_name, saved["state"])
 
     local = optimizer.optim if _is_zero(optimizer) else optimizer
-    local_groups = _named_groups(local, {id(weight): each for each, weight in by_name.items()})
-    number = {each: index for index, each in enumerate(each for group in local_groups for each in group)}
-    wanted = {each: values for each, values in saved["state"].items() if each in number}
+    local_groups = _named_groups(local, {id(weight): key for key, weight in by_name.items()})
+    number = {key: index for index, key in enumerate(key for group in local_groups for key in group)}
+    wanted = {key: values for key, values in saved["state"].items() if key in number}
     groups = [
-        {**group, "params": [number[each] for each in mine]}
+        {**group, "params": [number[key] for key in mine]}
         for group, mine in zip(saved["param_groups"], local_groups, strict=True)
     ]
     in_host = torch.device("cpu") if local in _IN_HOST else None
-    state = {number[each]: _place(values, by_name[each], in_host) for each, values in wanted.items()}
+    state = {number[key]: _place(values, by_name[key], in_host) for key, values in wanted.items()}
     kept: dict[int, dict[str, Any]] = {}
     # torch would copy all state to the weights' device at once, and round moments to the format of their weight.
-    if in_host is not None or any(_is_wider(values, by_name[each]) for each, values in wanted.items()):
+    if in_host is not None or any(_is_wider(values, by_name[key]) for key, values in wanted.items()):
         kept = {index: _only(values, has_moments=True) for index, values in state.items()}
         state = {index: _only(values, has_moments=False) for index, values in state.items()}
     local.load_state_dict({**saved, "state": state, "param_groups": groups})
-    for each in wanted if kept else ():
-        local.state[by_name[each]].update(kept[number[each]])
+    for key in wanted if kept else ():
+        local.state[by_name[key]].update(kept[number[key]])
 
     if local is not optimizer:  # ZeRO passes its groups to the local optimizer at each step
         for group, own in zip(optimizer.param_groups, local.param_groups, strict=True):
             group.update({key: value for key, value in own.items() if key != "params"})
     loaded = local.state_dict()["state"]
-    check_keys(f"{name} state", {number[each]: each for each in wanted}, set(loaded))
-    for each, values in wanted.items():
-        check_forms(f"{name} state of weight {each}", values, loaded[number[each]])
+    check_keys(f"{name} state", {number[key]: key for key in wanted}, set(loaded))
+    for key, values in wanted.items():
+        check_forms(f"{name} state of weight {key}", values, loaded[number[key]])
 
 
 def _is_zero(optimizer: torch.optim.Optimizer) -> Any:
@@ -318,18 +318,18 @@ def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any
     # Not from the attribute `state`: it may still be on its way to host memory (optim.offload).
     mine = {here[number]: values for number, values in optimizer.optim.state_dict()["state"].items()}
     tensors, structure = pack(mine)
-    forms = {each: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for each, tensor in tensors.items()}
+    forms = {key: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for key, tensor in tensors.items()}
     group = RankGroup(
         rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size(), device=weights[0].device
     )
     state: dict[str, Any] = {}
     for rank, report in enumerate(group.gather({"structure": structure, "forms": forms})):
         parts = {
-            each: Shard(tuple(shape), DTYPES[dtype], Box.whole(shape), tensors[each] if rank == group.rank else None)
-            for each, (dtype, shape) in report["forms"].items()
+            key: Shard(tuple(shape), DTYPES[dtype], Box.whole(shape), tensors[key] if rank == group.rank else None)
+            for key, (dtype, shape) in report["forms"].items()
         }
         state |= unpack(parts, report["structure"])
-    return {each: state[each] for each in named if each in state}
+    return {key: state[key] for key in named if key in state}
 
 
 def _of_part(
@@ -346,15 +346,15 @@ def _of_part(
     Raises:
         CheckpointError: a weight was saved that no part has.
     """
-    unknown = sorted({each for group in saved["param_groups"] for each in group["params"]}.difference(names))
+    unknown = sorted({key for group in saved["param_groups"] for key in group["params"]}.difference(names))
     if unknown:
         raise CheckpointError(f"{name}: saved but not here: {unknown[:5]} ({len(unknown)} in all). {RESUME}")
-    wanted = {each for group in here for each in group}
+    wanted = {key for group in here for key in group}
     return {
         **saved,
-        "state": {each: values for each, values in saved["state"].items() if each in wanted},
+        "state": {key: values for key, values in saved["state"].items() if key in wanted},
         "param_groups": [
-            {**group, "params": [each for each in group["params"] if each in wanted]} for group in saved["param_groups"]
+            {**group, "params": [key for key in group["params"] if key in wanted]} for group in saved["param_groups"]
         ],
     }
 
@@ -403,15 +403,15 @@ def _check_groups(
 
 def _check_shapes(name: str, weights: Mapping[str, torch.Tensor], saved: Mapping[str, Mapping[str, Any]]) -> None:
     """Check the shapes of saved moments: torch accepts any shape and fails in the next step."""
-    for each, values in saved.items():
-        if each not in weights:
-            raise CheckpointError(f"{name} state is saved for weight {each}, which is not here. {RESUME}")
+    for weight_name, values in saved.items():
+        if weight_name not in weights:
+            raise CheckpointError(f"{name} state is saved for weight {weight_name}, which is not here. {RESUME}")
         for key, value in values.items():
             is_tensor = isinstance(value, (torch.Tensor, SavedTensor))
-            if is_tensor and value.ndim and tuple(value.shape) != tuple(weights[each].shape):
+            if is_tensor and value.ndim and tuple(value.shape) != tuple(weights[weight_name].shape):
                 raise CheckpointError(
-                    f"{name} state of weight {each}: {key} is saved with shape {list(value.shape)} and the weight "
-                    f"has {list(weights[each].shape)} here. {RESUME}"
+                    f"{name} state of weight {weight_name}: {key} is saved with shape {list(value.shape)} and the "
+                    f"weight has {list(weights[weight_name].shape)} here. {RESUME}"
                 )
 
 

@@ -345,7 +345,7 @@ class SavedTensor:
 
 def whole_tree(tree: Any) -> Any:
     """Return `tree` with all its `SavedTensor`s read into memory."""
-    return tree_map(lambda each: each.whole() if isinstance(each, SavedTensor) else each, tree)
+    return tree_map(lambda leaf: leaf.whole() if isinstance(leaf, SavedTensor) else leaf, tree)
 
 
 def fill(goal: torch.Tensor, saved: SavedTensor | torch.Tensor) -> None:

@@ -232,7 +232,8 @@ class CheckpointWriter:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
         self._num_saves += 1
-        mail = Mail(f"checkpoint-{self._num_saves}") if self._group.world_size > 1 else None
+        # The attempt is named: in a test a killed one may still wait for its mail when the next one sends.
+        mail = Mail(f"checkpoint-{self._attempt}-{self._num_saves}") if self._group.world_size > 1 else None
         work = partial(self._write, temporary=temporary, files=parts.files, mail=mail, describe=describe)
         self._thread = WriterThread(step, path, work, is_background=is_background)
         self._thread.start()
@@ -319,7 +320,7 @@ class CheckpointWriter:
             except (MemoryError, RuntimeError) as error:  # torch's errors of memory are RuntimeErrors
                 self._say(f"no host memory to copy the state into; training waits for this save. {error}")
         num_bytes = sum(tensor.numel() * tensor.element_size() for file in files.values() for tensor in file.values())
-        return RankParts(files, parts.structure, {}), {**parts.told, "bytes": num_bytes}
+        return RankParts(files, parts.structure, {}), {**parts.description, "bytes": num_bytes}
 
     def _check_room(self, step: int, num_bytes: int) -> None:
         """Warn if disk or quota lack room. The save is tried all the same: what they report is often wrong."""

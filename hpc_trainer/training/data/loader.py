@@ -75,7 +75,7 @@ class BatchIterator(Iterator[Batch]):
         """Return the next batch. Raises StopIteration at the end and after `close`."""
         batch = self._ahead.popleft() if self._ahead and self._batches else self._make()
         if self.example is None:
-            self.example = map_tensors(batch, lambda each: torch.empty_like(each, device="meta"))
+            self.example = map_tensors(batch, lambda tensor: torch.empty_like(tensor, device="meta"))
         return batch if self.copy is None else self.copy(batch)
 
     def targets_ahead(self, num_batches: int, count: Callable[[Batch], int]) -> list[int]:

@@ -71,10 +71,10 @@ class AnyDataset:
     def __init__(self, source: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self.stream = source if isinstance(source, SampleStream) else None
         self._source, self._collate = source, collate or default_collate
-        told = source.source if isinstance(source, SampleStream) else source
-        self.input_shape: tuple[int, ...] | None = getattr(told, "input_shape", None)
-        self.num_classes = _num_classes(told)
-        hand_on(told, self, "augment", "fingerprint", "all_targets_count")
+        described = source.source if isinstance(source, SampleStream) else source
+        self.input_shape: tuple[int, ...] | None = getattr(described, "input_shape", None)
+        self.num_classes = _num_classes(described)
+        hand_on(described, self, "augment", "fingerprint", "all_targets_count")
 
     def __len__(self) -> int:
         return len(self._source)
@@ -131,15 +131,15 @@ class OwnDataset(AnyDataset):
         self.num_classes = num_classes
 
     def _are_samples(self, batch: Any) -> bool:
-        return isinstance(batch, list) and not (len(batch) == 2 and all(isinstance(each, Tensor) for each in batch))
+        return isinstance(batch, list) and not (len(batch) == 2 and all(isinstance(part, Tensor) for part in batch))
 
     def _checked(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = self._pair(batch)
-        for name, each in (("inputs", inputs), ("targets", targets)):
-            if not isinstance(each, Tensor):
+        for name, tensor in (("inputs", inputs), ("targets", targets)):
+            if not isinstance(tensor, Tensor):
                 raise ConfigError(
-                    f"{self._what}, whose {name} are a {type(each).__name__}. This task takes one tensor of each. Give "
-                    f"that, {_OWN_TASK}"
+                    f"{self._what}, whose {name} are a {type(tensor).__name__}. This task takes one tensor of each. "
+                    f"Give that, {_OWN_TASK}"
                 )
         if targets.is_floating_point():
             return inputs, targets

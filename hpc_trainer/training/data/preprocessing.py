@@ -160,12 +160,12 @@ def _columns_that_differ(key: str, was: Any, now: Any) -> Iterator[str]:
     if was is None:
         yield f"data.{key}: the columns are encoded by the new rows; nobody recorded how the model's were."
         return
-    known = {column["column"]: column for column in was}
+    old_columns = {column["column"]: column for column in was}
     here = {column["column"]: column for column in now or ()}
-    others = [name for name, column in here.items() if known.get(name) != column]
-    if others or [*known] != [*here]:
+    others = [name for name, column in here.items() if old_columns.get(name) != column]
+    if others or [*old_columns] != [*here]:
         more = f"; encoded by the new rows: {_listed(others)}" if others else ""
-        yield f"data.{key}=[{_listed([*here])}], and the model was trained with [{_listed([*known])}]{more}."
+        yield f"data.{key}=[{_listed([*here])}], and the model was trained with [{_listed([*old_columns])}]{more}."
 
 
 def check_tokenizer(was: Mapping[str, Any], sha256: str | None, tokenizer: str, folder: str) -> None:
@@ -182,11 +182,11 @@ def check_tokenizer(was: Mapping[str, Any], sha256: str | None, tokenizer: str, 
     )
 
 
-def class_numbers(known: Sequence[str], here: Sequence[str], used: Collection[str], where: str) -> list[int] | None:
+def class_numbers(trained: Sequence[str], here: Sequence[str], used: Collection[str], where: str) -> list[int] | None:
     """Return the model's number of each class in `here`; -1 for a class that neither the model nor a sample has.
 
     Args:
-        known: class names of the model.
+        trained: class names of the model.
         here: class names of the new data.
         used: class names that samples have.
         where: the data, for messages.
@@ -197,14 +197,14 @@ def class_numbers(known: Sequence[str], here: Sequence[str], used: Collection[st
     Raises:
         DataError: a sample has a class that the model does not know.
     """
-    numbers = {name: number for number, name in enumerate(known)}
+    numbers = {name: number for number, name in enumerate(trained)}
     if not numbers.keys() & set(here):
         return None
     unknown = [name for name in here if name not in numbers and name in used]
     if unknown:
         raise DataError(
             f"{where} has the class {unknown[0]!r}{f' and {len(unknown) - 1} more' if len(unknown) > 1 else ''}, and "
-            f"the model knows {_listed(known)}. Fix: rename the class, or take its samples away."
+            f"the model knows {_listed(trained)}. Fix: rename the class, or take its samples away."
         )
     return [numbers.get(name, -1) for name in here]
 

@@ -115,7 +115,9 @@ def buffers_shared(module: nn.Module, groups: Sequence[dist.ProcessGroup | None]
     this, each rank would evaluate another model. Save nothing inside. Collective at the beginning.
     """
     own = (
-        [(each, each.clone()) for each in (local_tensor(each.detach()) for each in module.buffers())] if groups else []
+        [(buffer, buffer.clone()) for buffer in (local_tensor(buffer.detach()) for buffer in module.buffers())]
+        if groups
+        else []
     )
     share_buffers(module, groups)
     try:

@@ -27,9 +27,9 @@ def _names(folder: Path) -> list[str]:
     attributes = [*vars(RunPaths).values(), *vars(SweepPaths).values()]
     named = [each.name for each in attributes if isinstance(getattr(each, "name", None), str)]
     of_attempt = [
-        run.journal(0), run.log(0, 0), run.told_metrics(0), run.failure(0), run.program_end(0, 0), run.program_stop(0),
-        run.environment(0), run.telemetry_file(0, 0), run.move(0), run.trace(0), run.flight(0, 0), run.own_checkpoints,
-        run.profile_answer(0), run.checkpoints / "step-00000002" / "manifest.json",
+        run.journal(0), run.log(0, 0), run.logged_metrics(0), run.failure(0), run.program_end(0, 0),
+        run.program_stop(0), run.environment(0), run.telemetry_file(0, 0), run.move(0), run.trace(0), run.flight(0, 0),
+        run.own_checkpoints, run.profile_answer(0), run.checkpoints / "step-00000002" / "manifest.json",
     ]  # fmt: skip
     return sorted({*MARKERS, OLD_JOURNAL, *named, *(str(path.relative_to(folder)) for path in of_attempt)})
 

@@ -38,7 +38,9 @@ _LIMIT_S = 280
 _LONG_LIMIT_S = 900
 
 
-def holds(name: str, folder: Path, of_ranks: Sequence[Path] = (), seen: Path | None = None) -> None:
+def holds(
+    name: str, folder: Path, of_ranks: Sequence[Path] = (), seen: Path | None = None, limit_s: float | None = None
+) -> None:
     """Play a cell and compare its runs with the undisturbed one.
 
     Args:
@@ -46,7 +48,9 @@ def holds(name: str, folder: Path, of_ranks: Sequence[Path] = (), seen: Path | N
         folder: for logs, and for the runs where `of_ranks` does not say.
         of_ranks: the folder of runs as each rank sees it, in turn.
         seen: the same as this process sees it.
+        limit_s: seconds that the ranks may take.
     """
+    limit_s = limit_s or (_LONG_LIMIT_S if name in LONG else _LIMIT_S)
     cell = CELLS[name]
     world_size = int(cell["ranks"])
     seed = chosen_seed()  # of the four interruptions besides the cell's own
@@ -58,7 +62,7 @@ def holds(name: str, folder: Path, of_ranks: Sequence[Path] = (), seen: Path | N
         with (folder / f"rank-{rank}.log").open("w") as log:
             ranks.append(warm.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
     try:
-        codes = [rank.wait(timeout=_LONG_LIMIT_S if name in LONG else _LIMIT_S) for rank in ranks]
+        codes = [rank.wait(timeout=limit_s) for rank in ranks]
     finally:
         for each in ranks:
             each.kill()

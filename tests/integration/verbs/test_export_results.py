@@ -1,4 +1,4 @@
-"""What fewer bits cost and bring, on trained models: the figures of docs/decisions/0045, as limits."""
+"""What fewer bits cost and bring, on trained models: the figures of docs/benchmarks/compress.md, as limits."""
 
 from __future__ import annotations
 

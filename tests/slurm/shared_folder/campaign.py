@@ -32,6 +32,7 @@ _NODE_CLOCKS_S, _SERVER_CLOCK_S = (45, -60, 90, -90), 30
 _AT_ONCE = 4  # commands; more would leave the runs no core
 _COMMAND_S = 300.0
 _CANCEL_S = 90.0  # within which a cancel is obeyed
+_BRING_BACK_S = 10.0  # between two `status` for runs that no longer come back by themselves: 2 s of a core each
 _FAULTS = {"outage": "outage", "all": "outage", "quota": "quota"}
 _FAULT_S, _FAULT_RATE = 30.0, 0.1
 _KILLS = ("preempt", "kill a rank", "requeue by hand", "warn", "node down", "power cut")
@@ -68,6 +69,7 @@ class Campaign(Soak):
     slow_cancels: list[str] = field(default_factory=list)
     pause_s: float = 4.0
     _fault_until: float = 0.0
+    _brought_back_at: float = 0.0
     _under_way: list[Command] = field(default_factory=list)
 
     @property
@@ -121,7 +123,18 @@ class Campaign(Soak):
         for _ in range(self.random.choice((1, 1, 2, 3))):
             self._begin_command()
         self._begin_fault()
+        # Several at once: a rank is killed while the rank next to it, or its node, goes too.
+        for _ in range(self.random.choice((0, 1, 2, 3))):
+            name, disturb = self.random.choice((("kill a rank", self._kill_rank), ("requeue by hand", self._requeue)))
+            if (what := disturb()) is not None:
+                self.blows[name] += 1
+                self.say(f"{name}: {what}")
         super().blow()
+
+    def _bring_back(self, scene: Scene) -> None:
+        if time.monotonic() > self._brought_back_at + _BRING_BACK_S:
+            self._brought_back_at = time.monotonic()
+            super()._bring_back(scene)
 
     def _begin_fault(self) -> None:
         """Let the server be away, or its quota be full, for a while: where the kind plays that."""
@@ -211,7 +224,10 @@ class Campaign(Soak):
     def cancel_one(self) -> None:
         """As in the soak; when it was is kept."""
         before = set(self.cancelled)
-        super().cancel_one()
+        try:
+            super().cancel_one()
+        except AssertionError as error:  # a full quota or a server that is away refuses it; a user tries again
+            self.say(f"cancel: {str(error)[-300:]}")
         self.cancel_times |= dict.fromkeys(self.cancelled - before, time.monotonic())
 
     def play(self) -> None:
@@ -276,6 +292,9 @@ class Campaign(Soak):
             if again:
                 self.errors.append(f"submit again submitted {again}")
         late = [each for each in wrong if each.is_late]
+        for scene, run in self.runs():
+            if run in different:
+                self.say(_difference(run, self._kept_of(kept, scene, run)))
         for run in lost:
             self.say(f"LOST {run.folder.name}: {shown[run.folder]}")
         for what, found in (
@@ -300,6 +319,27 @@ class Campaign(Soak):
         self.has_failed = any(values[-7:])
 
     has_failed: bool = False
+
+
+def _difference(run: Run, kept: Reference) -> str:
+    """Return the lines of metrics that differ, how the final weights do, and the journal of a run; its folder goes."""
+    only = [
+        f"{whose} {line}"
+        for whose, mine, others in (("undisturbed:", kept.metrics, run.metrics), ("here:", run.metrics, kept.metrics))
+        for line in mine
+        if line not in others
+    ]
+    weights = "the same" if run.final_state == kept.final_state else "others"
+    counts = f"{len(run.metrics)} lines of metrics and {len(kept.metrics)} undisturbed"
+    journal = [str(record) for kind in ("start", "resume", "end") for record in run.records(kind)]
+    files = [
+        f"{path.relative_to(run.folder)} {path.stat().st_size} {path.stat().st_mtime:.2f}"
+        for path in sorted(run.folder.rglob("*"))
+        if path.is_file()
+    ]
+    told = [f"{path.name}: {path.read_text(errors='replace')[-3000:]}" for path in sorted(run.folder.rglob("told/*"))]
+    lines = (run.folder / "metrics.jsonl").read_text(errors="replace").splitlines()
+    return "\n".join([f"{run.folder.name}: weights {weights}, {counts}", *only[:20], *journal, *files, *told, *lines])
 
 
 def _is_doubled(run: Run) -> bool:

@@ -21,7 +21,7 @@ from hpc_trainer.record import status as status_module
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.run_state import RunFolder, read_folder
 from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.verify.interruptions import Drill
+from hpc_trainer.verify.interruptions import InterruptionKind
 from hpc_trainer.verify.verbs import run_preempt
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -101,7 +101,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         lambda folder: run_why(["many"], None, folder, as_json=False),
         lambda folder: run_logs("many", None, folder, rank=None, follow=False, tail=None, as_json=False),
         lambda folder: run_retry(["many"], None, folder, as_json=False),
-        lambda folder: run_preempt(Drill.kill, ["many"], None, folder, timeout_s=1.0, as_json=False),
+        lambda folder: run_preempt(InterruptionKind.kill, ["many"], None, folder, timeout_s=1.0, as_json=False),
     ],
     ids=["cancel", "cancel --sweep", "why", "logs", "retry", "verify preempt"],
 )

@@ -16,8 +16,8 @@ from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
-from hpc_trainer.verify.interruptions import Drill
-from hpc_trainer.verify.preempt import DrillReport, _come_back
+from hpc_trainer.verify.interruptions import InterruptionKind
+from hpc_trainer.verify.preempt import PreemptReport, _come_back
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -192,14 +192,14 @@ def test_a_local_run_gets_a_signal_after_its_marker(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_a_drill_does_not_bring_back_what_somebody_cancels_meanwhile(tmp_path: Path) -> None:
-    """The drill has killed the run, and is about to retry it."""
+def test_preempt_does_not_bring_back_what_somebody_cancels_meanwhile(tmp_path: Path) -> None:
+    """`verify preempt` has killed the run, and is about to retry it."""
     sweep = SweepOnDisk(tmp_path / "runs" / "local", make_specs(1))
     sweep.submit("elsewhere:1:1.00", "local")
     sweep.start(executor="local", job_id="local-1", pid=2**22 + 1)
     sweep.end(state=RunState.FAILED, cause="killed")
     sweep.mark("CANCEL")
-    report = DrillReport(run_id=sweep.specs[0].run_id, drill=Drill.kill, how="", newest_checkpoint=None)
+    report = PreemptReport(run_id=sweep.specs[0].run_id, kind=InterruptionKind.kill, how="", newest_checkpoint=None)
     brought_back: list[str] = []
     attempt = read_status(sweep.paths).runs[0].attempts[0]
     _come_back(report, sweep.paths, attempt, brought_back.append, 0.0, 1.0)

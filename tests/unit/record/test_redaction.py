@@ -69,7 +69,7 @@ def test_words_of_a_command_line() -> None:
     words = ["train", "--token", "swordfish", "+hub.api_key=swordfish", "data.num_tokens=100", "model.sort_key=loss",
              "+auth=true", "--password=swordfish", f"x={HF}", "--steps", "5"]  # fmt: skip
 
-    assert Redaction().words(words) == [
+    assert Redaction().arguments(words) == [
         "train", "--token", REDACTED, f"+hub.api_key={REDACTED}", "data.num_tokens=100", "model.sort_key=loss",
         "+auth=true", f"--password={REDACTED}", f"x={REDACTED}", "--steps", "5",
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def test_time_grows_with_the_length_alone(piece: str) -> None:
     def seconds(length: int) -> float:
         text = piece * (length // len(piece)) + "=x;"
         begin = time.process_time()
-        for redact in (Redaction().text, Redaction().code, lambda text: Redaction().words([text])):
+        for redact in (Redaction().text, Redaction().code, lambda text: Redaction().arguments([text])):
             redact(text)
         return time.process_time() - begin
 
@@ -129,7 +129,7 @@ def test_time_grows_with_the_length_alone(piece: str) -> None:
 
 @pytest.mark.parametrize("value", ["[" * 100_000, "9" * 100_000, "{" * 100_000])
 def test_a_value_of_any_form_is_redacted(value: str) -> None:
-    assert len(Redaction().words([f"token={value}", f"--x={value}"])) == 2
+    assert len(Redaction().arguments([f"token={value}", f"--x={value}"])) == 2
 
 
 def test_all_ends_of_names_are_known_in_any_case_and_only_as_whole_words() -> None:

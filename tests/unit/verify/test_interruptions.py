@@ -1,4 +1,4 @@
-"""Interruptions of a certified run: the same for the same seed, in order, early enough to be acted on."""
+"""Interruptions of a run of `verify resume`: the same for the same seed, in order, early enough to be acted on."""
 
 from __future__ import annotations
 

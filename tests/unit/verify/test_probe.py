@@ -1,4 +1,4 @@
-"""The probe of a certified run: a line a step that names every tensor, and the interruption at its step."""
+"""The probe of a run of `verify resume`: a line a step that names every tensor, and the interruption at its step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in read_lines(RunPaths(folder).trace(0)) if line["kind"] == kind]
 
 
-def test_a_run_that_nobody_certifies_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_nobody_verifies_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PROBE_VARIABLE, raising=False)
     assert type(_run(tmp_path / "run")) is RunContext
 

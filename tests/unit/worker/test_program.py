@@ -249,11 +249,11 @@ def test_a_program_of_a_node_is_told_what_torchrun_asks_for(
 
 def test_steps_after_a_stop_that_the_program_does_not_hear_are_known(tmp_path: Path, paths: RunPaths) -> None:
     """TensorFlow catches SIGTERM, and trains and saves until it is killed: the next attempt goes on from there."""
-    for folder in (paths.logs, paths.told):
+    for folder in (paths.logs, paths.logged):
         folder.mkdir(parents=True)
     env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
     rank = program._Rank(_config("x", tmp_path), paths, env, StopFlag(), 0, Spans())
-    told = paths.told_metrics(0)
+    told = paths.logged_metrics(0)
     script = f"""trap 'echo "{{\\"step\\": 2, \\"loss\\": 0.5}}" >> {told}' TERM; echo '{{"step": 1}}' >> {told}
     while true; do sleep 0.05; done"""
     rank._program = Program(["sh", "-c", script], dict(os.environ), str(tmp_path))
@@ -269,22 +269,22 @@ def test_metrics_that_a_killed_worker_did_not_read_are_taken_in_by_the_next_atte
     tmp_path: Path, paths: RunPaths
 ) -> None:
     """The program had saved step 3 and told it; the next attempt goes on with step 4. Step 3 was lost for good."""
-    for folder in (paths.logs, paths.told):
+    for folder in (paths.logs, paths.logged):
         folder.mkdir(parents=True)
     env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
     first, second = (
         program._Rank(_config("x", tmp_path), paths, env, StopFlag(), number, Spans()) for number in (0, 1)
     )
     tell = [f'{{"step": {step}, "loss": {step}}}\n' for step in range(7)]
-    paths.told_metrics(0).write_text("".join([*tell[1:3]]))
+    paths.logged_metrics(0).write_text("".join([*tell[1:3]]))
     assert first._story is not None
     first._story.look()
-    with paths.told_metrics(0).open("a") as told:
+    with paths.logged_metrics(0).open("a") as told:
         told.write("".join([tell[3], tell[6], tell[5]]))  # nobody looks any more; it went back from 6 to 5
     assert second._story is not None
     second._story.catch_up()
     assert [record["step"] for record in read_metrics(paths.metrics)] == [1, 2, 3, 5]
-    paths.told_metrics(1).write_text(tell[4])
+    paths.logged_metrics(1).write_text(tell[4])
     second._story.look()
     assert [record["step"] for record in read_metrics(paths.metrics)] == [1, 2, 3, 4]
 
@@ -299,6 +299,20 @@ def _attempts(*ends: tuple[int | None, str | None]) -> list[Attempt]:
     ]  # fmt: skip
     now = Attempt(attempt=len(ends), job_id="7_0", restart_count=len(ends), node="n", pid=1, start_time=99.0)
     return [*made, now]
+
+
+def test_an_attempt_that_was_killed_before_its_program_started_hides_nothing_from_the_next_one(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    """Attempt 1 was made and killed at once: attempt 2 looked only at that one's lines, and there were none."""
+    for folder in (paths.logs, paths.logged):
+        folder.mkdir(parents=True)
+    env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    paths.logged_metrics(0).write_text('{"step": 10, "loss": 1}\n{"step": 20, "loss": 2}\n')
+    third = program._Rank(_config("x", tmp_path), paths, env, StopFlag(), 3, Spans())
+    assert third._story is not None
+    third._story.catch_up()
+    assert [record["step"] for record in read_metrics(paths.metrics)] == [10, 20]
 
 
 @pytest.mark.parametrize(

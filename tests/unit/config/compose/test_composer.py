@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hpc_trainer.config.compose import wrong_overrides
 from hpc_trainer.config.compose.completion import conf_dir
 from hpc_trainer.config.compose.composer import Composer
-from hpc_trainer.config.compose.overrides import default_overrides, override_value
+from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.store import DECLARED
@@ -109,7 +109,14 @@ MISTAKES = [
     (["train.resume=true"], ["A run resumes from its newest checkpoint by itself: repeat the same command."]),
     (
         ["cluster=my_site"],
-        ["Valid: local, slurm, testbed. For one of your own, name a folder with cluster/my_site.yaml by --config-dir."],
+        [
+            "Valid: local, slurm, testbed; in folders: cscs/, ",
+            ". For one of your own, name a folder with cluster/my_site.yaml by --config-dir.",
+        ],
+    ),
+    (
+        ["hardware=nersc/perlmuter_x4"],
+        ["hardware=nersc/perlmuter_x4: no such choice. Did you mean nersc/perlmutter_x4? Valid: cpu_x1, ", "olcf/"],
     ),
     (
         ["optim.lrr=1"],
@@ -205,20 +212,6 @@ def test_override_value_keeps_awkward_texts(composer: Composer, text: str) -> No
 
 def _text(value: Any) -> str:
     return value.text if hasattr(value, "text") else value
-
-
-# --- what stands before the command line ---
-
-
-@pytest.mark.usefixtures("fake_slurm")
-def test_slurm_is_the_cluster_where_sbatch_is() -> None:
-    assert list(default_overrides([])) == ["cluster=slurm"]
-    assert list(default_overrides(["cluster=testbed"])) == []
-
-
-@pytest.mark.usefixtures("no_slurm")
-def test_this_machine_is_the_cluster_where_sbatch_is_not() -> None:
-    assert list(default_overrides(["optim.lr=1"])) == ["cluster=local"]
 
 
 def test_keys_that_are_named_for_the_words_of_others_are_there() -> None:

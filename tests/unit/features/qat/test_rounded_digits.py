@@ -1,4 +1,4 @@
-"""What 4 bits cost on real pictures, with training that knows of them and without (docs/decisions/0044)."""
+"""What 4 bits cost on real pictures, with training that knows of them and without (docs/benchmarks/compress.md)."""
 
 from __future__ import annotations
 

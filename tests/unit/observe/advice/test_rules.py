@@ -389,7 +389,9 @@ def test_what_the_cluster_refuses_is_not_proposed() -> None:
 def test_commands_have_no_quotes_that_nobody_needs() -> None:
     tuned = AdvisedRun(
         run_id="r1", state=RunState.COMPLETED,
-        words=("params.name='a_b'", "params.one='1'", "train.command='python t.py {params.lr}'", "data.path='a b'"),
+        command_line=(
+            "params.name='a_b'", "params.one='1'", "train.command='python t.py {params.lr}'", "data.path='a b'",
+        ),
         advice=advice_of(facts_of((*SMALL, "hardware.cpus_per_task=4"), pace=waiting(0.5))),
     )  # fmt: skip
     assert next_command(tuned, "s") == (

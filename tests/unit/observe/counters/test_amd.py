@@ -93,7 +93,7 @@ def test_all_figures(smi: _Smi) -> None:
         energy_j=pytest.approx(15.3), sm_clock_mhz=2_100, mem_clock_mhz=1_300, throttle=("power_cap", "hw_thermal"),
         ecc_corrected=3, ecc_uncorrected=0,
     )  # fmt: skip
-    assert not notes.told
+    assert not notes.subjects
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_it_refuses_is_none_and_told_once(smi: _Smi) -> None:
     found.read(0.0)
     (device,) = found.read(10.0)
     assert (device.throttle, device.energy_j, device.temperature_c) == (None, 6_500.0, 71)
-    assert len(notes.told) == 1
+    assert len(notes.subjects) == 1
 
 
 def test_a_library_without_its_driver(smi: _Smi) -> None:
@@ -133,4 +133,4 @@ def test_a_library_without_its_driver(smi: _Smi) -> None:
     smi.amdsmi_init = refuse
     notes = Notes()
     assert AmdDevices.find(notes, names=[], index=0, environ={}) is None
-    assert notes.told == {"driver"}
+    assert notes.subjects == {"driver"}

@@ -122,7 +122,7 @@ def test_rapl_counts_packages_and_memory_and_begins_anew(tmp_path: Path) -> None
     (memory / "energy_uj").write_text("10000010")
     assert energy.read(110.0) == pytest.approx(60.0)
     assert energy.read(110.0) == pytest.approx(60.0), "nothing was used since"
-    assert not notes.told
+    assert not notes.subjects
 
 
 def test_rapl_for_root_only_is_told_once_and_the_meter_is_taken(tmp_path: Path) -> None:
@@ -138,13 +138,13 @@ def test_rapl_for_root_only_is_told_once_and_the_meter_is_taken(tmp_path: Path) 
     assert energy.read(0.0) == 0.0
     (meter / "power1_average").write_text("500000000\n")
     assert energy.read(10.0) == 4000.0
-    assert notes.told == {"energy"}
+    assert notes.subjects == {"energy"}
 
 
 def test_a_node_without_meters_is_silent(tmp_path: Path) -> None:
     notes = Notes()
     assert HostEnergy(notes, tmp_path).read(1.0) is None
-    assert not notes.told
+    assert not notes.subjects
 
 
 def test_a_clock_that_goes_back_adds_no_energy() -> None:

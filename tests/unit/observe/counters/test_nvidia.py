@@ -56,7 +56,7 @@ def test_all_figures_of_a_device() -> None:
         sm_clock_mhz=1755, mem_clock_mhz=2619, throttle=("power_cap", "sw_thermal"), ecc_corrected=4, ecc_uncorrected=1,
         xid=(), nvlink_bytes=2_000 * 1024, pcie_bytes=2_000,
     )  # fmt: skip
-    assert not notes.told
+    assert not notes.subjects
 
 
 def test_xid_come_once_each() -> None:
@@ -113,7 +113,7 @@ def test_a_program_that_drives_all_has_all() -> None:
 def test_numbers_of_unlike_devices_are_known_only_by_the_order_of_the_bus() -> None:
     notes, mixed = Notes(), _three(name="NVIDIA A30")
     assert _found(mixed, notes, index=0) == []
-    assert notes.told == {"order", "driver"}
+    assert notes.subjects == {"order", "driver"}
     assert _found(mixed, index=1, environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == [B]
     assert _found(mixed, index=0, environ={"CUDA_VISIBLE_DEVICES": B}) == [B]
 
@@ -221,7 +221,7 @@ def test_a_counter_that_begins_anew_loses_nothing() -> None:
 def test_a_driver_that_does_not_fit_is_one_note() -> None:
     notes = Notes()
     assert _found(Library(Card(A), init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), notes) == []
-    assert notes.told == {"driver"}
+    assert notes.subjects == {"driver"}
 
 
 def test_the_real_library_without_a_driver(caplog: pytest.LogCaptureFixture) -> None:

@@ -56,7 +56,7 @@ def _why(**changes: Any) -> Why:
 
 def _chart(title: str, unit: str, points: list[tuple[float, float]]) -> Chart:
     line = Line(name=title, points=points, colour=0)
-    return Chart(run_id=title, title=title, unit=unit, words=str, lines=[line], more=0)
+    return Chart(run_id=title, title=title, unit=unit, format_value=str, lines=[line], more=0)
 
 
 def _parts(flights: Mapping[int, Flight], chart: Chart) -> list[PagePart]:

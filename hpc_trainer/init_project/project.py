@@ -1,0 +1,170 @@
+"""Files of a new project: those of template/, filled in, and a hardware profile of this cluster or machine."""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.user_files import naming
+from hpc_trainer.errors import ConfigError, SlurmError
+from hpc_trainer.runtime.machine import cpu, devices
+from hpc_trainer.slurm.commands import has_slurm
+from hpc_trainer.slurm.limits import Limits, NodeGroup, read_limits
+
+_TEMPLATE = Path(__file__).with_name("template")
+# A file's name in the project: {package} and {name} are filled in. Names in template/ have no leading dot and no .py:
+# git would obey an ignore file there, and linters and imports would take the modules for ours.
+_PLACES = {
+    "README.md": "README.md",
+    "ci.yml": ".github/workflows/test.yml",
+    "data.py.txt": "{package}/data.py",
+    "experiment.yaml": "conf/experiment/{name}.yaml",
+    "gitignore": ".gitignore",
+    "hpc_trainer.yaml": "hpc_trainer.yaml",
+    "init.py.txt": "{package}/__init__.py",
+    "loop.py.txt": "{package}/loop.py",
+    "model.py.txt": "{package}/model.py",
+    "own_loop.yaml": "conf/experiment/{name}_own_loop.yaml",
+    "pyproject.toml": "pyproject.toml",
+    "submit.sh": "jobs/submit.sh",
+    "task.py.txt": "{package}/task.py",
+    "test_resume.py.txt": "tests/test_resume.py",
+}
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_MOST_MINUTES = 24 * 60
+_TAKEN = frozenset({"hpc_trainer", "torch", "conf", "tests", "jobs", "runs", "hydra", "digits", "custom", "test"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewProject:
+    """A project that was written."""
+
+    folder: Path
+    name: str
+    package: str
+    files: tuple[str, ...]
+    hardware: str
+    """Where the figures of conf/hardware/here.yaml come from."""
+
+
+def check_name(name: str) -> str:
+    """Return the name of the package for a project's name.
+
+    Raises:
+        ConfigError: the name cannot be that of an experiment and a package.
+    """
+    package = name.replace("-", "_").lower()
+    if not _NAME.fullmatch(name) or keyword.iskeyword(package) or package in _TAKEN:
+        better = re.sub(r"[^A-Za-z0-9_-]", "_", name).strip("_-")[:34] or "project"
+        better = better if _NAME.fullmatch(better) and better.lower() not in _TAKEN else f"my_{better}"
+        raise ConfigError(
+            f"{name!r} cannot be the name of a project: it becomes a package, so it begins with a letter, has letters, "
+            f"digits, _ and -, at most 40, and is no word of Python or hpc_trainer. Use {better}."
+        )
+    return package
+
+
+def write_project(folder: Path, name: str, more: Mapping[str, str] | None = None) -> NewProject:
+    """Write a project into a folder, which may exist; nothing is written if one of its files is there.
+
+    Args:
+        folder: the project's folder.
+        name: the project's name.
+        more: further files by their place in the project.
+
+    Raises:
+        ConfigError: the name is not valid, or a file is there already.
+    """
+    package = check_name(name)
+    values, hardware = hardware_here()
+    texts = {
+        place.format(package=package, name=package): _filled(_TEMPLATE / source, name, package)
+        for source, place in _PLACES.items()
+    }
+    texts["conf/hardware/here.yaml"] = as_yaml(values, f"{hardware}. Check the figures; hpc-trainer plan does, too.")
+    texts |= more or {}
+    present = sorted(place for place in texts if os.path.lexists(folder / place))
+    if present:
+        few = ", ".join(present[:4]) + (" .." if len(present) > 4 else "")
+        raise ConfigError(f"{folder} has {few} already, and init overwrites nothing. Choose another NAME.")
+    for place, text in texts.items():
+        path = folder / place
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        if place.endswith(".sh"):
+            path.chmod(path.stat().st_mode | 0o100)
+    return NewProject(folder=folder, name=name, package=package, files=tuple(sorted(texts)), hardware=hardware)
+
+
+def _filled(path: Path, name: str, package: str) -> str:
+    text = path.read_text(encoding="utf-8")
+    for word, value in (("PROJECT", name), ("PACKAGE", package), ("EXPERIMENT", package)):
+        text = text.replace(f"{{{{{word}}}}}", value)
+    return text
+
+
+def as_yaml(values: Mapping[str, Any], comment: str) -> str:
+    """Return a file of a configuration group: a comment, then the values in their order."""
+    import yaml
+
+    return f"# {comment}\n{yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110)}"
+
+
+# --- hardware ---
+
+
+def hardware_here() -> tuple[dict[str, Any], str]:
+    """Return the values of a profile for one node, or one GPU of it, and where they come from."""
+    if has_slurm():
+        try:
+            limits = read_limits()
+        except SlurmError:
+            limits = Limits()
+        found = _of_cluster(limits)
+        if found is not None:
+            return found, f"Of cluster {limits.cluster or 'Slurm'} (scontrol, sinfo): its default partition, one GPU"
+    gpus = len(devices())
+    cores = int(cpu()["allowed"] or 1)
+    if gpus:
+        values = {"name": "here", "num_nodes": 1, "gpus_per_node": gpus, "cpus_per_gpu": max(1, cores // gpus)}
+        return values, f"Of this machine: all its {gpus} GPUs"
+    return {"name": "here", "num_nodes": 1, "tasks_per_node": 1, "cpus_per_task": cores}, "Of this machine: no GPU"
+
+
+def _of_cluster(limits: Limits) -> dict[str, Any] | None:
+    """Return one GPU's share of the commonest node with GPUs, else one core's; None if no node is known."""
+    default = limits.partition_of(None)
+    nodes = [node for node in limits.nodes if default is None or node.partition == default.name]
+    with_gpus = [node for node in nodes if node.gpus] or [node for node in limits.nodes if node.gpus] or nodes
+    if not with_gpus:
+        return None
+    node = max(with_gpus, key=lambda group: (group.num_nodes, group.partition))
+    partition = limits.partitions.get(node.partition)
+    longest = partition.max_time_min if partition is not None else None
+    return {
+        "name": "here",
+        "num_nodes": 1,
+        **_share(node),
+        "partition": node.partition,
+        "time_limit_min": min(_MOST_MINUTES, longest or _MOST_MINUTES),
+    }
+
+
+def _share(node: NodeGroup) -> dict[str, Any]:
+    if not node.gpus:
+        return {"tasks_per_node": 1, "cpus_per_task": min(4, node.cpus)}
+    kind, count = max(node.gpus.items(), key=lambda item: item[1])
+    memory = int(node.memory_mb * 0.9 / 1024 / count)  # a part of a node's memory is the system's
+    return {
+        "gpus_per_node": 1,
+        **({} if kind == "gpu" else {"gpu_type": kind}),
+        "cpus_per_gpu": max(1, node.cpus // count),
+        **({"mem_gb_per_gpu": memory} if memory > 0 and node.memory_mb > 1 else {}),
+    }

@@ -1,0 +1,237 @@
+"""Five steps that lead an existing training script to `main(config, run)`, each with the lines of the script.
+
+The script is parsed, and never run or imported. What is found is a hint: names are guessed from how they are used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_trainer.init_project.source import Source, last_name
+
+_MOST_LINES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One place in the script, and what becomes of it."""
+
+    line: int
+    text: str
+    """The line's code, shortened."""
+    change: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One of the five steps."""
+
+    title: str
+    places: tuple[Place, ...]
+    advice: str
+    """What to write, also if no place was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is known of a script."""
+
+    path: Path
+    steps: tuple[Step, ...]
+    as_it_is: str
+    """The command that runs the script without a change, once."""
+
+
+_RANKS = {
+    "local_rank", "rank", "world_size", "gpus", "gpu", "num_gpus", "nodes", "num_nodes", "dist_url", "dist_backend",
+    "master_addr", "master_port", "ngpus", "nproc_per_node", "device", "distributed",
+}  # fmt: skip
+_KNOWN = {"epochs": "train.num_steps", "steps": "train.num_steps", "max_steps": "train.num_steps", "seed": "seed"}
+_FILES = {"resume", "checkpoint", "ckpt", "output_dir", "out", "save_dir", "log_dir"}
+_CLASSES = re.compile(r"(SGD|Adam\w*|RMSprop|Adagrad|LBFGS|Lion|Muon)$")
+_LOADERS = ("DataLoader", "DistributedSampler")
+
+
+def read_training(path: Path) -> Reading:
+    """Read a training script.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not Python.
+    """
+    source = Source(path)
+    names = _saved_names(source)
+    steps = (_arguments(source), _ranks(source), _start(source, names), _loop(source, names), _end(source))
+    return Reading(path=path, steps=steps, as_it_is=_as_it_is(source))
+
+
+def _as_it_is(source: Source) -> str:
+    name = source.path.name
+    decorators = {
+        last_name(each.func if isinstance(each, ast.Call) else each)
+        for node in source.nodes
+        if isinstance(node, ast.FunctionDef)
+        for each in node.decorator_list
+    }
+    if "main" in decorators and any(_imports(node, "hydra") for node in source.nodes):
+        return f"hpc-trainer submit hardware=cpu_x1 --app {name}"
+    usual = [name for name in source.arguments if name and name not in _RANKS | _FILES]
+    axis = next((name for name in usual if name in ("lr", "learning_rate")), usual[0] if usual else None)
+    if axis is None:
+        return f"hpc-trainer submit --command 'python {name}'"
+    default = source.arguments[axis][0]
+    value = default if isinstance(default, (int, float, str)) and not isinstance(default, bool) else 1
+    flag = axis if f"--{axis}" in source.path.read_text(encoding="utf-8") else axis.replace("_", "-")
+    return f"hpc-trainer submit --command 'python {name} --{flag} {{params.{axis}}}' params.{axis}={value}"
+
+
+def _imports(node: ast.AST, package: str) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] == package for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package
+
+
+def _place(node: ast.AST, change: str) -> Place:
+    text = ast.unparse(node).splitlines()[0]
+    return Place(line=node.lineno, text=text if len(text) <= 70 else f"{text[:67]}..", change=change)  # type: ignore[attr-defined]
+
+
+def _few(places: Iterable[Place]) -> tuple[Place, ...]:
+    unique = {place.line: place for place in sorted(places, key=lambda place: place.line, reverse=True)}
+    return tuple(sorted(unique.values(), key=lambda place: place.line))[:_MOST_LINES]
+
+
+def _arguments(source: Source) -> Step:
+    def change(name: str) -> str:
+        if name in _RANKS:
+            return "goes: hardware= decides"
+        if name in _FILES:
+            return "goes: run.restore finds the newest checkpoint, run.save has a place"
+        if name in _KNOWN:
+            return f"config.{_KNOWN[name]}"
+        return f'config.params["{name}"]'
+
+    places = [
+        Place(line=line, text=f"--{name}", change=change(name)) for name, (_, line) in source.arguments.items() if name
+    ]
+    places += [_place(call, "goes") for call in source.calls("parse_args", "parse_known_args")]
+    places = sorted(places, key=lambda place: place.line)
+    return Step(
+        title="Arguments become keys of the configuration",
+        places=tuple(places) if len(places) <= 3 * _MOST_LINES else tuple(places[: 3 * _MOST_LINES]),
+        advice="put the script's code into def main(config, run); params.lr=0.1 on the command line is "
+        'config.params["lr"] there, and with commas an axis of a grid',
+    )
+
+
+def _ranks(source: Source) -> Step:
+    group = "goes: the group stands when main begins"
+    found = [
+        *(_place(call, group) for call in source.calls("init_process_group", "destroy_process_group")),
+        *(_place(call, "goes: hpc-trainer starts each rank") for call in source.calls("spawn", "start_processes")),
+        *(_place(call, "goes: run.device") for call in source.calls("set_device")),
+        *(_place(call, ".to(run.device)") for call in source.calls("cuda") if isinstance(call.func, ast.Attribute)),
+    ]
+    for node in source.nodes:
+        is_read = isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ"
+        name = ast.unparse(node.slice).strip("'\"") if isinstance(node, ast.Subscript) and is_read else ""
+        if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") or name.startswith("SLURM_"):
+            found.append(_place(node, "run.rank, run.world_size, run.is_rank_zero"))
+    return Step(
+        title="Ranks, process group and device are there already",
+        places=_few(found),
+        advice="use run.device, run.rank and run.world_size; how many ranks there are is a word: hardware=gpu_x8",
+    )
+
+
+def _saved_names(source: Source) -> list[str]:
+    """Return the names of what a checkpoint must hold: objects whose state_dict is taken, and optimizers."""
+    names: dict[str, None] = {}
+    for call in source.calls("state_dict", "load_state_dict"):
+        if isinstance(call.func, ast.Attribute):
+            owner = ast.unparse(call.func.value).removesuffix(".module")
+            if re.fullmatch(r"[A-Za-z_]\w*", owner):
+                names[owner] = None
+    for node in source.nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
+            kind = last_name(node.value.func)
+            if _CLASSES.search(kind) or kind.endswith(("LR", "Scheduler", "GradScaler")):
+                names[node.targets[0].id] = None
+    if "model" not in names and any(
+        isinstance(node, ast.Name) and node.id == "model" and isinstance(node.ctx, ast.Store) for node in source.nodes
+    ):
+        names = {"model": None, **names}
+    return [*names]
+
+
+def _given(names: list[str]) -> str:
+    return ", ".join(f"{name}={name}" for name in names or ["model", "optimizer"])
+
+
+def _start(source: Source, names: list[str]) -> Step:
+    found = [
+        *(_place(call, "goes: run.restore") for call in source.calls("load") if "torch" in ast.unparse(call.func)),
+        *(_place(call, "goes: run.restore fills it") for call in source.calls("load_state_dict")),
+        *(_place(call, "goes: every rank is seeded from config.seed") for call in source.calls("manual_seed")),
+    ]
+    return Step(
+        title="Build everything, then restore once",
+        places=_few(found),
+        advice=f"before the loop: step = run.restore({_given(names)}).step   # 0 on a fresh start",
+    )
+
+
+def _training_loop(source: Source) -> ast.For | ast.While | None:
+    """Return the innermost loop that holds a call of backward(); None if there is none."""
+    loops = [node for node in source.nodes if isinstance(node, (ast.For, ast.While))]
+    with_backward = [
+        loop
+        for loop in loops
+        if any(isinstance(node, ast.Call) and last_name(node.func) == "backward" for node in ast.walk(loop))
+    ]
+    return max(with_backward, key=lambda loop: loop.lineno, default=None)
+
+
+def _loop(source: Source, names: list[str]) -> Step:
+    loop = _training_loop(source)
+    found = [_place(loop, "goes on at `step`: while step < run.num_steps")] if loop is not None else []
+    found += [_place(call, "goes: run.save") for call in source.calls("save") if "torch" in ast.unparse(call.func)]
+    for call in source.calls(*_LOADERS):
+        shuffles = any(
+            word.arg == "shuffle" and getattr(word.value, "value", None) is not False for word in call.keywords
+        )
+        if shuffles or last_name(call.func) == "DistributedSampler":
+            found.append(_place(call, "the order must follow from `step`, or it begins anew after a resume"))
+    found += [_place(call, "goes: signals become run.should_stop") for call in source.calls("signal")]
+    return Step(
+        title="Ask after each step whether to stop or to save",
+        places=_few(found),
+        advice="after optimizer.step(): step += 1; stop = run.should_stop(step); "
+        f"if stop or run.should_save(step): run.save(step, {_given(names)}); if stop: return",
+    )
+
+
+def _end(source: Source) -> Step:
+    found = [
+        *(_place(call, "run.log(step, {..}), at most some times a second") for call in source.calls("add_scalar")),
+        *(
+            _place(call, "run.log(step, {..}); tracker=wandb, tracker=mlflow or tracker=tensorboard")
+            for call in source.calls("log", "log_metric", "log_metrics", "init")
+            if re.match(r"(wandb|mlflow)\.", ast.unparse(call.func))
+        ),
+    ]
+    found += [_place(node, "goes: hpc-trainer calls main(config, run)") for node in _main_guards(source)]
+    return Step(
+        title="Log by run.log, and end by run.finish",
+        places=_few(found),
+        advice='after the loop: run.finish({"eval_accuracy": accuracy}); a main that ends otherwise is FAILED',
+    )
+
+
+def _main_guards(source: Source) -> Iterator[ast.If]:
+    for node in source.nodes:
+        if isinstance(node, ast.If) and ast.unparse(node.test).replace('"', "'") == "__name__ == '__main__'":
+            yield node

@@ -1,0 +1,140 @@
+"""Values in a Python file, read from its syntax tree: constants, names, defaults of argparse. Nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.user_files import read_given
+from hpc_trainer.errors import ConfigError
+
+_LARGEST = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Value that is known only when the script runs; its text in the script."""
+
+    text: str
+
+
+class Source:
+    """A parsed Python file.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not Python.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            text = read_given(path, _LARGEST).decode("utf-8")
+            self.tree = ast.parse(text, filename=str(path))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}. Name a Python file.") from error
+        except (SyntaxError, ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            raise ConfigError(f"{path} is not Python{f' (line {line})' if line else ''}: {error}") from error
+        self.path = path
+        self.nodes = [*ast.walk(self.tree)]
+        self.arguments = dict(self._arguments())
+        """Argument of the command line -> (default, line)."""
+        self._tests = {
+            id(inner): node.test
+            for node in self.nodes
+            if isinstance(node, ast.If)
+            for statement in node.body
+            for inner in ast.walk(statement)
+        }
+        self._assigned: dict[str, list[ast.expr]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                self._assigned.setdefault(ast.unparse(node.targets[0]), []).append(node.value)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self._assigned.setdefault(ast.unparse(node.target), []).append(node.value)
+
+    def calls(self, *names: str) -> Iterator[ast.Call]:
+        """Yield the calls of functions or methods whose last name is one of `names`, in the order of their lines."""
+        found = [node for node in self.nodes if isinstance(node, ast.Call) and last_name(node.func) in names]
+        yield from sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+    def condition(self, node: ast.stmt) -> str:
+        """Return the condition of the innermost `if` around a statement; empty if there is none."""
+        test = self._tests.get(id(node))
+        return "" if test is None or "__name__" in ast.unparse(test) else ast.unparse(test)
+
+    def value(self, node: ast.expr) -> Any:
+        """Return the value of an expression, with names of constants and defaults of arguments filled in.
+
+        Returns:
+            The value, or `Computed` if it is not known without running the script.
+        """
+        try:
+            return self._value(node, frozenset())
+        except (_NotKnownError, TypeError, ValueError, ArithmeticError, KeyError):
+            return Computed(ast.unparse(node))
+
+    def _value(self, node: ast.expr, names: frozenset[str]) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return [self._value(each, names) for each in node.elts]
+        if isinstance(node, ast.Dict):
+            return {
+                self._value(key, names): self.value(value)
+                for key, value in zip(node.keys, node.values, strict=True)
+                if key is not None
+            }
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:
+            return {word.arg: self.value(word.value) for word in node.keywords if word.arg}
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -self._value(node.operand, names)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            left, right = self._value(node.left, names), self._value(node.right, names)
+            if all(isinstance(part, (int, float)) for part in (left, right)):
+                return _OPERATORS[type(node.op)](left, right)
+            raise _NotKnownError
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
+            return "".join(str(self._value(part, names)) for part in parts)
+        return self._named(node, names)
+
+    def _named(self, node: ast.expr, names: frozenset[str]) -> Any:
+        name = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in self.arguments:
+            default = self.arguments[node.attr][0]
+            if default is not None and not isinstance(default, Computed):
+                return default
+        values = self._assigned.get(name, [])
+        if len(values) != 1 or name in names:
+            raise _NotKnownError
+        return self._value(values[0], names | {name})
+
+    def _arguments(self) -> Iterator[tuple[str, tuple[Any, int]]]:
+        for call in self.calls("add_argument"):
+            flags = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+            long = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
+            words = {word.arg: word.value for word in call.keywords}
+            default = words.get("default")
+            known = ast.literal_eval(default) if isinstance(default, ast.Constant) else None
+            if default is not None and not isinstance(default, ast.Constant):
+                known = Computed(ast.unparse(default))
+            yield long.lstrip("-").replace("-", "_"), (known, call.lineno)
+
+
+class _NotKnownError(Exception):
+    pass
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}  # fmt: skip
+
+
+def last_name(node: ast.expr) -> str:
+    """Return the last name of an expression, as `init_process_group` of `torch.distributed.init_process_group`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,38 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --array=0-1%2
+#SBATCH --comment=0123456789abcdef0123456789abcdef
+#SBATCH --cpus-per-task=7
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=golden-01234567
+#SBATCH --network=disable_rdzv_get
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/golden/slurm/%A_%a.out
+#SBATCH --partition=batch
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=120
+
+# setup
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+export HPC_TRAINER_JOB_START=$(date +%s)
+hpc_trainer_ends() { [ -z "$hpc_trainer_line" ] || echo "hpc_trainer: the job ends at cluster.setup line $((hpc_trainer_at - hpc_trainer_line)): exit status ${hpc_trainer_code:-$1}" >&2; }
+hpc_trainer_fails() { [ -z "$hpc_trainer_line" ] || [ "$2" -gt "$hpc_trainer_depth" ] || { hpc_trainer_code=$1; exit $(($1 > 128 ? $1 : 1)); }; }
+trap 'hpc_trainer_ends $?' EXIT
+trap 'hpc_trainer_fails $? ${#BASH_SOURCE[@]}' ERR
+hpc_trainer_line=$LINENO hpc_trainer_depth=${#BASH_SOURCE[@]}; trap '[ $LINENO -le $hpc_trainer_line ] || hpc_trainer_at=$LINENO' DEBUG
+module load PrgEnv-gnu/8.7.0 rocm/7.1.1 rccl-net-plugin craype-accel-amd-gfx90a
+trap - DEBUG; hpc_trainer_line=
+set +e
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 --gpu-bind=closest -- python3 -u -c 'import os, sys; sys.version_info < (3, 11) or sys.flags.safe_path or not sys.executable or os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]]); path = sys.path[:]; sys.path.append(""); sys.path.sort(key=lambda p: not p or os.path.isdir(p) and (os.path.samefile(p, ".") or os.stat(p).st_mode & 18 > 0 and "-packages" not in p and not p.startswith(sys.base_prefix))); from hpc_trainer.launch.frozen_code.frozen_worker import start; start(path)' hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
+code=$?
+request=/shared/runs/golden/slurm/requeue-"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}-${SLURM_RESTART_COUNT:-0}"
+if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; [ -e "$run/CANCEL" ] || scontrol requeue Incomplete "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"; fi
+exit $code
+

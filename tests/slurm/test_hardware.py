@@ -1,0 +1,88 @@
+"""The cluster at hand, described and checked: what `hardware discover` writes plans, and runs to its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.driver import Driver
+from tests.slurm.testbed.cluster import SlurmCluster
+from tests.slurm.testbed.spec import ACCOUNT
+
+TINY = ("experiment=digits", "train.num_steps=40", "train.eval_every_steps=0", "hardware.device=cpu")  # pretend GPUs
+
+
+@pytest.mark.parametrize(
+    "variant", ["", *(pytest.param(name, marks=pytest.mark.long) for name in ("noaccounting", "smallarray", "cancel"))]
+)
+def test_what_was_discovered_plans_and_runs(
+    variant: str, slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path
+) -> None:
+    driver = Driver(slurm_variant(variant), tmp_path)
+    name = driver.slurm.spec.cluster_name
+    found = driver.json("hardware", "discover", "--partition", "main", "--partition", "preempt")
+    assert [file["name"] for file in found["files"]] == [
+        name, f"{name}/main_a100_x1", f"{name}/main_a100_x4", f"{name}/preempt_a100_x1", f"{name}/preempt_a100_x4",
+    ]  # fmt: skip
+    cluster, one, whole, preempted, _ = found["files"]
+    facts = " ".join(cluster["comments"])
+    assert ("elements" in facts, f"may have {21 if variant == 'smallarray' else 1001} elements" in facts) == (
+        True,
+        True,
+    )
+    mode = "CANCEL" if variant == "cancel" else "REQUEUE"
+    assert f"Jobs here may be preempted: {mode} after 20 s." in preempted["comments"]
+    assert (one["values"]["cpus_per_gpu"], one["values"]["mem_gb_per_gpu"]) == (2, 1.95)
+    accounts = [row["account"] for row in found["accounts"]]
+    assert (ACCOUNT in accounts) == (variant != "noaccounting")
+    assert not any(ACCOUNT in path.read_text() for path in (tmp_path / "site").rglob("*.yaml"))
+
+    words = ["--config-dir", "site", *TINY, "sweep_name=discovered"]
+    for file in (one, whole):
+        check = driver.json("hardware", "check", file["name"], "--config-dir", "site")
+        assert {line["verdict"] for line in check["lines"]} == {"ok"}
+        plan = driver.json("plan", *words, f"hardware={file['name']}")
+        assert plan["problems"] == []
+    assert driver.json("submit", *words, f"hardware={one['name']}")["submitted"] == 1
+    (run,) = driver.wait_for_states("discovered", "COMPLETED", "FAILED").values()
+    assert run["state"] == "COMPLETED", driver.all_logs()
+
+    driver.slurm.run("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    again = driver.json("hardware", "discover", "--partition", "main", "--partition", "preempt")
+    assert {file["action"] for file in again["files"]} == {"same"}, "a drained node changes no figure"
+
+
+@pytest.mark.long
+def test_a_job_measures_two_nodes_with_two_ranks_each(slurm: SlurmCluster, tmp_path: Path) -> None:
+    driver = Driver(slurm, tmp_path)
+    done = driver.run("hardware", "check", "testbed_x4", "cluster=testbed", "--run", "--no-internet", "--json",
+                      timeout_s=400)  # fmt: skip
+    told: dict[str, Any] = json.loads(done.stdout)
+    measured = told["measured"]
+    assert [(rank["rank"], rank["node"], rank["is_whole"]) for rank in measured["ranks"]] == [
+        (0, "n1", True), (1, "n1", True), (2, "n2", True), (3, "n2", True),
+    ]  # fmt: skip
+    reduce = measured["all_reduce"]
+    assert {scope: found["ranks"] for scope, found in reduce.items()} == {"node": 2, "across": 2, "all": 4}
+    assert all(found["latency_s"] > 0 and found["bus_bytes_per_s"] > 0 for found in reduce.values())
+    assert measured["write_bytes_per_s"]["slowest_node"] > 0
+    assert all(abs(offset) < 2 for offset in measured["clock_offset_s"].values()), "all nodes are this machine"
+    assert measured["has_internet"] is None
+    assert {line["key"]: line["verdict"] for line in told["measured_lines"]}["ranks"] == "ok"
+    kept = list((tmp_path / "state").rglob("testbed_x4.json"))
+    assert json.loads(kept[0].read_text()) == measured
+
+
+@pytest.mark.long
+def test_a_job_that_cannot_start_is_cancelled_at_the_end_of_the_wait(slurm: SlurmCluster, tmp_path: Path) -> None:
+    driver = Driver(slurm, tmp_path)
+    for node in ("n1", "n2", "n3", "n4"):
+        slurm.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    done = driver.run("hardware", "check", "testbed_x1", "cluster=testbed", "--run", "--timeout", "5", check=False)
+    assert done.returncode == 1
+    assert "has not ended after 5 s, and is PENDING. It was cancelled." in done.stderr
+    assert slurm.run("squeue", "-h").stdout.strip() == ""
