@@ -1,0 +1,33 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --array=0-1%2
+#SBATCH --comment=0123456789abcdef0123456789abcdef
+#SBATCH --constraint=hopper
+#SBATCH --cpus-per-task=24
+#SBATCH --gres=gpu:4
+#SBATCH --job-name=golden-01234567
+#SBATCH --mem-per-gpu=235520M
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/golden/slurm/%A_%a.out
+#SBATCH --partition=short-unkillable
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=180
+
+# setup
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+export HPC_TRAINER_JOB_START=$(date +%s)
+export SLURM_EXPORT_ENV=ALL
+set +e
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 -- python3 -u -c 'import os, sys; sys.version_info < (3, 11) or sys.flags.safe_path or not sys.executable or os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]]); path = sys.path[:]; sys.path.append(""); sys.path.sort(key=lambda p: not p or os.path.isdir(p) and (os.path.samefile(p, ".") or os.stat(p).st_mode & 18 > 0 and "-packages" not in p and not p.startswith(sys.base_prefix))); from hpc_trainer.launch.frozen_code.frozen_worker import start; start(path)' hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
+code=$?
+request=/shared/runs/golden/slurm/requeue-"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}-${SLURM_RESTART_COUNT:-0}"
+if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; [ -e "$run/CANCEL" ] || scontrol requeue Incomplete "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"; fi
+exit $code
+
