@@ -73,7 +73,7 @@ class Script:
             exclude=flags.get("exclude"), account=flags.get("account"), time_limit_min=int(flags["time"]),
             signal_lead_s=int(flags["signal"].removeprefix("USR2@")),
             gpu_request="gres" if "gres" in flags else "gpus_per_node",  # none: a script tells no more than no GPUs
-            ranks_per_task=by_torchrun, whole_node="exclusive" in flags,
+            ranks_per_task=by_torchrun, whole_node="exclusive" in flags and flags.get("mem") == "0",
         )  # fmt: skip
 
 

@@ -18,6 +18,7 @@
 # setup
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export HPC_TRAINER_JOB_START=$(date +%s)
+export SLURM_EXPORT_ENV=ALL
 set +e
 
 # command

@@ -19,6 +19,7 @@
 # setup
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export HPC_TRAINER_JOB_START=$(date +%s)
+export SLURM_EXPORT_ENV=ALL
 hpc_trainer_ends() { [ -z "$hpc_trainer_line" ] || echo "hpc_trainer: the job ends at cluster.setup line $((hpc_trainer_at - hpc_trainer_line)): exit status ${hpc_trainer_code:-$1}" >&2; }
 hpc_trainer_fails() { [ -z "$hpc_trainer_line" ] || [ "$2" -gt "$hpc_trainer_depth" ] || { hpc_trainer_code=$1; exit $(($1 > 128 ? $1 : 1)); }; }
 trap 'hpc_trainer_ends $?' EXIT
