@@ -1,8 +1,9 @@
 """A controller that plays the sites of shipped profiles: their partitions, GPUs, cores, memory, features and limits.
 
 Only slurmctld runs. It takes or refuses a job by its configuration alone, and holds it: no node ever answers. What it
-is told here are facts of the sites, as their documents have them (conf/ names the sources), and not what a profile
-asks.
+is told here are the sites' facts where documents tell them (conf/ names the sources), and not what a profile asks.
+Names of partitions (Perlmutter, the Alliance, MareNostrum), memory (JSC, MareNostrum, Sherlock, Jean Zay) and several
+limits are stand-ins: there an accepted job shows that Slurm takes the options, not that the figures are right.
 """
 
 from __future__ import annotations
