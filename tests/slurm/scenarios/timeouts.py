@@ -14,7 +14,9 @@ def _play(scene: Scene, references: References, minutes: int) -> None:
     # So slow that the limit comes first.
     scene.submit(f"hardware.time_limit_min={minutes}", pace_s=minutes * 60 / 400)
     end = scene.wait_for_end(0, timeout_s=60 * minutes + 30)
-    assert (end["signal"], end["action"]) == ("SIGUSR2", "requeue")
+    assert end["signal"] == "SIGUSR2", scene.story()
+    # The batch script does it if a busy machine keeps the controller from answering the rank in time.
+    assert end["action"] in ("requeue", "requeue by the batch script"), scene.story()
     # Slurm may warn 30 s early, and four ranks start in 25 s on two busy cores: the next start gets more time.
     scene.wait_for_job("PENDING")
     scene.slurm.run("scontrol", "update", f"jobid={scene.run.job_id}", f"timelimit={10 * minutes}")
