@@ -126,5 +126,5 @@ def _print(report: Report) -> None:
                 say(as_typed(f"{'':9}{name}: {text}"))
     say(
         f"{report.count(Status.broken)} broken, {report.count(Status.warning)} to look at, {report.count(Status.ok)} "
-        f"fine; {report.seconds:.1f} s, {report.num_slurm_calls} requests to Slurm."
+        f"fine; {report.seconds:.1f} s, {report.num_slurm_calls} request(s) to Slurm."
     )
