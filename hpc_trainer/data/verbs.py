@@ -253,7 +253,9 @@ def _prepare(
         with ended_by_signals(), _bar(_UNITS[kind], quiet=how.as_json) as tell:
             done = prepare(how.settings, tell)
     if how.as_json:
-        print_json({**dataclasses.asdict(done), "seconds": time.monotonic() - began})
+        document = dataclasses.asdict(done)
+        document["words"] = document.pop("overrides")
+        print_json({**document, "seconds": time.monotonic() - began})
     else:
         _show(done)
 

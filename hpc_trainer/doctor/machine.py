@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
+import importlib.machinery
 import os
 import platform
 import re
@@ -185,7 +185,8 @@ _TAG = re.compile(
 
 def torch_build() -> TorchBuild | None:
     """Read the build of the torch that Python would import; None if it has none."""
-    spec = importlib.util.find_spec("torch")  # finds the file and runs none of it
+    # Finds the file and runs none of it. importlib.util.find_spec would answer of a torch that is imported already.
+    spec = importlib.machinery.PathFinder.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
     values: dict[str, str | None] = {}

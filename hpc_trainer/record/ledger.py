@@ -325,7 +325,14 @@ def newest_timeouts(
     """
     if sum(attempt.cause == TIMEOUT for attempt in attempts) < least:
         return None  # the usual case, in which the files below need not be read
-    chain = newest_chain(attempts, successor_jobs(paths))
+    try:
+        successors = successor_jobs(paths)
+    except (OSError, HpcTrainerError) as error:
+        if faults is None:
+            raise
+        faults.append(str(error))
+        return None
+    chain = newest_chain(attempts, successors)
     ended = [attempt.attempt for attempt in chain if attempt.cause == TIMEOUT][-most:]
     ledger = ledger_of(paths, attempts, num_gpus=0, faults=faults) if len(ended) >= max(1, least) else None
     complete = {} if ledger is None else {item.attempt: item for item in ledger.attempts if not item.unknown_s}

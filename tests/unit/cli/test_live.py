@@ -63,7 +63,7 @@ def _runs(sweep: SweepOnDisk) -> list[RunStatus]:
 
 def _lines(runs: list[RunStatus], gpus: dict[str, GpuNow] | None = None, *, width: int, height: int = 24) -> list[str]:
     lines = table_of(
-        runs, {run_id: gpu.words() for run_id, gpu in (gpus or {}).items()}, width=width, height=height
+        runs, {run_id: gpu.figures() for run_id, gpu in (gpus or {}).items()}, width=width, height=height
     ).plain.split("\n")
     assert max(map(len, lines)) <= width
     assert len(lines) < max(height, 3)

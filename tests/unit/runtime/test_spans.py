@@ -218,4 +218,4 @@ def test_a_span_costs_a_microsecond() -> None:
             pass
 
     number = 20_000
-    assert min(timeit.repeat(enter_and_leave, number=number, repeat=5)) / number < 5e-6
+    assert min(timeit.repeat(enter_and_leave, number=number, repeat=5, timer=time.process_time)) / number < 5e-6

@@ -110,7 +110,7 @@ MISTAKES = [
     (
         ["cluster=my_site"],
         [
-            "Valid: local, slurm, testbed; in folders: cscs/, ",
+            "Valid: local, slurm, testbed; in folders: alliance/, ",
             ". For one of your own, name a folder with cluster/my_site.yaml by --config-dir.",
         ],
     ),

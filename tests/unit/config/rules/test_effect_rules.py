@@ -11,6 +11,7 @@ import pytest
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.cluster import Container, GpuLibraries
 from hpc_trainer.config.schema.key import APART, Declared
 from hpc_trainer.config.schema.task import RegressionConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -26,10 +27,14 @@ SET: dict[str, Any] = {
     "train.early_stop.patience": 2, "train.command": "python -V", "init_from.path": "w.safetensors",
     "prune.method": "unstructured", "qat.to": "int8", "train.lora.rank": 2, "augment.randaugment_ops": 2,
     "augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 0.2, "replay.share": 0.2, "hardware.gpus_per_node": 1,
+    "cluster.environment.conda": "train", "cluster.environment.container": Container.apptainer,
 }  # fmt: skip
 # Another value than the default of keys whose default does not tell of what type they are.
 OTHER: dict[str, Any] = {
     "train.command_dir": "/", "train.command_from": "/", "tracker.project": "a", "tracker.entity": "a", "tracker.uri": "https://a",
+    "cluster.environment.conda_root": "/opt/conda", "cluster.environment.image": "/a.sif",
+    "cluster.environment.view": "default", "cluster.environment.gpus": GpuLibraries.nv,
+    "cluster.environment.binds": ["/data"], "cluster.environment.container_args": ["--cleanenv"],
 }  # fmt: skip
 
 
@@ -94,6 +99,8 @@ def test_a_key_is_taken_with_each_of_those_that_it_goes_with(each: Declared) -> 
         other, _, value = need.partition("=")
         config = make_config()
         _put(config, each.name, OTHER.get(each.name, _other(each.default)))
+        if other == "cluster.environment.container" and value:
+            value = Container[value]  # null by default, which does not tell of the type
         _put(config, other, SET[other] if not value else True if value == "true" else value)
         for further in next((found.key.needs for found in LIMITED if found.name == other), None) or ():
             _put(config, further.partition("=")[0], SET[further])  # what that one goes with in its turn

@@ -44,7 +44,7 @@ def test_the_folder_holds_each_picture_once_resized_with_its_label(tmp_path: Pat
     assert done.num_made == done.num_pieces > 3
     assert told[0] == (0, 30)
     assert told[-1] == (30, 30)
-    assert done.words == ("data=image_shards", f"data.path={tmp_path / 'out'}", "data.image_size=14")
+    assert done.overrides == ("data=image_shards", f"data.path={tmp_path / 'out'}", "data.image_size=14")
     pixels, names = [], []
     for part in ("train", "eval"):
         folder = tmp_path / "out" / part

@@ -62,7 +62,7 @@ def test_files_as_bytes(tmp_path: Path) -> None:
     texts = _texts(tmp_path / "texts")
     done = _prepare(texts, tmp_path / "out")
     assert done.num_pieces > 3
-    assert done.words == ("data=tokens", f"data.path={tmp_path / 'out'}")
+    assert done.overrides == ("data=tokens", f"data.path={tmp_path / 'out'}")
     both = {part: [bytes(each) for each in _documents(tmp_path / "out" / part)] for part in ("train", "eval")}
     assert sorted(both["train"] + both["eval"]) == sorted(path.read_bytes() for path in texts.rglob("*.txt"))
     assert all(both.values())
