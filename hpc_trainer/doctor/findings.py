@@ -23,11 +23,11 @@ class Finding:
     check: str
     status: Status
     what: str
-    """What was found, with the value and the rule."""
+    """Sentence about the machine, with the value and the rule."""
     why: str = ""
-    """Why it matters; empty if all is well."""
+    """Reason why the finding matters; empty if all is well."""
     fix: str = ""
-    """What to type or to ask for; empty if all is well."""
+    """Command to type, or request to the site; empty if all is well."""
 
 
 def ok(check: str, what: str) -> Finding:

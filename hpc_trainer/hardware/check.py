@@ -26,13 +26,13 @@ _GENERIC_CLUSTERS = ("slurm", "local", "testbed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One fact of a profile, compared with the cluster."""
+    """Comparison of one figure of a profile with the cluster."""
 
     key: str
     asked: str
-    """What the profile says."""
+    """Value in the profile."""
     cluster: str
-    """What the cluster has."""
+    """Value on the cluster."""
     verdict: str
     """ok, wrong, or note for what may be meant so."""
     fix: str = ""
@@ -276,7 +276,7 @@ def _differences(hardware: HardwareConfig, limits: Limits, discovered: Sequence[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the ranks of a job measured; `ranks` has the record of each rank that wrote one, in order."""
+    """Measurement by the ranks of a job; `ranks` has the record of each rank that wrote one, in order."""
 
     ranks: tuple[Mapping[str, Any], ...]
     world_size: int

@@ -45,7 +45,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """One file to write: `values` are its keys in order, `comments` the facts that have no key."""
+    """File that `hardware discover` writes: `values` has its keys in order, `comments` the facts without a key."""
 
     group: str
     """hardware or cluster."""

@@ -18,7 +18,7 @@ _MOST_LINES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One place in the script, and what becomes of it."""
+    """Line of the script, and the change that it needs."""
 
     line: int
     text: str
@@ -28,17 +28,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One of the five steps."""
+    """Step of the five that turn a script into a run."""
 
     title: str
     places: tuple[Place, ...]
     advice: str
-    """What to write, also if no place was found."""
+    """Advice for the step; it holds also if no line of the script was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What is known of a script."""
+    """Result of reading a script."""
 
     path: Path
     steps: tuple[Step, ...]

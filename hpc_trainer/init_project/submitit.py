@@ -25,7 +25,7 @@ _LARGEST = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter as the user wrote it."""
+    """Parameter of submitit with the value that the user wrote."""
 
     name: str
     value: Any

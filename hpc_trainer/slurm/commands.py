@@ -194,8 +194,8 @@ def node_hosts() -> dict[str, str]:
 
 
 def parse_node_hosts(text: str) -> dict[str, str]:
-    """Parse `scontrol -o show nodes`: NodeHostName by NodeName (scontrol(1)); lines without both are skipped."""
-    return dict(re.findall(r"^NodeName=(\S+) .*?\bNodeHostName=(\S+)", text, re.MULTILINE))
+    """Return NodeHostName by NodeName of `scontrol -o show nodes` (scontrol(1)); lines without both are skipped."""
+    return {node.name: node.host for node in parse_nodes(text)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     """Yield intervals that miss meetings: only at meetings all ranks have the same weights."""
     parallel, train = config.parallel, config.train
     every, allowed = parallel.sync_every_steps, ""
-    if parallel.sync is Sync.every_step or every < 1:
+    if every < 1:
         return
     if every > train.num_steps >= 1:
         yield (

@@ -10,8 +10,7 @@ _LARGEST = 2**20
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     count, world_size = config.train.logical_ranks, config.hardware.world_size
-    if count is None:
-        return
+    assert count is not None
     if not (1 <= count <= _LARGEST and _is_power_of_two(count)):
         yield f"train.logical_ranks={count} must be a power of two, at most {_LARGEST}. Use {_power_near(count)}."
         return
