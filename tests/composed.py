@@ -11,11 +11,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.grid import Point, expand_grid
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.slurm.commands import has_slurm
 
 
 def composed(words: Sequence[str]) -> TrainConfig:
     """What `Composer().compose(words)` makes, in a fiftieth of its 0.15 s; a copy, which may be changed."""
-    composer, hydra = _opened()
+    composer, hydra = _opened(has_slurm())
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = hydra
     try:
@@ -30,8 +31,8 @@ def expand(composer: GridComposer, overrides: Sequence[str]) -> list[Point]:
 
 
 @functools.cache
-def _opened() -> tuple[GridComposer, object]:
-    """It stays open as long as the process; nobody else finds Hydra open."""
+def _opened(_has_slurm: bool) -> tuple[GridComposer, object]:
+    """It stays open as long as the process; nobody else finds Hydra open. Its default cluster depends on Slurm."""
     before = GlobalHydra.instance().hydra
     composer = GridComposer().__enter__()
     hydra = GlobalHydra.instance().hydra

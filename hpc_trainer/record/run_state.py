@@ -548,9 +548,7 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
         quiet_s < _ACCOUNTING_LAG_S or account.state == terms.PENDING
     ):  # fmt: skip
         return RunState.UNKNOWN, doubts.accounting_behind(account.state), account.node
-    if folder.current is None and view.rows_of_array(folder) and view.row_of(folder) is None:
-        # An element has its own row once it begins. If it is cancelled before, it has none, or the array has one row
-        # for it: `7` or `7_[0-4%2]` (22.05).
+    if _is_cancelled_unbegun(folder, view):
         return RunState.CANCELLED, "cancelled before it began", None
     if quiet_s < _ALIVE_S + (view.cache_age_s and view.cache_age_s + CLOCKS_APART_S):
         return RunState.UNKNOWN, doubts.alive_without_job(quiet_s), None
@@ -563,6 +561,15 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
     if view.has_foreign_job(folder):
         cause += f" (the id belongs to another job now: {folder.job_id})"
     return RunState.FAILED, cause, None
+
+
+def _is_cancelled_unbegun(folder: RunFolder, view: SchedulerView) -> bool:
+    """Return True if the run's job never began, its array is known to the accounting, and it has no row of its own.
+
+    An element has its own row once it begins. If it is cancelled before, it has none, or the array has one row for it:
+    `7` or `7_[0-4%2]` (22.05).
+    """
+    return folder.current is None and view.row_of(folder) is None and bool(view.rows_of_array(folder))
 
 
 def _row_before_it_began(folder: RunFolder, view: SchedulerView) -> AccountingEntry | None:
@@ -754,12 +761,13 @@ def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
 
 def ask_slurm(
     sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
-    faults: Faults, *, must_ask: bool, is_look: bool,
+    faults: Faults, *, must_ask: bool, is_look: bool, is_second: bool = False,
 ) -> SchedulerView:  # fmt: skip
     """Return Slurm's answers about these folders; folders of runs that have left the queue are read again and replaced.
 
     Slurm is asked by one squeue, and by one sacct for runs that have left the queue. If neither knows a job, one
-    scontrol asks for the cluster's name.
+    scontrol asks for the cluster's name. If nothing but a missing row says that a waiting element was cancelled, both
+    are asked a second time after `_LATE_ROW_S`, once: the end is recorded then.
 
     Args:
         read: function that reads the folder of a run again.
@@ -768,6 +776,7 @@ def ask_slurm(
         must_ask: True if Slurm must be asked for other reasons than these folders.
         is_look: True if no command acts on the answer. Slurm is then not asked if every end is known, because a Slurm
             that does not answer takes 30 s.
+        is_second: True if Slurm was asked a moment ago, and some elements were in neither answer.
 
     Raises:
         RunStateError: the sweep's folder disappeared in the meantime.
@@ -776,7 +785,7 @@ def ask_slurm(
     begin, age_s = time.time(), cache_age_s(sweep.folder)
     damage = Faults()
     remembered = read_ends(sweep, damage) if asked else {}
-    faults += damage
+    faults += () if is_second else damage
     are_over = is_look and all(_is_over(folders[run_id], remembered, begin) for run_id in asked)
     if not must_ask and (are_over or not asked):
         return SchedulerView({}, {}, remembered, cache_age_s=age_s)
@@ -809,7 +818,26 @@ def ask_slurm(
         view = SchedulerView(queue, None, asked_time=begin, cache_age_s=age_s)
     if left:
         view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
+    if not is_second and any(_rests_on_a_missing_row(folders[run_id], view) for run_id in left):
+        time.sleep(_LATE_ROW_S)
+        return ask_slurm(
+            sweep, folders, read, notes, faults, must_ask=must_ask, is_look=is_look, is_second=True
+        )  # fmt: skip
     return _with_cluster(view, [folders[run_id] for run_id in left])
+
+
+# Seconds until Slurm is asked a second time. An element that began between squeue's and sacct's answers was in neither
+# for 2.4 s on a busy machine (22.05): slurmctld sends rows to slurmdbd later.
+_LATE_ROW_S = 4.0
+
+
+def _rests_on_a_missing_row(folder: RunFolder, view: SchedulerView) -> bool:
+    """Return True if the run counts as cancelled for no other reason than that the accounting has no row for it."""
+    if view.accounting is None or view.is_young(folder) or folder.job_key in view.remembered:
+        return False
+    if CANCEL in folder.markers or not _is_cancelled_unbegun(folder, view):
+        return False
+    return not any(row.may_cover(folder.element) for row in view.rows_of_array(folder))
 
 
 def went_away(sweep: SweepPaths) -> RunStateError:

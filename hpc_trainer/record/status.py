@@ -579,7 +579,8 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     """Read the status of a sweep: its folders, at most one squeue, and at most one sacct.
 
     Runs go on while they are read, so the folders of runs that the scheduler no longer has are read again after its
-    answer. If neither squeue nor sacct knows a job, one scontrol asks for the name of this cluster.
+    answer. If neither squeue nor sacct knows a job, one scontrol asks for the name of this cluster. An element that
+    counts as cancelled only because sacct has no row for it makes `ask_slurm` ask both once more.
 
     Args:
         is_look: True if no command acts on the status. Slurm is then not asked if every end is known.

@@ -11,17 +11,18 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.slurm.commands import has_slurm
 from tests.composed import composed
 
 
 @functools.cache
-def _composed(overrides: tuple[str, ...]) -> TrainConfig:
-    return composed(overrides)
+def _composed(overrides: tuple[str, ...], _has_slurm: bool) -> TrainConfig:
+    return composed(overrides)  # where Slurm is on PATH, which a test may fake, the cluster is another one
 
 
 def make_config(*overrides: str, **changes: Any) -> TrainConfig:
     """A composed configuration, not validated; `changes` are set on it: `train__num_steps=3`."""
-    config = copy.deepcopy(_composed(overrides))
+    config = copy.deepcopy(_composed(overrides, has_slurm()))
     for key, value in changes.items():
         *sections, name = key.split("__")
         owner: Any = config

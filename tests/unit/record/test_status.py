@@ -137,10 +137,11 @@ CASES = [
     ("story", "queue", "accounting", "state", "cause"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
 def test_the_state(
-    sweep: SweepOnDisk, fake_slurm: FakeSlurm,
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch,
     story: Callable[[SweepOnDisk], None] | None, queue: str | None, accounting: str | None,
     state: RunState, cause: str | None,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr("hpc_trainer.record.run_state._LATE_ROW_S", 0.0)
     if story is not None:
         story(sweep)
     fake_slurm.answer("squeue", queue or "")
@@ -148,8 +149,9 @@ def test_the_state(
     run = _one(sweep)
     assert run.state is state
     assert cause is None if run.cause is None else (cause or "") in run.cause
-    assert len(fake_slurm.calls("squeue")) <= 1
-    assert len(fake_slurm.calls("sacct")) <= 1
+    rests_on_a_missing_row = state is S.CANCELLED and accounting is not None and accounting.startswith("500_1|")
+    assert len(fake_slurm.calls("squeue")) <= 1 + rests_on_a_missing_row
+    assert len(fake_slurm.calls("sacct")) <= 1 + rests_on_a_missing_row
     if story is None:
         assert [call.split()[0] for call in fake_slurm.calls()] == ["squeue"], "all that tells of a job may be lost"
     if queue:
