@@ -23,6 +23,7 @@ from hpc_trainer.config.schema.optim import scaling_line
 from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.extend import Twin
+from hpc_trainer.launch.follow import NOBODY, NOTHING, Followed, Follows
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.frozen_code.archive import CodeChange
 from hpc_trainer.record.layout import SweepPaths
@@ -60,6 +61,8 @@ class ArrayPlan:
     behind: int | None = None
     choice: int | None = None
     """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
+    follows: Follows = NOTHING
+    """Jobs of other runs that end before the array begins (`after`)."""
 
     @property
     def place(self) -> tuple[str, int | None]:
@@ -222,6 +225,8 @@ class Known:
     """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
+    followed: Followed = NOBODY
+    """Runs that the runs to submit follow (`after`), as they stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,17 +299,18 @@ def build_plan(
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
-    groups: dict[tuple[str, Shape, int | None], list[RunSpec]] = {}
+    groups: dict[tuple[str, Shape, int | None, Follows], list[RunSpec]] = {}
     for spec in specs_to_submit(grid, known, retry_failed=retry_failed):
+        follows = known.followed.of_run.get(spec.run_id, NOTHING)
         for choice, on_one in enumerate(spec.on_each()):
-            key = _array_environment(on_one), on_one.shape, choice if spec.others else None
+            key = _array_environment(on_one), on_one.shape, choice if spec.others else None, follows
             groups.setdefault(key, []).append(on_one)
     arrays = [
         ArrayPlan(
             hardware=specs[0].hardware, shape=shape, specs=tuple(specs),
-            parallelism=int(specs[0].config["cluster"]["array_parallelism"]), choice=choice,
+            parallelism=int(specs[0].config["cluster"]["array_parallelism"]), choice=choice, follows=follows,
         )
-        for (_, shape, choice), specs in groups.items()
+        for (_, shape, choice, follows), specs in groups.items()
     ]  # fmt: skip
     if arrays and limits.max_elements == 0:
         limits = dataclasses.replace(limits, max_array_size=None, max_array_tasks=None)
@@ -317,7 +323,7 @@ def build_plan(
         for array in arrays
         if array.shape not in known.shapes
     }
-    problems = [*no_arrays, *itertools.chain.from_iterable(wrong.values())]
+    problems = [*no_arrays, *known.followed.problems, *itertools.chain.from_iterable(wrong.values())]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
     too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
@@ -332,6 +338,7 @@ def build_plan(
             *grid.notes,
             *known.notes,
             *limits.notes,
+            *(f"Runs start after {line}." for line in known.followed.lines),
             *_list_note([spec for array in fitted.now for spec in array.specs if array.choice is not None]),
             *_closed_note(grid),
             *_taken_codes_note(exit_codes),
