@@ -32,6 +32,8 @@ from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import result_rows, sort_rows
+from hpc_trainer.record.chain import stages_of
+from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import exists
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import CANCEL, RunState
@@ -47,6 +49,10 @@ SHOWN_OF_MORE = 20
 def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool, every_run: bool = False) -> None:
     """Show a sweep once, or until it ends with `watch`; `every_run` prints a line for each of any number of runs."""
     sweep = find_sweep(configured_runs_dir(runs_dir), name)
+    stages = [] if sweep.exists or name is None else stages_of(configured_runs_dir(runs_dir), name)
+    if stages:
+        _status_of_stages(name or "", stages, watch=watch, as_json=as_json, every_run=every_run)
+        return
     status = read_status(sweep, is_look=True)
     if watch:
         from hpc_trainer.cli.live import watch as watch_sweep
@@ -59,6 +65,26 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
         print_json(status_json(status))
     else:
         _print_status(status, every_run=every_run)
+
+
+def _status_of_stages(name: str, stages: Sequence[SweepPaths], *, watch: bool, as_json: bool, every_run: bool) -> None:
+    """Show the sweeps of a chain's stages, in order."""
+    if watch:
+        raise ConfigError(
+            f"--watch shows one sweep, and {name} is a chain of {', '.join(each.name for each in stages)}."
+        )
+    statuses = [read_status(sweep, is_look=True) for sweep in stages]
+    if as_json:
+        print_json({"chain": name, "stages": [status_json(status) for status in statuses]})
+        return
+    for status in statuses:
+        is_long = len(status.specs) > MOST_LINES and not every_run
+        print_runs(status, _most_telling(status) if is_long else status.runs)
+        say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.\n")
+        for note in (*status.notes, *run_remarks(status)):
+            say(f"Note: {as_typed(note)}")
+    telling = next((each for each in statuses if each.has_active or each.open_runs), statuses[-1])
+    print_next(_next_command(telling))
 
 
 def status_json(status: SweepStatus) -> dict[str, Any]:
@@ -169,7 +195,12 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         raise ConfigError(
             "cancel needs the name of a sweep or of a run: `hpc-trainer sweeps` and `hpc-trainer status` list them."
         )
-    status, run_ids = select(configured_runs_dir(runs_dir), names, sweep)
+    folder = configured_runs_dir(runs_dir)
+    stages = stages_of(folder, names[0]) if len(names) == 1 and not SweepPaths(folder / names[0]).exists else []
+    if stages:
+        _cancel_stages(names[0], stages, save=save, as_json=as_json)
+        return
+    status, run_ids = select(folder, names, sweep)
     check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
@@ -182,6 +213,22 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         print(f"cancelled {run_id}")
     say(_cancelled_words(status, run_ids, len(cancelled)))
     print_next(f"status {status.sweep.name}")
+
+
+def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_json: bool) -> None:
+    """Cancel all stages of a chain, the last one first: else it would see that the one before was cancelled."""
+    cancelled: dict[str, list[str]] = {}
+    for sweep in reversed(stages):
+        status = read_status(sweep)
+        warn(status)
+        cancelled[sweep.name] = cancel_runs(status, [*status.open_runs.values()], save=save, is_whole=True)
+    if as_json:
+        listed = [{"sweep": sweep.name, "cancelled": cancelled[sweep.name]} for sweep in stages]
+        print_json({"chain": name, "stages": listed})
+        return
+    for sweep in stages:
+        print(f"cancelled {len(cancelled[sweep.name])} run(s) of {sweep.name}")
+    print_next(f"status {name}")
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
