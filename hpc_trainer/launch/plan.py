@@ -337,6 +337,7 @@ def build_plan(
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
             *dict.fromkeys(_limit_notes(arrays, known, limits)),
+            *dict.fromkeys(_whole_node_notes(arrays, limits)),
             *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
             *_first_few(too_large, _MOST_MODELS, "models do not fit"),
             *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
@@ -491,6 +492,38 @@ def _limit_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
             f"training. A start takes {start_s:.0f} s ({source}); Slurm sends its warning {shape.signal_lead_s} s "
             f"before the limit (cluster.signal_lead_s) and may send it {SIGNAL_SLACK_S} s earlier. A run that is not "
             f"done by then may do one step an attempt. {_longer(needed_min, shape, limits)}"
+        )
+
+
+_IDLE_CPUS = 0.5
+
+
+def _whole_node_notes(arrays: Sequence[ArrayPlan], limits: Limits) -> Iterator[str]:
+    """Yield a note for each array whose jobs get whole nodes, and pay for more of them than they use."""
+    for array in arrays:
+        shape, partition = array.shape, limits.partition_of(array.shape.partition)
+        reasons = {
+            "hardware.whole_node=true": shape.whole_node,
+            f"partition {'' if partition is None else partition.name} gives whole nodes": limits.gives_whole_nodes
+            or (partition is not None and partition.gives_whole_nodes),
+        }
+        reason = next((text for text, is_so in reasons.items() if is_so), None)
+        nodes = [group for group in limits.nodes if partition is not None and group.partition == partition.name]
+        if reason is None or not nodes:
+            continue
+        gpus, cpus = min(sum(group.gpus.values()) for group in nodes), min(group.cpus for group in nodes)
+        used_cpus = shape.tasks_per_node * shape.cpus_per_task
+        if shape.gpus_per_node and gpus > shape.gpus_per_node:
+            hours = shape.gpu_hours * gpus / shape.gpus_per_node
+            used = f"{shape.gpus_per_node} of {gpus} GPUs: up to {hours:.4g} GPU-hours a run, of which the plan counts"
+            told = f"{used} {shape.gpu_hours:.4g}. Use hardware.gpus_per_node={gpus}"
+        elif not shape.gpus_per_node and used_cpus < _IDLE_CPUS * cpus:
+            told = f"{used_cpus} of {cpus} CPUs. Use more ranks (hardware.tasks_per_node) or cores"
+        else:
+            continue
+        yield (
+            f"{array.hardware}: each job has its nodes alone ({reason}), and uses {told}, or run several in one job: "
+            "in it, the same submit with cluster=local local.max_parallel=N."
         )
 
 
