@@ -255,6 +255,8 @@ class SweepPaths:
     """File of such job ends in sweeps of earlier versions; any host appended."""
     finished = _Named("finished.json")
     """Completed runs, so that `status` opens fewer folders (record/run_state.py); `status` replaces it."""
+    summaries = _Named("summaries.jsonl")
+    """What the files of completed runs say (record/summaries.py); a command that reads many of them replaces it."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     sync_lock = _Named("sync.lock")
