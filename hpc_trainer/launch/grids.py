@@ -18,6 +18,7 @@ from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, frozen_of_command, is_same_code, read_code
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, known_of, specs_to_submit, what_is_known
+from hpc_trainer.launch.pools import asks_for_pool
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.launch.targets import find_nowhere
@@ -259,7 +260,8 @@ def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepSt
             continue
         grid = grid_of_specs(status.sweep, specs)
         set_umask(grid.group_readable)
-        plan = build_plan(grid, what_is_known(status), limits=read_limits(with_nodes=False))
+        limits = read_limits(with_nodes=any(map(asks_for_pool, specs)))
+        plan = build_plan(grid, what_is_known(status), limits=limits)
         plan = dataclasses.replace(plan, code=code)
         outcomes.append(submit_plan(plan, command_line=None, lock=lock, skip_refused=True))
         status = read_status(status.sweep)
@@ -293,7 +295,9 @@ def _checked(
         notes.append("There is no sbatch here: the cluster's limits were not checked.")
     elif asks:
         try:
-            limits = read_limits(with_nodes=any(spec.shape not in known.shapes for spec in specs))
+            limits = read_limits(
+                with_nodes=any(spec.shape not in known.shapes or asks_for_pool(spec) for spec in specs)
+            )
         except SlurmError as error:
             if must_answer:
                 raise

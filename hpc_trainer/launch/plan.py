@@ -25,6 +25,7 @@ from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.extend import Twin
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.frozen_code.archive import CodeChange
+from hpc_trainer.launch.pools import asks_for_pool, pack
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.ledger import STARTS, Kind
 from hpc_trainer.record.reading import told_few
@@ -60,11 +61,20 @@ class ArrayPlan:
     behind: int | None = None
     choice: int | None = None
     """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
+    slots: int = 0
+    """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
+    per_node: int = 0
+    """Runs beside each other in a slot of a pool."""
+
+    @property
+    def num_elements(self) -> int:
+        """Number of jobs: one for each slot of a pool, or one for each run."""
+        return self.slots or len(self.specs)
 
     @property
     def place(self) -> tuple[str, int | None]:
         """Key of the arrays that share `parallelism`. A list's items do not: one must not wait for another."""
-        return self.hardware, self.choice
+        return f"{self.hardware}{' (pool)' if self.slots else ''}", self.choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +124,16 @@ def _fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArr
         room.take(reserve, 1)
     now, waiting, binding = list[ArrayPlan](), list[RunSpec](), list[str]()
     for array in arrays:
+        if array.slots:
+            slots = min(array.slots, room.of(array.shape), limits.max_elements or array.slots)
+            if slots < array.slots:
+                binding += room.full(array.shape, slots) if slots < (limits.max_elements or array.slots) else ()
+            room.take(array.shape, slots)
+            if slots:
+                now.append(dataclasses.replace(array, slots=slots, parallelism=slots))
+            else:
+                waiting += array.specs
+            continue
         count = min(len(array.specs), room.of(array.shape))
         if count < len(array.specs):
             waiting += array.specs[count:]
@@ -146,6 +166,9 @@ def _share(
 ) -> Iterator[ArrayPlan]:
     """Divide `parallelism` among the arrays of one hardware and its arrays that are at work already."""
     chunks = [array for array in arrays if array.place == place]
+    if chunks[0].slots:  # a pool bounds itself
+        yield from chunks
+        return
     active = [array for array in at_work if (array.hardware, array.choice) == place]
     total = chunks[0].parallelism
     left = total - sum(min(other.parallelism, other.num_active) for other in active)
@@ -306,6 +329,11 @@ def build_plan(
         )
         for (_, shape, choice), specs in groups.items()
     ]  # fmt: skip
+    packed = {index: pack(array.specs, limits) for index, array in enumerate(arrays) if asks_for_pool(array.specs[0])}
+    for index, packing in packed.items():
+        arrays[index] = dataclasses.replace(
+            arrays[index], shape=packing.shape, slots=packing.slots, per_node=packing.per_node
+        )
     if arrays and limits.max_elements == 0:
         limits = dataclasses.replace(limits, max_array_size=None, max_array_tasks=None)
         no_arrays = ["the cluster takes no job arrays (MaxArraySize=0), and every submission here is one."]
@@ -317,7 +345,8 @@ def build_plan(
         for array in arrays
         if array.shape not in known.shapes
     }
-    problems = [*no_arrays, *itertools.chain.from_iterable(wrong.values())]
+    packing_problems = [problem for packing in packed.values() for problem in packing.problems]
+    problems = [*no_arrays, *packing_problems, *(() if packing_problems else itertools.chain(*wrong.values()))]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
     too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
@@ -334,6 +363,7 @@ def build_plan(
             *limits.notes,
             *_list_note([spec for array in fitted.now for spec in array.specs if array.choice is not None]),
             *_closed_note(grid),
+            *(note for packing in packed.values() for note in packing.notes),
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
             *dict.fromkeys(_limit_notes(arrays, known, limits)),
@@ -395,7 +425,8 @@ def _array_environment(spec: RunSpec) -> str:
     cluster = spec.config["cluster"]
     shared = [cluster[key] for key in ("setup", "python", "srun_args", "array_parallelism")]
     # Specs of older versions lack these.
-    return repr([*shared, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT])
+    pool = spec.config.get("pool") if asks_for_pool(spec) else None
+    return repr([*shared, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT, pool])
 
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:

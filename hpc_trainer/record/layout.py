@@ -269,6 +269,8 @@ class SweepPaths:
     """Cache of torch.compile, an archive for each configuration and local rank; the first run writes it."""
     pickles = _Named("pickles")
     """Tasks of Hydra apps that no command starts (hydra_apps/pickled.py); the launcher writes."""
+    turns = _Named("turns")
+    """Claims of the slots of pools: which slot has which run (record/turns.py); slots link them, and remove none."""
     code = _Named("code")
     """Frozen code: an archive for each digest, and its unpacked copy if no node's disk could hold one."""
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, SnapshotConfig
+from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, PoolConfig, SnapshotConfig
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
@@ -273,5 +273,6 @@ class TrainConfig:
     paths: PathsConfig = section(PathsConfig, APART, SAFE, in_graph=False)
     sweep: SweepConfig = section(SweepConfig, APART, SAFE, in_graph=False)
     budget: BudgetConfig = section(BudgetConfig, APART, SAFE, in_graph=False)
+    pool: PoolConfig = section(PoolConfig, APART, SAFE, in_graph=False)
     trust: list[str] = key([], ALWAYS, APART, SAFE, in_graph=False)
     """Module prefixes that `_target_` and `train.main` may name, besides ours and torch (`--trust`)."""
