@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
@@ -31,6 +32,7 @@ from hpc_trainer.cli.show_plan import (
 )
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.expected import find_expected
 from hpc_trainer.launch.fit import find_fit
@@ -52,6 +54,24 @@ from hpc_trainer.record.status import SweepStatus, read_status
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 
+class GridKind(Protocol):
+    """Kind of grid that a domain plans and submits (hook `grid_kinds`), because its runs follow from earlier ones."""
+
+    def takes(self, given: Given) -> bool:
+        """Return True if the command line asks for this kind."""
+
+    def plan(self, given: Given, chosen: Chosen, *, as_json: bool) -> None:
+        """Do and print what `run_plan` does."""
+
+    def submit(self, given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
+        """Do and print what `run_submit` does."""
+
+
+def _kind_of(given: Given) -> GridKind | None:
+    kinds: Sequence[GridKind] = contributions("grid_kinds")
+    return next((kind for kind in kinds if kind.takes(given)), None)
+
+
 def freeze_given(given: Given, *forced: str) -> Grid:
     """Return the frozen grid of the given overrides and of overrides that a command forces."""
     words = [*(given.overrides or ()), *forced]
@@ -71,6 +91,9 @@ def run_plan(
     given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False, fit: bool = False
 ) -> None:
     """Show the plan; write nothing. Exit with 2 if the plan could not be submitted, with 1 if an estimate failed."""
+    if (kind := _kind_of(given)) is not None:
+        kind.plan(given, chosen, as_json=as_json)
+        return
     plan = plan_grid(
         chosen.of(freeze_given(given)),
         retry_failed=chosen.retry_failed,
@@ -103,6 +126,9 @@ def run_plan(
 
 def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
     """Submit new and interrupted runs; with `wait`, show progress to the end."""
+    if (kind := _kind_of(given)) is not None:
+        kind.submit(given, chosen, wait=wait, as_json=as_json)
+        return
     grid = chosen.of(freeze_given(given))
     done = submit_grid(grid, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
     if as_json and not wait:

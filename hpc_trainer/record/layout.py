@@ -144,6 +144,10 @@ class RunPaths:
         """Return the path of a name in the folder, as text."""
         return f"{self.place}/{name}"
 
+    def until(self, step: int) -> Path:
+        """Return the file that lets the run train until `step`, and pause there (`record/rungs.py`)."""
+        return Path(self.at(f"until-{step:09d}.json"))
+
     def journal(self, attempt: int) -> Path:
         """Return the path of an attempt's journal (`record/journal.py`), which only the attempt's rank 0 writes."""
         return Path(self.at(f"attempt-{attempt:03d}.jsonl"))
@@ -252,6 +256,10 @@ class SweepPaths:
     """A file for each submission with a copy of its lines; an array element reads there which run it executes."""
     specs_copy = _Named("submissions/specs.jsonl")
     """A copy of the lines of `specs`, for jobs that begin after that file is lost or damaged; `submit` appends."""
+    drawn = _Named("drawn")
+    """Specs of runs that a search has drawn, a file for each trial: 000012.jsonl (search/folder.py)."""
+    search = _Named("search.json")
+    """The sweep's search: its space, its sampler, and the runs that trials are made from; `submit` replaces it."""
     ends = _Named("ends")
     """Ends of jobs known only to Slurm's accounting, which forgets them; a file for each host that asked."""
     old_ends = _Named("ends.jsonl")

@@ -707,8 +707,10 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     @functools.cache  # a second call neither reads the folder again nor reports its faults twice
     def read_done(run_id: str) -> RunStatus:
         latest = submissions.get(run_id)
-        is_plain = summaries is not None and latest is not None and run_id not in rivals
-        folder = summaries.read(sweep.run(run_id), latest, read) if is_plain else read(run_id)
+        if summaries is None or latest is None or run_id in rivals:
+            folder = read(run_id)
+        else:
+            folder = summaries.read(sweep.run(run_id), latest, read)
         faults.extend(folder.faults)
         return run_status(run_id, folder, decide(folder, view))
 
