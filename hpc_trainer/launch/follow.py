@@ -17,6 +17,7 @@ from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.program import followed_places
 from hpc_trainer.config.schema.train import AfterConfig
 from hpc_trainer.errors import HpcTrainerError, SlurmError
+from hpc_trainer.launch.pools import asks_for_pool
 from hpc_trainer.record.chain import (
     HELD,
     MOST_AWAITED,
@@ -48,6 +49,10 @@ from hpc_trainer.slurm.jobs import release_jobs, update_job
 _DIGITS = 10  # digits of the digest, at the end of a run's id
 # Runs that follow different ones need arrays of their own; above this number one array waits for all of them.
 _MOST_GROUPS = 16
+_NO_POOL = (
+    "pool.jobs: a run that waits for others would keep a slot of the pool busy. Leave out pool.jobs, or submit when "
+    "what the runs follow is complete."
+)
 # The local queue looks at followed runs again after so many seconds.
 _LOOK_AGAIN_S, _HELD_AGAIN_S, _SLURM_AGAIN_S, _SAME_LOOK_S = 2.0, 10.0, 60.0, 1.0
 
@@ -150,6 +155,8 @@ def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[Ru
             problems[problem] = None
         if follows is not None:
             of_run[spec.run_id] = follows
+        if follows is not None and asks_for_pool(spec):
+            problems[_NO_POOL] = None
     lines = tuple(_line(each, runs_dir, stands[each]) for each in stands)
     return Followed(_in_few_groups(of_run), tuple(problems), lines)
 

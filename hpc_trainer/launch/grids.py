@@ -19,6 +19,7 @@ from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, frozen_of_command, is_same_code, read_code
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, known_of, specs_to_submit, what_is_known
+from hpc_trainer.launch.pools import asks_for_pool
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.launch.targets import find_nowhere
@@ -264,8 +265,9 @@ def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepSt
             continue
         grid = grid_of_specs(status.sweep, specs)
         set_umask(grid.group_readable)
+        limits = read_limits(with_nodes=any(map(asks_for_pool, specs)))
         known = dataclasses.replace(what_is_known(status), followed=read_followed(status.sweep, specs))
-        plan = build_plan(grid, known, limits=read_limits(with_nodes=False))
+        plan = build_plan(grid, known, limits=limits)
         plan = dataclasses.replace(plan, code=code)
         outcomes.append(submit_plan(plan, command_line=None, lock=lock, skip_refused=True))
         status = read_status(status.sweep)
@@ -300,7 +302,9 @@ def _checked(
         notes.append("There is no sbatch here: the cluster's limits were not checked.")
     elif asks:
         try:
-            limits = read_limits(with_nodes=any(spec.shape not in known.shapes for spec in specs))
+            limits = read_limits(
+                with_nodes=any(spec.shape not in known.shapes or asks_for_pool(spec) for spec in specs)
+            )
         except SlurmError as error:
             if must_answer:
                 raise

@@ -37,7 +37,7 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import look_anew
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.states import RunState
+from hpc_trainer.record.states import POOL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue_held, update_job
@@ -135,8 +135,8 @@ def _do_not_start(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: Stop
     reason = held_reason(waits.idle) if waits.idle else f"follows {told(waits.active)}"
     write_decision(paths, HELD if waits.idle else BACK, reason=reason, **_incarnation(env))
     print(f"{paths.run_id}: does not start yet: it {reason}.", flush=True)
-    if not env.job_id[:1].isdecimal():
-        return _stopped(paths, env, reason)  # a local queue asks before it starts a run
+    if not env.job_id[:1].isdecimal() or env.launcher == POOL:
+        return _stopped(paths, env, reason)  # a local queue asks before it starts a run, and no pool takes such runs
     with stop_signals_held_back():
         if waits.idle:
             with contextlib.suppress(SlurmError):

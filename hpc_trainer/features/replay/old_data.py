@@ -157,10 +157,10 @@ def _differences(old: DataConfig, new: DataConfig) -> Iterator[str]:
     was, now = old.model_facts(), new.model_facts()
     for key, before in was.items():
         if key in now and now[key] != before:
-            yield _told(key, before, now[key])
+            yield _difference(key, before, now[key])
 
 
-def _told(key: str, before: Any, now: Any) -> str:
+def _difference(key: str, before: Any, now: Any) -> str:
     if key == "classes":
         return (
             f"its classes are {_listed(before)}, and those of the new data {_listed(now)}: a class is its number, so "
