@@ -319,10 +319,9 @@ class _SlurmSubmission:
             per_node=array.per_node,
         )
         jobs = [*after, *array.follows.jobs]
-        options = [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
+        options = [*([f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []), *array.follows.options]
         if array.follows.is_held:
             mark_held(paths, array.specs, array.follows.reason)
-            options.append("--hold")
         job_id = hand_over(paths, intent, _job_of(self._plan, array, intent.uuid), options)
         self._end_losers(array, job_id)
         return SubmittedArray(

@@ -100,6 +100,7 @@ def test_a_waiting_array_has_the_jobs_of_what_it_follows_and_is_submitted_once(
     done = submit_grid(second)
     (_, call) = _sbatch(fake_slurm)
     assert "--dependency=afterany:101_0:101_1" in call
+    assert "--begin" not in call
     assert done.num_submitted == 3
     assert submit_grid(second).num_submitted == 0
     assert [sweep.name for sweep in followers_of(first.sweep)] == ["second"]
