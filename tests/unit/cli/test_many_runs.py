@@ -13,7 +13,8 @@ import pytest
 
 from hpc_trainer.cli import live, run_verbs
 from hpc_trainer.cli.grid_verbs import run_retry
-from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
+from hpc_trainer.cli.results_verbs import run_results
+from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_status
 from hpc_trainer.cli.why_verbs import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
