@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hpc_trainer.cli.common import (
     Least,
@@ -27,6 +28,7 @@ from hpc_trainer.cli.common import (
 )  # fmt: skip
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, SlurmError, valid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, elsewhere_too, find_sweep, select
@@ -166,7 +168,23 @@ def status_json(status: SweepStatus, chosen: ChosenRuns | None = None) -> dict[s
             for run in runs
         ],
         "notes": status.notes,
+        **{key: value for lines in _sweep_lines() for key, value in lines.json(status).items()},
     }  # fmt: skip
+
+
+class SweepLines(Protocol):
+    """Lines about a sweep that a domain adds to `status` (hook `sweep_lines`)."""
+
+    def text(self, status: SweepStatus) -> Sequence[str]:
+        """Return the lines; [] if the domain has none for this sweep."""
+
+    def json(self, status: SweepStatus) -> Mapping[str, Any]:
+        """Return the keys to add to `status --json`."""
+
+
+def _sweep_lines() -> Sequence[SweepLines]:
+    made: Sequence[SweepLines] = contributions("sweep_lines")
+    return made
 
 
 # At most one `squeue --start` a command, and about few arrays: Slurm prints a line for each element.
@@ -205,6 +223,8 @@ def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -
     elif is_long:
         print(as_typed(f"{num_runs} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
+    for line in itertools.chain.from_iterable(lines.text(status) for lines in _sweep_lines()):
+        say(as_typed(line))
     for note in (*status.notes, *run_remarks(status)):
         say(f"Note: {as_typed(note)}")
     if status.specs:

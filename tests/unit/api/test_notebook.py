@@ -92,7 +92,7 @@ def test_cancel_needs_a_name_and_cancels_what_it_names(sweep: SweepOnDisk, fake_
         hpc_trainer.cancel()
     assert hpc_trainer.cancel("mine") == [sweep.specs[2].run_id]
     assert sweep.paths.run(sweep.specs[2].run_id).marker(CANCEL).exists()
-    assert fake_slurm.calls("scancel") == ["scancel --quiet 500_2"]
+    assert fake_slurm.calls("scancel") == ["scancel --quiet 500_[2]"]
 
 
 def test_dir_has_every_public_name() -> None:
