@@ -46,7 +46,7 @@ from hpc_trainer.cli.options import (
     renamed,
     words_of,
 )
-from hpc_trainer.cli.terminal import as_typed, visible_output
+from hpc_trainer.cli.terminal import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 
@@ -432,6 +432,7 @@ def main() -> None:
     """Run the command line; an error becomes one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
     # The objects of 10,000 runs live to the end: searching them for garbage again and again took a sixth of submit.
     gc.set_threshold(100_000)
+    allow_any_encoding()
     with visible_output():
         _main()
 

@@ -65,9 +65,8 @@ class Where:
             known = [*columns]
             shown = ", ".join(known[:_MOST_NAMED]) + (" .." if len(known) > _MOST_NAMED else "")
             quotes = "" if "." in name else f' Text stands in quotes: "{name}".'
-            raise ConfigError(
-                f"{self.option} {self.text}: there is no column {name}. {did_you_mean(name, known)}Columns: {shown}.{quotes}"
-            )
+            near = did_you_mean(name, known)
+            raise ConfigError(f"{self.option} {self.text}: there is no column {name}. {near}Columns: {shown}.{quotes}")
 
 
 def parse_where(text: str, option: str = "--where") -> Where:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +189,15 @@ def test_a_metric_named_like_a_best_value_shadows_none(sweep: SweepOnDisk, resul
     write_json(sweep.run(0).result, {"metrics": {"eval_accuracy": 0.5, "eval_accuracy.best": 7.0, "wall_s": 3.0}})
     row = json.loads(results(format="json"))[0]
     assert (row["metrics.eval_accuracy.best"], row["metrics.wall_s"], row["eval_accuracy.best"]) == (7.0, 3.0, 0.9)
+
+
+@pytest.mark.parametrize(("encoding", "sign"), [("ascii", b"0.86 +- 0.01"), ("latin-1", b"0.86 \xb1 0.01")])
+def test_a_locale_without_the_letters_gets_plain_ones(sweep: SweepOnDisk, encoding: str, sign: bytes) -> None:
+    words = [sys.executable, "-m", "hpc_trainer", "results", "grid", "--group-by", "seed", "--runs-dir"]
+    environ = {**os.environ, "PYTHONIOENCODING": encoding, "NO_COLOR": "1"}
+    done = subprocess.run([*words, str(sweep.paths.folder.parent)], env=environ, capture_output=True, check=True)
+    assert sign in done.stdout
+    assert b"\x1b" not in done.stdout
 
 
 # --- status ---
