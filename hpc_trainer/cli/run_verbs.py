@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections import Counter
@@ -29,7 +30,15 @@ from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.find import check_one_each, configured_runs_dir, elsewhere_too, find_sweep, select
+from hpc_trainer.operate.find import (
+    check_one_each,
+    configured_runs_dir,
+    elsewhere_too,
+    find_sweep,
+    in_one_sweep,
+    select,
+)
+from hpc_trainer.operate.hold import hold_runs
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import result_rows, sort_rows
 from hpc_trainer.record.reading import exists
@@ -182,6 +191,43 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         print(f"cancelled {run_id}")
     say(_cancelled_words(status, run_ids, len(cancelled)))
     print_next(f"status {status.sweep.name}")
+
+
+def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
+    """Hold the named runs or sweep."""
+    status, run_ids, is_whole = select_to_hold("hold", names, sweep, runs_dir)
+    done = hold_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
+    if as_json:
+        print_json(
+            {"sweep": status.sweep.name, **{key: list(value) for key, value in dataclasses.asdict(done).items()}}
+        )
+        return
+    for note in done.notes:
+        say(f"Note: {as_typed(note)}")
+    what = f"{len(done.held)} run(s) of {status.sweep.name}"
+    parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
+    parts += [f"{len(done.saving)} save a checkpoint and leave"] if done.saving else []
+    parts += [f"{len(done.at_work)} at work go on (--save holds them too)"] if done.at_work else []
+    say("; ".join(parts) + ".")
+    print_next(f"release {status.sweep.name}" if is_whole else f"release {' '.join(names)}")
+
+
+def select_to_hold(
+    verb: str, names: Sequence[str], sweep: str | None, runs_dir: Path | None
+) -> tuple[SweepStatus, list[str], bool]:
+    """Return the status of the named sweep, the ids of the named runs, and True if they are the whole sweep.
+
+    Raises:
+        ConfigError: nothing is named.
+    """
+    if not names and sweep is None:
+        raise ConfigError(f"{verb} needs the name of a sweep or of a run: `hpc-trainer sweeps` and `status` list them.")
+    status, run_ids = select(configured_runs_dir(runs_dir), names, sweep)
+    check_one_each(status, names, sweep)
+    warn(status)
+    tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
+    runs_named = in_one_sweep(status.sweep.folder.parent, names, sweep)[0]
+    return status, run_ids, not runs_named
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:

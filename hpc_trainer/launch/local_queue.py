@@ -30,11 +30,12 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import Faults, is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 
 _POLL_S = 0.1
+_HELD_POLL_S = 2.0
 _LAST_LINES = 12
 # The folder of runs may disappear for a while: a server reboots, or a mount is gone.
 _AWAY_S = 900.0
@@ -92,6 +93,9 @@ def run_queue(
     while at_work or (waiting and not stop.is_set and time.monotonic() - seen < _AWAY_S):
         while waiting and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
             seen = time.monotonic()
+            if not _put_held_back(paths, waiting):  # all of them are held: `release` brings them back
+                time.sleep(_HELD_POLL_S)
+                break
             count = waiting[0].shape.gpus_per_node
             if count > len(free_gpus) and at_work:
                 break  # other runs will free GPUs; if no run is left, the run starts and reports what is missing
@@ -108,6 +112,17 @@ def run_queue(
                 free_gpus = sorted([*free_gpus, *run.gpus])
                 at_work.remove(run)
         time.sleep(_POLL_S)
+
+
+def _put_held_back(paths: SweepPaths, waiting: deque[RunSpec]) -> bool:
+    """Put held runs at the front behind the others; return False if all are held."""
+    if is_there(paths.hold):
+        return False
+    for _ in range(len(waiting)):
+        if not is_there(paths.run(waiting[0].run_id).marker(HOLD)):
+            return True
+        waiting.rotate(-1)
+    return False
 
 
 def visible_gpus(num_wanted: int) -> list[int]:

@@ -45,7 +45,7 @@ BY_STATE: dict[RunState, Verdict] = {
         "It was complete, and its folder has been deleted: its results and checkpoints are gone.",
         (_RETRY + ": it is trained again from the beginning",),
     ),
-    RunState.HELD: Verdict("Slurm holds its job.", ("scontrol release {job}",)),
+    RunState.HELD: Verdict("It is held, and starts when it is released.", ("hpc-trainer release {run}",)),
     RunState.PREEMPTED: Verdict("It was interrupted, and could not be restarted automatically.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(
         "Its time limit ended it, and it could not be restarted automatically.",

@@ -84,3 +84,4 @@ BATCH_SHELL = "batch_shell"
 
 DONE = "DONE"
 CANCEL = "CANCEL"
+HOLD = "HOLD"

@@ -74,6 +74,7 @@ INTENT = {
 MAY_INTENT = {
     "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": tuple_of(as_count),
     "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time, "race": as_race, "choice": as_count,
+    "canaries": as_run_ids,
 }  # fmt: skip
 
 
@@ -111,6 +112,8 @@ class Submission:
     """Identifier that the submissions of a run to several shapes share; the first job that starts has the run."""
     choice: int = 0
     """Item of the run's list of hardware to which the job was submitted (`RunSpec.on`)."""
+    canaries: tuple[str, ...] = ()
+    """Runs that must have trained and saved before Slurm may start this array, which is submitted with --hold."""
     doubt_time: float | None = None
     """Time when sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job."""
     job_id: str | None = None
@@ -174,12 +177,13 @@ def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
     parallelism: int | None = None, code: str | None = None, after: str | None = None,
     num_attempts: Sequence[int] = (), cluster: str | None = None, race: str | None = None, choice: int = 0,
+    canaries: Sequence[str] = (),
 ) -> Submission:  # fmt: skip
     """Record what will be submitted next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
-        cluster=cluster, race=race, choice=choice,
+        cluster=cluster, race=race, choice=choice, canaries=tuple(canaries),
     )  # fmt: skip
     append_lines(paths.submissions, [_record(intent)], sealed=True)
     _write_copy(paths, intent)
