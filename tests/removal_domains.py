@@ -31,6 +31,7 @@ VERBS = {
     "hardware": ("hardware",),
     "notify": (),
     "tidy": ("tag", "note", "rename", "clean", "rm", "archive", "unarchive"),
+    "search": ("best",),
 }
 """Verbs that go with each domain."""
 FILES = {
@@ -50,6 +51,9 @@ REFUSED = {
             "sweep.forms=[{to: onnx}]",
         ): "sweep.forms is read by no part of this",
         ("report", "--exports", "."): "--exports: no part of this installation reads it",
+    },
+    "search": {
+        ("plan", "experiment=digits", "search=random"): "search=random is read by no part of this installation",
     },
 }
 """What the command line answers to words that only a removed domain reads."""

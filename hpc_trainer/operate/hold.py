@@ -54,13 +54,19 @@ def hold_runs(
         why: the reason, if it is not the user's wish.
 
     Raises:
-        RunStateError: jobs are, or may be, on another cluster; nothing was held.
+        RunStateError: jobs are, or may be, on another cluster, or runs are in a pool; nothing was held.
         SlurmError: squeue or scontrol did not answer. The markers stay, and the same command may be repeated.
     """
     elsewhere = next((run for run in runs if run.elsewhere is not None), None)
     if elsewhere is not None:
         raise RunStateError(
             f"{elsewhere.run_id} was {elsewhere.elsewhere}. Nothing was held: give the same command there."
+        )
+    pooled = next((run for run in runs if run.state.is_active and run.submission and run.submission.per_node), None)
+    if pooled is not None:
+        raise RunStateError(
+            f"{pooled.run_id} is in a pool, whose jobs take the runs in turn: such runs cannot be held. Cancel what is "
+            f"not to start: hpc-trainer cancel {status.sweep.name} RUN.."
         )
     prepare_to_write(status.sweep, [run.run_id for run in runs])
     waiting = [run for run in runs if run.state in _WAITS]

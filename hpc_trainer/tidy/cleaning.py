@@ -20,6 +20,7 @@ from typing import Any
 from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.launch.extend import same_until
+from hpc_trainer.record.chain import followers_of, waiting_for
 from hpc_trainer.record.checkpoint_folders import Retention, committed, discard, is_pinned
 from hpc_trainer.record.files import make_folder, rename
 from hpc_trainer.record.layout import TRASH, RunPaths, SweepPaths
@@ -28,7 +29,7 @@ from hpc_trainer.record.reading import is_there, names_in
 from hpc_trainer.record.removed import write_removed, write_removed_sweep
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import DONE, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.record.submissions import latest_of_each_run
 from hpc_trainer.tidy.walk import Size, size_of
 
@@ -42,6 +43,7 @@ _LEFTOVER = re.compile(r"step-\d{8,}\.tmp-\d+|\.trash-.*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _PIECE = 1 << 22
 _MOST_STEPS = 5_000_000
+_LEFT_ALONE = (RunState.NEW, RunState.GONE, RunState.PAUSED)  # a search may go on with a paused run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ def find_items(status: SweepStatus, rules: Sequence[str], needs: Needs) -> tuple
     notes: list[str] = []
     limits = _Limits()
     for run in status.runs if {"checkpoints", "failed"} & {*rules} else ():
-        if run.state.is_active or run.rivals or run.state in (RunState.NEW, RunState.GONE) or run.spec.is_lost:
+        if run.state.is_active or run.rivals or run.state in _LEFT_ALONE or run.spec.is_lost:
             continue
         paths = status.sweep.run(run.run_id)
         if run.state.has_failed and "failed" in rules:
@@ -232,7 +234,8 @@ def _crc32(path: Path) -> int:
 
 def _code_of(status: SweepStatus, notes: list[str]) -> list[Item]:
     sweep = status.sweep
-    going = [run for run in status.open_runs.values() if run.state.is_active or run.state.needs_submit]
+    runs = status.open_runs.values()
+    going = [run for run in runs if run.state.is_active or run.state.needs_submit or run.state is RunState.PAUSED]
     if going:
         notes.append(
             f"the frozen code stays: {len(going)} run(s) of {sweep.name} have not ended "
@@ -285,7 +288,7 @@ def _delete(path: Path) -> None:
 
 
 def check_not_needed(folders: Sequence[Path], sweep: SweepPaths, needs: Needs, run_ids: Sequence[str]) -> None:
-    """Raise if a run that stays and is not complete begins with something in these folders.
+    """Raise if a run that stays and is not complete begins with something in these folders, or waits for these runs.
 
     Raises:
         RunStateError: there is such a run; the message names it.
@@ -298,6 +301,14 @@ def check_not_needed(folders: Sequence[Path], sweep: SweepPaths, needs: Needs, r
                     f"{need.sweep}/{need.run_id} is not complete and begins with {need.path}. Wait for its end, or "
                     f"remove that run first: hpc-trainer rm {need.sweep}/{need.run_id}"
                 )
+    for follower in followers_of(sweep):
+        status = read_status(follower, is_look=True)
+        waiting = [run for run_id in run_ids for run in waiting_for(status, sweep, run_id)]
+        if waiting and follower.folder != sweep.folder:
+            raise RunStateError(
+                f"{follower.name}/{waiting[0].run_id} waits for {sweep.name} (`after`). Wait for its end, or cancel it "
+                f"first: hpc-trainer cancel {follower.name}"
+            )
 
 
 def remove_runs(status: SweepStatus, run_ids: Sequence[str]) -> None:
@@ -315,7 +326,8 @@ def remove_runs(status: SweepStatus, run_ids: Sequence[str]) -> None:
     for name in names_in(sweep.folder) or ():
         if name.startswith(TRASH):
             shutil.rmtree(sweep.folder / name, ignore_errors=True)
-    sweep.walk.unlink(missing_ok=True)
+    for path in (sweep.walk, sweep.summaries):
+        path.unlink(missing_ok=True)
 
 
 def remove_sweep(sweep: SweepPaths) -> None:

@@ -60,6 +60,7 @@ from hpc_trainer.record.states import (
     HOLD,
     LOW_GOODPUT,
     OUT_OF_MEMORY,
+    POOL,
     TIMEOUT,
     UNEXPLAINED,
     RunState,
@@ -127,11 +128,13 @@ class StopFacts:
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
         move_cause: why the run itself leaves a node (`record/journal.py`, `Move`); "" if it does not.
+        in_pool: the run is in a slot of a pool, which brings it back; the job is the slot's.
     """
 
     on_slurm: bool
     has_cancel_marker: bool
     has_hold_marker: bool = False
+    in_pool: bool = False
     has_token: bool = False
     can_submit: bool = False
     job_state: str | None = None
@@ -177,6 +180,8 @@ def decide_stop(facts: StopFacts) -> Decision:
         return cancelled()
     if facts.has_hold_marker:
         return Decision(action=Action.none, state=RunState.HELD, cause="held", exit_code=ExitCode.OK)
+    if facts.in_pool:
+        return _interrupted(RunState.PREEMPTED, _cause(facts) if facts.is_deadline or facts.move_cause else "stopped")
     if not facts.on_slurm:
         # Only the user restarts a local run: the next `submit` or `train` goes on from here.
         return _interrupted(RunState.PREEMPTED, "stopped")
@@ -237,6 +242,8 @@ def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failu
     """
     if facts.has_cancel_marker or (facts.on_slurm and terms.CANCELLED in (facts.job_state, facts.accounting_state)):
         return cancelled()  # the error results from the cancel: --retry-failed must not restart the run
+    if facts.in_pool and num_failures <= max_failures:
+        return replace(_interrupted(RunState.PREEMPTED, cause), exit_code=ExitCode.STORAGE)
     if not facts.on_slurm or num_failures > max_failures:
         return None
     if facts.has_token or facts.was_requeued or facts.job_state in terms.NOT_BEGUN:
@@ -392,7 +399,8 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
         )
     record(made or failed)
     if made is None and is_first:
-        stop_the_line(stop.paths, stop.config.cluster.stop_after_alike, cause, error)
+        if stop.env.launcher != POOL:  # the jobs of a pool take the runs in turn, and cannot be held
+            stop_the_line(stop.paths, stop.config.cluster.stop_after_alike, cause, error)
         tell_end(stop.config, stop.paths, failed.state, cause, error)
     if made is None or made.action is Action.none or not is_first:
         return
@@ -484,6 +492,15 @@ def _bring_back(stop: Stop, decision: Decision) -> Decision:
     return done
 
 
+def bring_back(stop: Stop) -> bool:
+    """Send the job of a run that does not start yet back into the queue; return False if that failed."""
+    wanted = Decision(
+        action=Action.requeue, state=RunState.REQUEUED, cause="follows", exit_code=ExitCode.REQUEUED,
+        fallback=RunState.PREEMPTED,
+    )  # fmt: skip
+    return _bring_back(stop, wanted).state is not RunState.PREEMPTED
+
+
 def _ask_requeue(job_id: str) -> Answer:
     try:
         answer = Answer(requeue(job_id))
@@ -566,9 +583,14 @@ def _facts(stop: Stop) -> StopFacts:
     has_cancel_marker, has_hold_marker = _is_cancelled(stop), is_there(stop.paths.marker(HOLD))
     job_id = stop.env.job_id
     on_slurm = job_id[:1].isdecimal()  # torchrun inside a Slurm job has that job's id
+    move = _move(stop)
+    if stop.env.launcher == POOL:
+        return StopFacts(
+            on_slurm=on_slurm, has_cancel_marker=has_cancel_marker, has_hold_marker=has_hold_marker, in_pool=True,
+            is_deadline=stop.flag.signal_name == DEADLINE, move_cause="" if move is None else move.cause,
+        )  # fmt: skip
     if not on_slurm:
         return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker, has_hold_marker=has_hold_marker)
-    move = _move(stop)
     facts = StopFacts(
         on_slurm=True,
         move_cause="" if move is None else move.cause,
