@@ -14,7 +14,7 @@ from typing import Protocol
 from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
-from hpc_trainer.cli.run_verbs import print_results, select_to_hold, status_json
+from hpc_trainer.cli.run_verbs import print_results, select_to_hold, status_json, where_holds
 from hpc_trainer.cli.show_plan import (
     expected_json,
     fit_json,
@@ -148,7 +148,9 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool, canar
             print_next(f"report {grid.sweep.name}")
 
 
-def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
+def run_retry(
+    names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool, where: str | None = None
+) -> None:
     """Submit the failed and interrupted runs among those that `names` mean.
 
     A cancelled run is submitted if its own name is given, or if its sweep's name is given and cancelled it. A run whose
@@ -161,8 +163,10 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, chosen, names, sweep)) else ())
+    chosen = where_holds(status, chosen, where)
     folder = status.sweep.folder.parent
-    takes_all = bool(names) and [sweep_folder(folder, name).name for name in names] != [status.sweep.name]
+    is_sweep = [sweep_folder(folder, name).name for name in names] == [status.sweep.name]
+    takes_all = where is not None or (bool(names) and not is_sweep)
     states = {run_id: status.states[run_id] for run_id in chosen}
     back = {
         run_id

@@ -37,6 +37,7 @@ from hpc_trainer.cli.options import (
     SweepOption,
     Trust,
     Verb,
+    WhereOption,
     WithApp,
     complete_names,
     complete_runs,
@@ -142,6 +143,7 @@ def retry(
             autocompletion=complete_names,
         ),
     ] = None,
+    where: WhereOption = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -149,7 +151,7 @@ def retry(
     """Submit failed runs again, as they were frozen but for changes; they go on from their newest checkpoint."""
     from hpc_trainer.cli.grid_verbs import run_retry
 
-    run_retry(names or [], sweep, runs_dir, as_json=as_json)
+    run_retry(names or [], sweep, runs_dir, as_json=as_json, where=where)
 
 
 @app.command("top-up", cls=Verb, hidden=True)
@@ -164,6 +166,7 @@ def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="
 def cancel(
     names: Names = None,
     save: Annotated[bool, typer.Option("--save", help="Let running ones save a checkpoint, however long.")] = False,
+    where: WhereOption = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -171,7 +174,7 @@ def cancel(
     """Cancel runs, or a whole sweep; a cancelled run never comes back by itself."""
     from hpc_trainer.cli.run_verbs import run_cancel
 
-    run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
+    run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json, where=where)
 
 
 @app.command(cls=Verb)

@@ -248,6 +248,14 @@ Names = Annotated[
         metavar="[SWEEP|RUN...]", help="A sweep, runs by their ids, or both.", autocompletion=complete_names
     ),
 ]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="""Only runs for which this holds, as 'optim.lr>1e-3 and state=="FAILED"'.""",
+    ),
+]
 SweepArgument = Annotated[
     str | None,
     typer.Argument(metavar="[SWEEP]", help="A sweep; else the newest one.", autocompletion=complete_sweeps),

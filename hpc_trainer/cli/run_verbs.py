@@ -30,7 +30,7 @@ from hpc_trainer.cli.common import (
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import (
     check_one_each,
@@ -42,7 +42,8 @@ from hpc_trainer.operate.find import (
 )
 from hpc_trainer.operate.hold import hold_runs
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import result_rows, sort_rows
+from hpc_trainer.operate.results import result_rows, runs_where, sort_rows
+from hpc_trainer.operate.where import parse_where
 from hpc_trainer.record.reading import exists
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import CANCEL, RunState
@@ -192,7 +193,9 @@ def _most_interesting(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
     return max(map(status.run, run_ids), key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
 
 
-def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
+def run_cancel(
+    names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool, where: str | None = None
+) -> None:
     """Cancel the named runs or sweep. A name is required, because a cancel cannot be undone."""
     if not names and sweep is None:
         raise ConfigError(
@@ -202,7 +205,8 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
     check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
-    is_whole = len(run_ids) == len(status.specs)
+    run_ids = where_holds(status, run_ids, where)
+    is_whole = len(run_ids) == len(status.specs) and where is None
     cancelled = cancel_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
@@ -211,6 +215,21 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         print(f"cancelled {run_id}")
     say(_cancelled_words(status, run_ids, len(cancelled)))
     print_next(f"status {status.sweep.name}")
+
+
+def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) -> list[str]:
+    """Return the runs that fulfil the condition of --where; all of them without a condition.
+
+    Raises:
+        ConfigError: the condition is none, or names an unknown column.
+        RunStateError: no run fulfils it.
+    """
+    if where is None:
+        return [*run_ids]
+    chosen = runs_where(status, run_ids, parse_where(where))
+    if not chosen:
+        raise RunStateError(f"--where {where}: none of the {len(run_ids)} run(s) of {status.sweep.name} fulfils it.")
+    return chosen
 
 
 def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from which a longer run may begin (`--extend`), and those that a frozen run of a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,13 +14,14 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.launch.extend import same_until
+from hpc_trainer.launch.frozen_code.archive import shared_code
 from hpc_trainer.record.chain import followers_of, waiting_for
 from hpc_trainer.record.checkpoint_folders import Retention, committed, discard, is_pinned
 from hpc_trainer.record.files import make_folder, rename
@@ -244,7 +246,26 @@ def _code_of(status: SweepStatus, notes: list[str]) -> list[Item]:
         return []
     paths = [sweep.code / name for name in names_in(sweep.code) or ()]
     paths += [sweep.compile_cache] if is_there(sweep.compile_cache) else []
-    return [_item(path, "code") for path in paths]
+    items = [_item(path, "code") for path in paths]
+    # A file whose other names are those of other sweeps takes no room of this one.
+    return [replace(item, size=Size(0, 1)) if _is_shared(item.path) else item for item in items]
+
+
+def _is_shared(archive: Path) -> bool:
+    try:
+        return archive.is_file() and archive.stat().st_nlink > 2  # its own name, and the one in the shared folder
+    except OSError:
+        return False
+
+
+def drop_unused_code(runs_dir: Path) -> None:
+    """Delete shared archives that no sweep of this user has any more. A submit that needs one writes it again."""
+    for kind in names_in(shared_code(runs_dir)) or ():
+        folder = shared_code(runs_dir) / kind
+        for name in names_in(folder) or ():
+            with contextlib.suppress(OSError):
+                if (folder / name).lstat().st_nlink == 1:
+                    (folder / name).unlink()
 
 
 def delete_items(items: Sequence[Item], tell: Callable[[str], None]) -> list[Item]:
@@ -345,6 +366,7 @@ def remove_sweep(sweep: SweepPaths) -> None:
     make_folder(sweep.folder)
     write_removed_sweep(sweep.folder)
     shutil.rmtree(trash, ignore_errors=True)
+    drop_unused_code(runs_dir)
     for name in names_in(runs_dir) or ():  # what a killed `rm` left
         if name.startswith(TRASH) and name.endswith(".rm") and (runs_dir / name).lstat().st_uid == os.getuid():
             shutil.rmtree(runs_dir / name, ignore_errors=True)

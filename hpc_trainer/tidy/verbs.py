@@ -137,7 +137,7 @@ def _clean(sweep: SweepPaths, rules: Sequence[str], needs: Any, *, yes: bool, as
     from hpc_trainer.record.processes import submit_lock
     from hpc_trainer.record.reading import check_place
     from hpc_trainer.record.status import read_status
-    from hpc_trainer.tidy.cleaning import delete_items, find_items, totals
+    from hpc_trainer.tidy.cleaning import delete_items, drop_unused_code, find_items, totals
 
     told: list[str] = []
     if yes:
@@ -146,6 +146,7 @@ def _clean(sweep: SweepPaths, rules: Sequence[str], needs: Any, *, yes: bool, as
         with submit_lock(sweep):
             items, notes = find_items(read_status(sweep), rules, needs)
             items = delete_items(items, told.append)
+            drop_unused_code(sweep.folder.parent)
             sweep.walk.unlink(missing_ok=True)
     else:
         items, notes = find_items(read_status(sweep, is_look=True), rules, needs)

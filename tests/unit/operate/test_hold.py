@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from hpc_trainer.cli.grid_verbs import run_retry
+from hpc_trainer.cli.run_verbs import run_cancel
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError, SlurmError
 from hpc_trainer.launch.grids import plan_grid, submit_grid
@@ -292,3 +295,24 @@ def test_a_hold_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nothing"):
         write_hold(tmp_path / "nothing" / "HOLD")
     assert not os.path.lexists(tmp_path / "nothing")
+
+
+# Conditions.
+
+
+def test_runs_are_cancelled_and_retried_by_a_condition(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs_dir = sweep.paths.folder.parent
+    run_cancel(["sweep"], None, runs_dir, save=False, as_json=True, where='seed in [0, 3] and state!="COMPLETED"')
+    assert json.loads(capsys.readouterr().out)["cancelled"] == [sweep.specs[0].run_id]
+    assert fake_slurm.calls("scancel") == ["scancel --quiet 500_[0]"]
+    with pytest.raises(ConfigError, match="there is no column sead"):
+        run_cancel(["sweep"], None, runs_dir, save=False, as_json=True, where="sead==0")
+    with pytest.raises(RunStateError, match=r"none of the 4 run\(s\) of sweep fulfils it"):
+        run_cancel(["sweep"], None, runs_dir, save=False, as_json=True, where="seed==77")
+    with pytest.raises(ConfigError, match="--where"):
+        run_retry(["sweep"], None, runs_dir, as_json=True, where="seed==")
+    fake_slurm.answer("squeue", "500_1|RUNNING|n1|None|x\n500_2|PENDING||Priority|x\n")
+    run_retry(["sweep"], None, runs_dir, as_json=True, where='state=="CANCELLED"')
+    assert json.loads(capsys.readouterr().out)["submitted"] == 1
