@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import sys
@@ -29,11 +30,19 @@ from hpc_trainer.cli.common import (
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError, SlurmError, valid
+from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, valid
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.find import check_one_each, configured_runs_dir, elsewhere_too, find_sweep, select
+from hpc_trainer.operate.find import (
+    check_one_each,
+    configured_runs_dir,
+    elsewhere_too,
+    find_sweep,
+    in_one_sweep,
+    select,
+)
+from hpc_trainer.operate.hold import hold_runs
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import as_value
+from hpc_trainer.operate.results import as_value, runs_where
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.record.reading import exists
 from hpc_trainer.record.spec import find_axes
@@ -331,7 +340,9 @@ def _most_interesting(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
     return max(map(status.run, run_ids), key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
 
 
-def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
+def run_cancel(
+    names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool, where: str | None = None
+) -> None:
     """Cancel the named runs or sweep. A name is required, because a cancel cannot be undone."""
     if not names and sweep is None:
         raise ConfigError(
@@ -341,7 +352,8 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
     check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
-    is_whole = len(run_ids) == len(status.specs)
+    run_ids = where_holds(status, run_ids, where)
+    is_whole = len(run_ids) == len(status.specs) and where is None
     cancelled = cancel_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
@@ -350,6 +362,58 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         print(f"cancelled {run_id}")
     say(_cancelled_words(status, run_ids, len(cancelled)))
     print_next(f"status {status.sweep.name}")
+
+
+def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) -> list[str]:
+    """Return the runs that fulfil the condition of --where; all of them without a condition.
+
+    Raises:
+        ConfigError: the condition is none, or names an unknown column.
+        RunStateError: no run fulfils it.
+    """
+    if where is None:
+        return [*run_ids]
+    chosen = runs_where(status, run_ids, parse_where(where))
+    if not chosen:
+        raise RunStateError(f"--where {where}: none of the {len(run_ids)} run(s) of {status.sweep.name} fulfils it.")
+    return chosen
+
+
+def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
+    """Hold the named runs or sweep."""
+    status, run_ids, is_whole = select_to_hold("hold", names, sweep, runs_dir)
+    done = hold_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
+    if as_json:
+        print_json(
+            {"sweep": status.sweep.name, **{key: list(value) for key, value in dataclasses.asdict(done).items()}}
+        )
+        return
+    for note in done.notes:
+        say(f"Note: {as_typed(note)}")
+    what = f"{len(done.held)} run(s) of {status.sweep.name}"
+    parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
+    parts += [f"{len(done.saving)} save a checkpoint and leave"] if done.saving else []
+    parts += [f"{len(done.at_work)} at work go on (--save holds them too)"] if done.at_work else []
+    say("; ".join(parts) + ".")
+    print_next(f"release {status.sweep.name}" if is_whole else f"release {' '.join(names)}")
+
+
+def select_to_hold(
+    verb: str, names: Sequence[str], sweep: str | None, runs_dir: Path | None
+) -> tuple[SweepStatus, list[str], bool]:
+    """Return the status of the named sweep, the ids of the named runs, and True if they are the whole sweep.
+
+    Raises:
+        ConfigError: nothing is named.
+    """
+    if not names and sweep is None:
+        raise ConfigError(f"{verb} needs the name of a sweep or of a run: `hpc-trainer sweeps` and `status` list them.")
+    status, run_ids = select(configured_runs_dir(runs_dir), names, sweep)
+    check_one_each(status, names, sweep)
+    warn(status)
+    tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
+    runs_named = in_one_sweep(status.sweep.folder.parent, names, sweep)[0]
+    return status, run_ids, not runs_named
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
