@@ -1,7 +1,7 @@
 """Figures that `hardware check --run` measured on a cluster, kept in the user's state folder.
 
-`~/.local/state/hpc_trainer/hardware/CLUSTER/PROFILE.json` holds the newest measurement of a profile. It is read by
-an estimate, such as that of a plan or an advice. A file that is missing or unreadable means that nothing was measured.
+`~/.local/state/hpc_trainer/hardware/CLUSTER/PROFILE.json` holds the newest measurement of a profile, for estimates.
+A file that is missing or unreadable means that nothing was measured.
 """
 
 from __future__ import annotations

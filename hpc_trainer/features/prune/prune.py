@@ -56,7 +56,7 @@ class PruneAbility(Ability):
             self._masks.also_mask(ability.stand_ins())
         if self._left and self._group.is_rank_zero:
             left = ", ".join(self._left)
-            print(f"prune: whole stay {left}, as prune.m={self.config.prune.m} does not divide their inputs.")
+            print(f"prune: {left} stay whole, as prune.m={self.config.prune.m} does not divide their inputs.")
 
     def before_clip(self) -> None:
         self._masks.apply_to_gradients()
