@@ -42,6 +42,9 @@ IMAGE_FACTS = "HPC_TRAINER_IMAGE_FACTS"
 STAGE_KEY = "HPC_TRAINER_STAGE_KEY"
 """Variable with size and time of change of the packed environment, asked once a job."""
 
+PACK_FACTS = ".hpc_trainer_pack.json"
+"""File at the top of an archive of `hpc-trainer pack`, and so of each copy: digest and origin of the environment."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:

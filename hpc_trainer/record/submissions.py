@@ -74,6 +74,7 @@ INTENT = {
 MAY_INTENT = {
     "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": tuple_of(as_count),
     "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time, "race": as_race, "choice": as_count,
+    "slots": as_count, "per_node": as_count, "source": as_text,
 }  # fmt: skip
 
 
@@ -111,13 +112,32 @@ class Submission:
     """Identifier that the submissions of a run to several shapes share; the first job that starts has the run."""
     choice: int = 0
     """Item of the run's list of hardware to which the job was submitted (`RunSpec.on`)."""
+    slots: int = 0
+    """Jobs of a pool, which work through `run_ids` in turns (record/turns.py); 0: each run has its own element."""
+    per_node: int = 0
+    """Runs that a slot of a pool runs beside each other; 0 if the submission is no pool."""
+    source: str | None = None
+    """Name of what draws the pool's runs while it works (`worker/slot.py`, `RunSource`); None: `run_ids` are all."""
     doubt_time: float | None = None
     """Time when sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job."""
     job_id: str | None = None
     dropped: bool = False
 
+    @property
+    def is_pool(self) -> bool:
+        """True if slots work through its runs."""
+        return self.slots > 0
+
+    @property
+    def num_elements(self) -> int:
+        """Number of its jobs: one for each run, or one for each slot."""
+        return self.slots or len(self.run_ids)
+
     def element_id(self, index: int) -> str | None:
-        """Return the job id of one run: `<array>_<index>` on Slurm, the queue's id locally; None if unconfirmed."""
+        """Return the job id of one element: `<array>_<index>` on Slurm, the queue's id locally; None if unconfirmed.
+
+        An element is a run, or a slot of a pool.
+        """
         if self.job_id is None:
             return None
         return f"{self.job_id}_{index}" if self.executor == "slurm" and self.kind != SUCCESSOR else self.job_id
@@ -174,12 +194,13 @@ def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
     parallelism: int | None = None, code: str | None = None, after: str | None = None,
     num_attempts: Sequence[int] = (), cluster: str | None = None, race: str | None = None, choice: int = 0,
+    slots: int = 0, per_node: int = 0, source: str | None = None,
 ) -> Submission:  # fmt: skip
     """Record what will be submitted next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
-        cluster=cluster, race=race, choice=choice,
+        cluster=cluster, race=race, choice=choice, slots=slots, per_node=per_node, source=source,
     )  # fmt: skip
     append_lines(paths.submissions, [_record(intent)], sealed=True)
     _write_copy(paths, intent)

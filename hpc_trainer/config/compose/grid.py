@@ -371,7 +371,7 @@ def _check(override: Override, pattern: object, choices: Callable[[str], list[st
         tried = choices(override.key_or_group) or _between(pattern, is_whole=is_whole)
         raise ConfigError(
             f"{line}: interval() is a range to draw values from, but a grid needs a list of values. "
-            f"Use values, as {key}={','.join(tried)}."
+            f"Use values, as {key}={','.join(tried)}, or add search=random to draw from the range."
         )
     if isinstance(pattern, RangeSweep):
         _check_range(f"{line}", pattern)
