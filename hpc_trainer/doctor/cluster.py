@@ -79,7 +79,7 @@ class Cluster:
         yield from _devices(self._nodes)
 
     def more_findings(self, runs_dir: Path) -> Iterator[Finding]:
-        """Yield what needs the answers of Slurm and the folder of sweeps: whether nodes can see it."""
+        """Yield the finding on whether nodes can see the folder of sweeps, from the answers of Slurm."""
         if self._nodes:
             from hpc_trainer.launch.grids import find_private_folder  # late: it imports Hydra
 

@@ -53,8 +53,7 @@ class Point:
                 )
         if math.prod(map(len, lists.values())) > _MOST_ITEMS:
             raise ConfigError(
-                f"a run may list at most {_MOST_ITEMS} shapes of which it takes the first free one. Shorten "
-                f"{', '.join(lists)}={FIRST}.."
+                f"the lists of a run make more than {_MOST_ITEMS} shapes. Shorten {', '.join(lists)}={FIRST}.."
             )
         points = []
         for chosen in itertools.product(*lists.values()):

@@ -136,7 +136,7 @@ def check_headers(data: ArraysConfig, kind: TargetKind) -> None:
     if data.eval_path is None and not 0 < num_held_out(num_rows, data.eval_fraction) < num_rows:
         raise ConfigError(
             f"data.path={train} has {num_rows} rows: with data.eval_fraction={data.eval_fraction:g} a part would be "
-            "empty. Give it more rows, or data.eval_path a file of its own."
+            "empty. Add rows, or set data.eval_path to a file of its own."
         )
     if data.eval_path is not None:
         held_out = Path(data.eval_path).expanduser()

@@ -148,7 +148,7 @@ def test_patterns_choose_layers_and_those_of_one_input_stay_whole_of_two_in_four
     run = train_here(config, tmp_path / "run")
     said = capsys.readouterr().out
     assert "prune: features.0.weight stay whole, as prune.m=4 does not divide their inputs." in said
-    assert "step 2: pruned 9,216 of 18,432 numbers in 1 tensors, sparsity 0.5 (n_m)" in said
+    assert "step 2: pruned 9,216 of 18,432 elements in 1 tensors, sparsity 0.5 (n_m)" in said
     assert list(_objects(run, 8)["prune"]["pruned"]) == ["features.4.weight"]
 
 
