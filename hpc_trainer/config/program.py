@@ -260,7 +260,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
     except ValueError as error:
         yield (
             f"train.command={script_words.shown(command)}: {error}. Quote words as a shell would; {{{{ and }}}} are "
-            "braces that are no placeholder."
+            "braces outside placeholders."
         )
         return
     if not first or first[0].startswith("-"):

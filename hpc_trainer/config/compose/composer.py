@@ -179,7 +179,7 @@ class Composer:
             own = (
                 ""
                 if self._config_dirs
-                else f" For one of your own, name a folder with {group}/{name}.yaml by --config-dir."
+                else f" To use a choice of your own, pass the folder that has {group}/{name}.yaml with --config-dir."
             )
             return ConfigError(f"{group}={name}: no such choice. {_valid(name, self.choices(group))}{own}")
         parsed = self.parse(overrides)
