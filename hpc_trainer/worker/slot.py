@@ -45,7 +45,7 @@ from hpc_trainer.record.turns import (
     slot_name,
 )
 from hpc_trainer.runtime.cores import shares
-from hpc_trainer.runtime.pace import DEADLINE, job_end_time
+from hpc_trainer.runtime.pace import DEADLINE, JOB_START, job_end_time
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
@@ -56,6 +56,7 @@ from hpc_trainer.worker.conclude import Stop, conclude_start
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
 _AGAIN_S = 30.0
+_IDLE_S = 2.0
 # Longest wait for the end of a process before the stop flag is looked at again.
 _WAIT_S = 1.0
 # Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
@@ -283,15 +284,22 @@ class Slot:
         while True:
             self._fill()
             busy = [place for place in self._places if place.turn is not None]
-            if not busy:
+            if busy:
+                self._wait(busy)
+            elif self._must_leave() or self._source.is_empty(self._turns):
                 break
-            self._wait(busy)
+            else:
+                time.sleep(_IDLE_S)  # the source waits for what other slots find out
         return self._leave()
 
     def _preload(self) -> None:
         """Import what every run needs before the first fork, so that no run pays for it."""
-        import hpc_trainer.worker.program
+        import psutil  # noqa: F401
 
+        import hpc_trainer.worker.program
+        import hpc_trainer.worker.rank
+
+        contributions("samplers")
         if self._config.train.command is None:
             import hpc_trainer.worker.attempt  # noqa: F401  (with torch, which no process here has used yet)
 
@@ -362,6 +370,7 @@ class Slot:
                     os.sched_setaffinity(0, place.cores)
             if place.gpus or place.spec.shape.gpus_per_node:
                 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
+            self._set_times()
             stop = StopFlag()
             stop.install()
             from hpc_trainer.worker.rank import run_turn
@@ -374,6 +383,13 @@ class Slot:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(int(code))
+
+    def _set_times(self) -> None:
+        """Tell a run when its job ends, and that its own time begins now: the time before is the slot's."""
+        end_time = job_end_time(self._source.template.shape.time_limit_min)
+        if end_time is not None:
+            os.environ["SLURM_JOB_END_TIME"] = f"{end_time:.0f}"
+            os.environ["SLURM_JOB_START_TIME"] = os.environ[JOB_START] = f"{time.time():.0f}"
 
     def _wait(self, busy: Sequence[_Place]) -> None:
         """Wait until a rank ends or the stop flag is set, and conclude the turns whose ranks have all ended."""
