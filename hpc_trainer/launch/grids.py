@@ -14,6 +14,7 @@ from pathlib import Path
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
 from hpc_trainer.launch.extend import find_twins
+from hpc_trainer.launch.follow import read_followed, release_followers
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, frozen_of_command, is_same_code, read_code
@@ -122,6 +123,7 @@ def submit_grid(
             _end_what_waits(status, set_down)
             _set_aside(grid)
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
+        outcome = dataclasses.replace(outcome, notes=(*outcome.notes, *release_followers(grid.sweep)))
     own = {spec.run_id for spec in grid.specs}
     still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
     return Submitted(plan=checked, outcome=_joined([*before, outcome], still))
@@ -261,7 +263,8 @@ def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepSt
         grid = grid_of_specs(status.sweep, specs)
         set_umask(grid.group_readable)
         limits = read_limits(with_nodes=any(map(asks_for_pool, specs)))
-        plan = build_plan(grid, what_is_known(status), limits=limits)
+        known = dataclasses.replace(what_is_known(status), followed=read_followed(status.sweep, specs))
+        plan = build_plan(grid, known, limits=limits)
         plan = dataclasses.replace(plan, code=code)
         outcomes.append(submit_plan(plan, command_line=None, lock=lock, skip_refused=True))
         status = read_status(status.sweep)
@@ -288,6 +291,7 @@ def _checked(
         SlurmError: Slurm does not answer and `must_answer` is set; without it the plan's notes say so.
     """
     specs = specs_to_submit(grid, known, retry_failed=retry_failed)
+    known = dataclasses.replace(known, followed=read_followed(grid.sweep, specs))
     code = read_code(specs, grid.sweep.folder.parent)
     limits, notes = Limits(), []
     asks = grid.executor is Executor.slurm and bool(specs)

@@ -23,6 +23,7 @@ from hpc_trainer.config.schema.optim import scaling_line
 from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.extend import Twin
+from hpc_trainer.launch.follow import NOBODY, NOTHING, Followed, Follows
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.frozen_code.archive import CodeChange
 from hpc_trainer.launch.pools import asks_for_pool, pack
@@ -65,6 +66,8 @@ class ArrayPlan:
     """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
     per_node: int = 0
     """Runs beside each other in a slot of a pool."""
+    follows: Follows = NOTHING
+    """Jobs of other runs that end before the array begins (`after`)."""
 
     @property
     def num_elements(self) -> int:
@@ -250,6 +253,8 @@ class Known:
     """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
+    followed: Followed = NOBODY
+    """Runs that the runs to submit follow (`after`), as they stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,17 +330,18 @@ def build_plan(
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
-    groups: dict[tuple[str, Shape, int | None], list[RunSpec]] = {}
+    groups: dict[tuple[str, Shape, int | None, Follows], list[RunSpec]] = {}
     for spec in specs_to_submit(grid, known, retry_failed=retry_failed):
+        follows = known.followed.of_run.get(spec.run_id, NOTHING)
         for choice, on_one in enumerate(spec.on_each()):
-            key = _array_environment(on_one), on_one.shape, choice if spec.others else None
+            key = _array_environment(on_one), on_one.shape, choice if spec.others else None, follows
             groups.setdefault(key, []).append(on_one)
     arrays = [
         ArrayPlan(
             hardware=specs[0].hardware, shape=shape, specs=tuple(specs),
-            parallelism=int(specs[0].config["cluster"]["array_parallelism"]), choice=choice,
+            parallelism=int(specs[0].config["cluster"]["array_parallelism"]), choice=choice, follows=follows,
         )
-        for (_, shape, choice), specs in groups.items()
+        for (_, shape, choice, follows), specs in groups.items()
     ]  # fmt: skip
     packed = {index: pack(array.specs, limits) for index, array in enumerate(arrays) if asks_for_pool(array.specs[0])}
     for index, packing in packed.items():
@@ -354,7 +360,8 @@ def build_plan(
         if array.shape not in known.shapes
     }
     packing_problems = [problem for packing in packed.values() for problem in packing.problems]
-    problems = [*no_arrays, *packing_problems, *(() if packing_problems else itertools.chain(*wrong.values()))]
+    unfit = () if packing_problems else itertools.chain(*wrong.values())
+    problems = [*no_arrays, *known.followed.problems, *packing_problems, *unfit]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
     too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
@@ -369,12 +376,14 @@ def build_plan(
             *grid.notes,
             *known.notes,
             *limits.notes,
+            *(f"Runs start after {line}." for line in known.followed.lines),
             *_list_note([spec for array in fitted.now for spec in array.specs if array.choice is not None]),
             *_closed_note(grid),
             *(note for packing in packed.values() for note in packing.notes),
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
             *dict.fromkeys(_limit_notes(arrays, known, limits)),
+            *dict.fromkeys(_whole_node_notes(arrays, limits)),
             *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
             *_first_few(too_large, _MOST_MODELS, "models do not fit"),
             *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
@@ -533,6 +542,38 @@ def _limit_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
             f"training. A start takes {start_s:.0f} s ({source}); Slurm sends its warning {shape.signal_lead_s} s "
             f"before the limit (cluster.signal_lead_s) and may send it {SIGNAL_SLACK_S} s earlier. A run that is not "
             f"done by then may do one step an attempt. {_longer(needed_min, shape, limits)}"
+        )
+
+
+_IDLE_CPUS = 0.5
+
+
+def _whole_node_notes(arrays: Sequence[ArrayPlan], limits: Limits) -> Iterator[str]:
+    """Yield a note for each array whose jobs get whole nodes, and pay for more of them than they use."""
+    for array in arrays:
+        shape, partition = array.shape, limits.partition_of(array.shape.partition)
+        reasons = {
+            "hardware.whole_node=true": shape.whole_node,
+            f"partition {'' if partition is None else partition.name} gives whole nodes": limits.gives_whole_nodes
+            or (partition is not None and partition.gives_whole_nodes),
+        }
+        reason = next((text for text, is_so in reasons.items() if is_so), None)
+        nodes = [group for group in limits.nodes if partition is not None and group.partition == partition.name]
+        if reason is None or not nodes:
+            continue
+        gpus, cpus = min(sum(group.gpus.values()) for group in nodes), min(group.cpus for group in nodes)
+        used_cpus = shape.tasks_per_node * shape.cpus_per_task
+        if shape.gpus_per_node and gpus > shape.gpus_per_node:
+            hours = shape.gpu_hours * gpus / shape.gpus_per_node
+            used = f"{shape.gpus_per_node} of {gpus} GPUs: up to {hours:.4g} GPU-hours a run, of which the plan counts"
+            told = f"{used} {shape.gpu_hours:.4g}. Use hardware.gpus_per_node={gpus}"
+        elif not shape.gpus_per_node and used_cpus < _IDLE_CPUS * cpus:
+            told = f"{used_cpus} of {cpus} CPUs. Use more ranks (hardware.tasks_per_node) or cores"
+        else:
+            continue
+        yield (
+            f"{array.hardware}: each job has its nodes alone ({reason}), and uses {told}, or run several in one job: "
+            "in it, the same submit with cluster=local local.max_parallel=N."
         )
 
 

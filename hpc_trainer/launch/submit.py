@@ -16,10 +16,12 @@ from hpc_trainer.config.environment import setup_of
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError, SlurmError
 from hpc_trainer.launch.batch_job import BatchJob, setup_lines, start_of_ranks, worker_command
+from hpc_trainer.launch.follow import mark_held
 from hpc_trainer.launch.frozen_code.archive import archive_of, code_revision, store_code
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.later_jobs import TopUpJob, on_choice
 from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
+from hpc_trainer.record.chain import note_followers
 from hpc_trainer.record.files import make_folder, write_json
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.processes import FileLock, process_name
@@ -152,6 +154,7 @@ def submit_plan(
     if code is not None:
         store_code(paths, code)
     append_specs(paths, specs_to_write(plan, read_specs(paths)))
+    note_followers(paths, plan.specs)
     if plan.grid.changes:
         write_changed(paths, [spec.run_id for spec in plan.specs], plan.grid.changes)
     if command_line is not None:
@@ -318,7 +321,11 @@ class _SlurmSubmission:
             slots=array.slots,
             per_node=array.per_node,
         )
-        options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
+        jobs = [*after, *array.follows.jobs]
+        options = [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
+        if array.follows.is_held:
+            mark_held(paths, array.specs, array.follows.reason)
+            options.append("--hold")
         job_id = hand_over(paths, intent, _job_of(self._plan, array, intent.uuid), options)
         self._end_losers(array, job_id)
         return SubmittedArray(

@@ -21,7 +21,7 @@ from hpc_trainer.record.doubts import Doubt
 from hpc_trainer.record.doubts import untold_job as untold_job_doubt
 from hpc_trainer.record.files import append_lines, make_folder, write_atomic
 from hpc_trainer.record.journal import Attempt, Journal, read_heartbeat, read_result
-from hpc_trainer.record.layout import HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, SweepPaths, journals_in
+from hpc_trainer.record.layout import AFTER, HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, SweepPaths, journals_in
 from hpc_trainer.record.processes import is_alive
 from hpc_trainer.record.reading import (
     Faults,
@@ -101,6 +101,13 @@ class RunFolder:
     """True if the job of `submission` has claimed the run, so that `rivals` end without starting it."""
     turn: Turn | None = None
     """The slot of a pool that has the run; `job_id` is the slot's job. None if no slot has it, or it is in no pool."""
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    """Decision of a run that follows others and has not begun (`record/chain.py`); {} if it has made none."""
+
+    @property
+    def waits_for(self) -> str | None:
+        """Reason why a run that follows others has not begun; None if there is none."""
+        return str(self.decision["reason"]) if self.decision.get("reason") and not self.attempts else None
 
     @property
     def newest(self) -> Attempt | None:
@@ -228,6 +235,7 @@ def read_folder(
         rivals=tuple(rival for rival in rivals if latest is None or rival[0].uuid != latest[0].uuid),
         is_claimed=winner is not None,
         turn=turn,
+        decision=(read_json(paths.at(AFTER), faults) or {}) if AFTER in present and not story.attempts else {},
     )
 
 
@@ -249,7 +257,7 @@ def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
         return True
 
 
-_EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)
+_EVERYTHING = (HEARTBEAT, SUBMISSIONS, AFTER, DONE, CANCEL)
 
 
 def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
@@ -475,7 +483,11 @@ def decide(folder: RunFolder, view: SchedulerView) -> End:
         is_silent = folder.is_on_slurm and view.queue is None
         state, cause = RunState.UNKNOWN, doubts.silent("squeue") if is_silent else folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
-        return RunState.CANCELLED, "cancelled", node
+        return (
+            RunState.CANCELLED,
+            folder.waits_for if folder.decision.get("decision") == "cancelled" else "cancelled",
+            node,
+        )
     if state is RunState.COMPLETED:  # by the journal, but DONE is missing: a restart from the last checkpoint makes it
         end_time = folder.current.end_time if folder.current is not None else None
         unseen = _unseen_result("COMPLETED", "0:0", end_time, view)
@@ -580,7 +592,7 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
             return RunState.UNKNOWN, doubts.other_host(), None
     living = view.has_living_slot(folder)
     if living:
-        words = f"waits in the pool of process {submission.job_id}"
+        words = f"waits in the pool {pool_job(submission)}"
         return (RunState.PENDING if current is None else RunState.REQUEUED), words, None
     if living is None:
         return RunState.UNKNOWN, doubts.other_host(), None
@@ -598,6 +610,8 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
     # The run may outlive its queue if that was killed; the queue is alive before the run has recorded its process.
     signs = [is_alive(name) for name in (folder.job_id, current.process if current else None) if name]
     if any(signs):
+        if current is None and folder.waits_for is not None:
+            return RunState.HELD if folder.decision.get("decision") == "held" else RunState.PENDING, folder.waits_for
         return (RunState.PENDING if current is None else RunState.RUNNING), None
     if folder.submission is not None and folder.job_id is None:
         return RunState.UNKNOWN, doubts.interrupted()  # its queue may be alive nevertheless
@@ -636,7 +650,8 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
         state = _state_in_queue(entry, current, is_successor=is_successor)
         if state is RunState.UNKNOWN:
             return state, doubts.new_word("squeue", entry.state), entry.node or None
-        return state, cause if current and current.has_ended else None, entry.node or None
+        waits_for = folder.waits_for if state in (RunState.HELD, RunState.PENDING) else None
+        return state, cause if current and current.has_ended else waits_for, entry.node or None
     if journal_settles(current):
         assert current is not None
         return current.state or RunState.UNKNOWN, cause, None

@@ -75,6 +75,7 @@ from hpc_trainer.record.submissions import (
     read_ledger,
     rivals_of_each_run,
 )
+from hpc_trainer.record.summaries import Summaries
 from hpc_trainer.record.turns import Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_folder
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import show_scripts
@@ -317,11 +318,62 @@ def _step(folder: RunFolder) -> int:
 
 def gpu_hours(run: RunStatus) -> float:
     """Return the GPU-hours that all attempts of a run held, up to the last sign of life."""
-    gpus = run.spec.shape.num_nodes * run.spec.shape.gpus_per_node
-    # The journal has no end of a killed attempt: it ended before the next one began, or at the last sign of life.
-    ends = [*(attempt.start_time for attempt in run.attempts[1:]), time.time() - (run.age_s or 0.0)]
-    seconds = ((a.end_time or end) - a.start_time for a, end in zip(run.attempts, ends, strict=False))
-    return gpus * sum(max(0.0, duration) for duration in seconds) / 3600
+    return run.spec.shape.num_nodes * run.spec.shape.gpus_per_node * wall_s(run) / 3600
+
+
+def wall_s(run: RunStatus) -> float:
+    """Return for how many seconds all attempts of a run worked, up to the last sign of life."""
+    seconds = (end - attempt.start_time for attempt, end in zip(run.attempts, _ends(run), strict=True))
+    return sum(max(0.0, duration) for duration in seconds)
+
+
+def _ends(run: RunStatus) -> list[float]:
+    """Return when each attempt ended, in seconds since the epoch.
+
+    The journal has no end of a killed attempt: it ended before the next one began, or at the last sign of life.
+    """
+    if not run.attempts:
+        return []
+    if len(run.attempts) == 1 and run.attempts[0].end_time is not None:
+        return [run.attempts[0].end_time]  # most of 10,000 runs
+    later = [*(attempt.start_time for attempt in run.attempts[1:]), time.time() - (run.age_s or 0.0)]
+    return [attempt.end_time or end for attempt, end in zip(run.attempts, later, strict=True)]
+
+
+def submit_times(ledger: Ledger) -> dict[str, list[float]]:
+    """Return run id -> when each of the run's submissions was made, in order, in seconds since the epoch."""
+    times: dict[str, list[float]] = {}
+    for submission in sorted(ledger.submissions, key=lambda submission: submission.time):
+        for run_id in submission.run_ids:
+            times.setdefault(run_id, []).append(submission.time)
+    return times
+
+
+def queue_s(run: RunStatus, submitted: Sequence[float]) -> float | None:
+    """Return for how many seconds a run waited in the queue: before its first attempt, between attempts, and now.
+
+    Between an end and a later submission it did not wait. None if it was never submitted.
+
+    Args:
+        run: the run.
+        submitted: when each of its submissions was made, from `submit_times`.
+    """
+    if not submitted:
+        return None
+    waited, begin = 0.0, submitted[0]
+    for attempt, end in zip(run.attempts, _ends(run), strict=True):
+        again = [time_ for time_ in submitted if begin < time_ <= attempt.start_time]
+        waited += max(0.0, attempt.start_time - (again[-1] if again else begin))
+        begin = end
+    since = waits_since(run, submitted)
+    return waited if since is None else waited + max(0.0, time.time() - since)
+
+
+def waits_since(run: RunStatus, submitted: Sequence[float]) -> float | None:
+    """Return since when a waiting run waits, in seconds since the epoch; None if it does not wait or none knows."""
+    if run.state not in _WAITS or run.waits_in_sweep:
+        return None
+    return max([*submitted[-1:], *_ends(run)[-1:]], default=None)
 
 
 _UUID = re.compile(r"[0-9a-f]{32}")
@@ -554,7 +606,9 @@ class SweepStatus:
     open_runs: Mapping[str, RunStatus]
     """Run id -> status of each run that is not done."""
     read_done: Callable[[str], RunStatus]
-    """Function that reads the folder of a run that is done."""
+    """Function that reads the folder of a run that is done, or its summary."""
+    summaries: Summaries | None = None
+    """Summaries of completed runs; None if a command acts on the status."""
     remarks: Sequence[str] = ()
     """Questions that were not answered, and other remarks for the user."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -582,7 +636,10 @@ class SweepStatus:
     @functools.cached_property
     def runs(self) -> list[RunStatus]:
         """Status of every run."""
-        return [self.run(run_id) for run_id in self.specs]
+        runs = [self.run(run_id) for run_id in self.specs]
+        if self.summaries is not None:
+            self.summaries.save()
+        return runs
 
     def run(self, run_id: str) -> RunStatus:
         """Return the status of one run."""
@@ -684,9 +741,13 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
             spec = spec.on(choice)
         return status_of(spec, folder, view, end, ledger.refused.get(run_id), faults)
 
+    summaries = Summaries(sweep) if is_look else None
+
     @functools.cache  # a second call neither reads the folder again nor reports its faults twice
     def read_done(run_id: str) -> RunStatus:
-        folder = read(run_id)
+        latest = submissions.get(run_id)
+        is_plain = summaries is not None and latest is not None and run_id not in rivals
+        folder = summaries.read(sweep.run(run_id), latest, read) if is_plain else read(run_id)
         faults.extend(folder.faults)
         return run_status(run_id, folder, decide(folder, view))
 
@@ -704,7 +765,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     pools = tuple(_pools(sweep, ledger, view, turns))
     notes += [f"{pool.words}." for pool in pools]
     status = SweepStatus(
-        sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done,
+        sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done, summaries=summaries,
         remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
         tending_job=_top_up_job(ledger, view, may_work=True), silence=silence,
         is_queue_silent=view.queue is None,

@@ -82,7 +82,7 @@ TOP_UP = "top-up"
 SUCCESSOR = "successor"
 Book = SweepPaths | RunPaths
 """Owner of a submissions.jsonl: a sweep, or a run, whose file has the successor jobs that its attempts submitted."""
-_Told = list[tuple[int | None, dict[str, Any] | None]]
+_Lines = list[tuple[int | None, dict[str, Any] | None]]
 """Pairs of line number and record; the number is None for a copy, the record None for an unreadable line."""
 
 
@@ -280,7 +280,7 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     is_there = is_ours(place, damage)
     if not is_there and not damage and isinstance(paths, RunPaths):
         return Ledger()  # the case of almost every run: none of its attempts had to submit a successor
-    lines: _Told = [*records(place, damage)] if is_there else []
+    lines: _Lines = [*records(place, damage)] if is_there else []
     book = _read(paths, lines, faults)
     lost = _lost_copies(paths, book, damage)
     if lost:
@@ -300,7 +300,7 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     )
 
 
-def _read(paths: Book, records: _Told, faults: Faults) -> _Reader:
+def _read(paths: Book, records: _Lines, faults: Faults) -> _Reader:
     book = _Reader()
     for number, record in records:
         if record is not None:
@@ -330,7 +330,7 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
     return sorted(copies, key=lambda record: float(record["time"]))
 
 
-def _with_copies(records: _Told, copies: Sequence[dict[str, Any]], answered: Collection[str]) -> _Told:
+def _with_copies(records: _Lines, copies: Sequence[dict[str, Any]], answered: Collection[str]) -> _Lines:
     """Return the records with the copies inserted.
 
     A copy whose uuid is in `answered` comes last. Other copies come before the lines about their submission, or else
@@ -470,8 +470,8 @@ def claim_run(paths: RunPaths, own: Submission) -> bool:
 
 def claimed_by(paths: RunPaths, race: str, faults: Faults | None = None) -> str | None:
     """Return the uuid of the submission that has claimed the run; None if none has, or the claim cannot be read."""
-    found = (read_json(paths.claim(race), Faults() if faults is None else faults) or {}).get("uuid")
-    return found if isinstance(found, str) else None
+    uuid = (read_json(paths.claim(race), Faults() if faults is None else faults) or {}).get("uuid")
+    return uuid if isinstance(uuid, str) else None
 
 
 def winner_of(paths: RunPaths, rivals: Sequence[Job], jobs_seen: Collection[str] = ()) -> Job | None:

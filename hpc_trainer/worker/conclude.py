@@ -480,6 +480,15 @@ def _bring_back(stop: Stop, decision: Decision) -> Decision:
     return done
 
 
+def bring_back(stop: Stop) -> bool:
+    """Send the job of a run that does not start yet back into the queue; return False if that failed."""
+    wanted = Decision(
+        action=Action.requeue, state=RunState.REQUEUED, cause="follows", exit_code=ExitCode.REQUEUED,
+        fallback=RunState.PREEMPTED,
+    )  # fmt: skip
+    return _bring_back(stop, wanted).state is not RunState.PREEMPTED
+
+
 def _ask_requeue(job_id: str) -> Answer:
     try:
         answer = Answer(requeue(job_id))

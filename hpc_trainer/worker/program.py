@@ -253,7 +253,7 @@ class _Rank:
             self._stop.request(ASKED)
             self._tell_stop()
         if self._must_stop():
-            print(f"the program ended with {_told(code)} after {self._stop.signal_name}: it goes on later.")
+            print(f"the program ended with {_ending(code)} after {self._stop.signal_name}: it goes on later.")
             return conclude_start(self.as_stop)
         if code != 0:
             self._fail(code)
@@ -310,7 +310,7 @@ class _Rank:
         is_killed = code == -signal.SIGKILL
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
         frame = own_frame(output)
-        message = f"the program ended with {_told(code)}"
+        message = f"the program ended with {_ending(code)}"
         print(
             f"{message}: {self._shown(self._program.arguments if self._program else ())}", file=sys.stderr, flush=True
         )
@@ -359,7 +359,7 @@ class _Rank:
             write_json(self._paths.program_stop(self._attempt), {"why": self._stop.signal_name}, sync=False)
 
 
-def _told(code: int | None) -> str:
+def _ending(code: int | None) -> str:
     if code is None or code >= 0:
         return f"exit code {code}"
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.record.chain import started
 from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal, failures_of_storage, log_header, read_failure
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -37,6 +38,7 @@ from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.slurm.jobs import cancel_named
 from hpc_trainer.slurm.queue import job_name
+from hpc_trainer.worker.follow import look_before_start
 
 
 def run(argv: list[str] | None, stop: StopFlag) -> int:
@@ -146,6 +148,10 @@ def _start_attempt(
         print(f"{run_id}: job {newer} has this run now; nothing to do for job {env.job_id}.")
         return ExitCode.OK
     config = spec.on(job.choice).typed() if spec.others else config
+    code = look_before_start(spec, config, paths, env, stop)
+    if code is not None:
+        return code
+    config = started(config, paths)
     for folder in (paths.logs, paths.checkpoints):
         make_folder(folder)
     look_anew(paths.logs, parents=0)  # failure files of other nodes
