@@ -24,6 +24,7 @@ from hpc_trainer.record.turns import Holder, Turns, pool_job, slot_name
 from hpc_trainer.runtime.pace import JOB_START
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.worker.rank import run_turn
 from hpc_trainer.worker.slot import ListedRuns, Slot
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -186,7 +187,7 @@ def test_a_slot_takes_a_run_only_if_the_time_left_suffices(
     pool = _pool(sweep, "local", "vm:1:1.0")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv(JOB_START, f"{time.time() - 600 + left_s + 0.5:.0f}")
-    slot = Slot(sweep.paths, pool, 0, RankEnv(launcher=POOL, job_id="pool-1_0", node="n1"), StopFlag())
+    slot = Slot(sweep.paths, pool, 0, RankEnv(launcher=POOL, job_id="pool-1_0", node="n1"), StopFlag(), run_turn)
     slot._turns.begin()
     if known_s is not None:
         turn = slot._turns.take(specs[0].run_id)
