@@ -419,7 +419,9 @@ def _over_budget(plan: SweepPlan) -> Sequence[str]:
     counted = {spec.run_id: spec for spec in (*active, *plan.specs) if spec.run_id not in in_pools}.values()
     if not plan.specs:
         return ()
-    jobs = len(counted) + sum(array.slots for array in pools)
+    share = [spec for spec in counted if asks_for_pool(spec)]  # at work in a pool, whose slots are at most so many
+    at_work = min(len(share), max((int(spec.config["pool"]["jobs"]) for spec in share), default=0))
+    jobs = len(counted) - len(share) + at_work + sum(array.slots for array in pools)
     hours = sum(map(gpu_hours_max, counted)) + sum(array.gpu_hours_max for array in pools)
     budget = plan.grid.budget
     problems = []

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.launch.plan import SweepPlan, build_plan
+from hpc_trainer.config.schema.cluster import BudgetConfig
+from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
 from hpc_trainer.launch.pools import pack, slot_shape
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import RunState
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition, SubmitCap
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_spec, make_specs
@@ -94,3 +96,16 @@ def test_a_pool_takes_the_room_that_there_is_and_its_runs_wait_if_there_is_none(
 def test_the_pool_is_no_part_of_what_a_run_is() -> None:
     alone, in_pool = (make_spec("cluster=slurm", pool__jobs=jobs) for jobs in (None, 4))
     assert alone.run_id == in_pool.run_id
+
+
+def test_cores_of_this_machine_may_be_shared_by_more_places_than_there_are() -> None:
+    packing = pack(make_specs(9, "cluster=local", pool__jobs=1, pool__per_node=9), Limits())
+    assert (packing.per_node, packing.problems) == (9, ())
+
+
+def test_a_budget_of_jobs_counts_slots_and_not_the_runs_that_they_work_through(tmp_path: Path) -> None:
+    grid = dataclasses.replace(make_grid(tmp_path / "s", _runs(20)), budget=BudgetConfig(max_jobs=2))
+    assert build_plan(grid, limits=_LIMITS).problems == ()
+    active = {spec.run_id: RunState.RUNNING for spec in grid.specs[:19]}
+    (problem,) = build_plan(grid, Known(states=active), limits=_LIMITS).problems
+    assert "this grid would have 3 jobs" in problem, "two slots at work, and one for the run that is left"
