@@ -56,6 +56,8 @@ class SubmittedArray:
     uuid: str = ""
     choice: int | None = None
     """As in `ArrayPlan`."""
+    slots: int = 0
+    """Slots of a pool that work through the runs; 0: each run is an element."""
 
     @property
     def place(self) -> tuple[str, int | None]:
@@ -216,7 +218,8 @@ class _SlurmSubmission:
                 after = (earlier[-array.behind].job_id,) if len(earlier) >= array.behind else after
             self._submit_what_fits(array, after)
         if self._top_up is not None:
-            new = [f"{submitted.job_id}_{index}" for submitted in self._done for index in range(len(submitted.run_ids))]
+            counts = [(submitted.job_id, submitted.slots or len(submitted.run_ids)) for submitted in self._done]
+            new = [f"{job_id}_{index}" for job_id, count in counts for index in range(count)]
             self._top_up.aim([*plan.known.elements, *new])
         return Outcome(
             arrays=tuple(self._done),
@@ -345,8 +348,9 @@ class _SlurmSubmission:
             release_jobs([job_id])
         self._end_losers(array, job_id)
         return SubmittedArray(
-            job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids), uuid=intent.uuid, choice=array.choice
-        )
+            job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids), uuid=intent.uuid, choice=array.choice,
+            slots=array.slots,
+        )  # fmt: skip
 
     def _renew(self) -> None:
         if self._lock is not None:
@@ -373,7 +377,11 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
         if array.slots:
             job_id = process_name(_start_pool(plan, array, intent).pid)
             write_confirmation(paths, intent, job_id)
-            submitted.append(SubmittedArray(job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids))
+            submitted.append(
+                SubmittedArray(
+                    job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids, slots=intent.slots,
+                )
+            )  # fmt: skip
         else:
             queued.append(intent)
     if queued:

@@ -287,7 +287,7 @@ class _Rank:
                     program.send(signal.SIGKILL if now - left_time > 2 * _LEFT_BEHIND_S else signal.SIGTERM)
             if self._story is not None:
                 self._story.look()
-            time.sleep(_POLL_S)
+            program.wait(_POLL_S)
 
     def _finish(self) -> int:
         """Conclude after the program is done. Rank 0 waits for the other ranks, then records that the run is done."""
