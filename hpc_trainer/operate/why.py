@@ -23,7 +23,7 @@ from hpc_trainer.record.journal import Attempt, read_first_weights
 from hpc_trainer.record.last_words import NOT_STARTED, Sign, sign_of
 from hpc_trainer.record.ledger import RunLedger, ledger_line, newest_timeouts
 from hpc_trainer.record.reading import Faults, is_number, read_json
-from hpc_trainer.record.states import NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.record.states import NOT_FINITE, OUT_OF_MEMORY, POOL, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, read_status
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.jobs import OFF, show_preemption
@@ -386,7 +386,9 @@ def _timeline(status: SweepStatus, run: RunStatus, clues: Sequence[Clues]) -> li
 
 
 def _story(attempt: Attempt) -> Iterator[str]:
-    where = f"job {attempt.job_id} on {attempt.node}" if attempt.executor == "slurm" else f"on {attempt.node}"
+    has_job = attempt.executor in ("slurm", POOL)
+    where = f"{'job' if attempt.executor == 'slurm' else 'slot'} {attempt.job_id} on {attempt.node}" if has_job else ""
+    where = where or f"on {attempt.node}"
     # A program never reports where it begins, and an attempt may end before it knows its first step.
     step = "" if attempt.resumed_step is None else f" from step {attempt.resumed_step}"
     yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began{step}, {where}"

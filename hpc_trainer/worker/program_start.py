@@ -368,6 +368,15 @@ class Program:
         """Exit code of the program itself, negative for a signal; None while it runs."""
         return self._process.poll()
 
+    def wait(self, most_s: float) -> None:
+        """Wait until the program has ended, or `most_s` seconds; all of them if only other processes of it are left."""
+        if self.code is not None:
+            if self.is_alive():
+                time.sleep(most_s)
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(most_s)
+
     def is_alive(self) -> bool:
         """Return True while the program, or a process of its group, runs."""
         if self._process.poll() is None:
