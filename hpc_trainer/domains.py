@@ -31,6 +31,7 @@ HOOKS = {
     "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
     "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",
     "recorders": "recorder of a rank's last moments (worker/attempt.py, `Recorder`)",
+    "run_sources": "function that returns the `RunSource` of a pool, or None (worker/slot.py)",
     "warnings": "problem of a running run, as one line for `status` (record/status.py)",
     "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
     "result_columns": "columns of `results` (operate/results.py, `Columns`)",

@@ -16,9 +16,11 @@ from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_plan import (
+    expected_json,
     fit_json,
     memory_json,
     plan_json,
+    print_expected,
     print_fit,
     print_needs,
     print_next_of,
@@ -32,6 +34,7 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.launch.expected import find_expected
 from hpc_trainer.launch.fit import find_fit
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
@@ -101,12 +104,14 @@ def run_plan(
     if as_json:
         needs = find_needs(plan.grid.specs, plan.grid.sweep) if memory else []
         told_fit = {} if fitting is None else {"fit": fit_json(fitting)}
-        print_json(plan_json(plan) | ({"memory": memory_json(needs)} if memory else {}) | told_fit)
+        expected = {"expected": expected_json(find_expected(plan, needs))}
+        print_json(plan_json(plan) | expected | ({"memory": memory_json(needs)} if memory else {}) | told_fit)
     else:
         print_plan(plan)
         if memory:
             needs = find_needs(plan.grid.specs, plan.grid.sweep)
             print_needs(needs)
+        print_expected(find_expected(plan, needs))
         if fitting is not None:
             print_fit(fitting)
         for array in plan.arrays if script else ():

@@ -13,6 +13,7 @@ from typing import Any
 from hpc_trainer.cli.common import counts_line, gpu_hours, print_next, print_table, say
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.launch.expected import Expected
 from hpc_trainer.launch.fit import Candidate, Fit, duration, moment
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
@@ -252,6 +253,20 @@ def print_needs(needs: Sequence[Need]) -> None:
             say(f"Note: {need.run_id}: {need.note}")
         if need.warning is not None:
             say(need.warning, "[yellow]Warning:[/] ")
+
+
+def expected_json(expected: Sequence[Expected]) -> list[dict[str, Any]]:
+    """Return the times in the JSON of `plan` that follow from `hardware check --run` (docs/json.md)."""
+    return [dataclasses.asdict(each) for each in expected]
+
+
+def print_expected(expected: Sequence[Expected]) -> None:
+    """Print what the measurements of the hardware say about the runs of a plan."""
+    for each in expected:
+        if each.lines:
+            say(f"Expected on {each.hardware}, by {each.source}:")
+        for line in each.lines:
+            say(f"  {line}.")
 
 
 def fit_json(fit: Fit) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from hpc_trainer.config.store import KEYS
 from hpc_trainer.config.targets import unread_params
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.follow import by_awaited_names, with_after
 from hpc_trainer.record.layout import SweepPaths, default_runs_dir
 from hpc_trainer.record.spec import RunSpec, join_shapes, leaves, read_specs
 from hpc_trainer.slurm.shape import resources
@@ -129,6 +130,8 @@ def _freeze_grid(
     first = next(iter(points.places.values()))
     sweep = _sweep_paths(first)
     specs = by_known_names(sweep, specs)
+    if any(spec.config["init_from"]["path"] for spec in specs.values()):
+        specs = by_awaited_names(sweep, specs, read_specs(sweep))
     return Grid(
         sweep=sweep,
         executor=first.cluster.executor,
@@ -198,6 +201,7 @@ class _Points:
         plain = to_plain(config) if self._is_search else {}
         try:
             validate(config, self._memo)
+            config.after = self._memo.of(with_after, config.after, config.train.command, config.paths.runs_dir)
         except ConfigError as error:
             self.problems.update(dict.fromkeys(str(error).splitlines()))
             return None

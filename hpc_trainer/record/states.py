@@ -87,5 +87,8 @@ UNEXPLAINED = "unexplained"
 BATCH_SHELL = "batch_shell"
 """Cause of an end outside the ranks: the batch shell was killed, or ended for a reason of its own."""
 
+POOL = "pool"
+"""Launcher of ranks that a slot of a pool started (worker/slot.py): the slot brings their run back, not they."""
+
 DONE = "DONE"
 CANCEL = "CANCEL"

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, SnapshotConfig
+from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, PoolConfig, SnapshotConfig
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
@@ -194,6 +194,29 @@ class LoopConfig:
         return self.micro_batch_size if isinstance(self.micro_batch_size, int) else None
 
 
+class OnFailure(str, enum.Enum):
+    """Reaction of a run to the failure or cancel of a run that it follows."""
+
+    wait = "wait"
+    cancel = "cancel"
+    start = "start"
+
+
+@dataclass(kw_only=True, slots=True)
+class AfterConfig:
+    """`after`: runs that must be COMPLETED before the run starts (docs/chain.md)."""
+
+    runs: list[str] = key([], ALWAYS, APART)
+    """Sweeps and runs that the run follows: SWEEP, SWEEP/RUN, or the folder of either. A sweep means all its runs.
+    `after=A,B/RUN` is short for it. A source of `init_from` that is not complete is followed by itself."""
+    on_failure: OnFailure = key(OnFailure.wait, ALWAYS, APART)
+    """What happens if a run that is followed fails or is cancelled. wait: the run is HELD until that one is retried and
+    complete. cancel: the run is cancelled. start: it starts as if that one were complete."""
+    content: str | None = key(None, only_with("after.runs"), ONCE_SET)
+    """SHA-256 that stands for the runs whose checkpoints the command names by {after.NAME.checkpoint}; filled in by
+    `plan`."""
+
+
 @dataclass(kw_only=True, slots=True)
 class LocalConfig:
     """`local`: the executor for machines without Slurm."""
@@ -317,6 +340,7 @@ class TrainConfig:
     train: LoopConfig = section(LoopConfig, in_graph=False)
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
     """Values for your own code, under your own names: `params.dim=64` needs no `+`. JSON must be able to hold them."""
+    after: AfterConfig = section(AfterConfig, resume=SAFE, in_graph=False)
     init_from: InitFromConfig = of_feature("init_from")
     replay: ReplayConfig = of_feature("replay")
     prune: PruneConfig = of_feature("prune")
@@ -330,5 +354,6 @@ class TrainConfig:
     sweep: SweepConfig = section(SweepConfig, APART, SAFE, in_graph=False)
     search: SearchConfig = section(SearchConfig, APART, SAFE, in_graph=False)
     budget: BudgetConfig = section(BudgetConfig, APART, SAFE, in_graph=False)
+    pool: PoolConfig = section(PoolConfig, APART, SAFE, in_graph=False)
     trust: list[str] = key([], ALWAYS, APART, SAFE, in_graph=False)
     """Module prefixes that `_target_` and `train.main` may name, besides ours and torch (`--trust`)."""
