@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -82,11 +84,7 @@ def test_a_search_whose_slots_are_stopped_continues_with_the_same_trials(local: 
     while len([run for run in local.json("status", "stopped")["runs"] if run["step"]]) < 2:
         assert time.monotonic() < deadline
         time.sleep(1)
-    import os
-    import signal
-
-    pid = int(made["process"].split(":")[1])
-    os.kill(pid, signal.SIGTERM)
+    os.kill(int(made["job_id"].split(":")[1]), signal.SIGTERM)
     while {run["state"] for run in local.json("status", "stopped")["runs"]} & {"RUNNING", "PENDING"}:
         assert time.monotonic() < deadline
         time.sleep(1)
