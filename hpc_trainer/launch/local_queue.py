@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.config.environment import setup_of
+from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.launch.batch_job import start_of_ranks, worker_command
+from hpc_trainer.launch.follow import Gate
 from hpc_trainer.launch.submitit_bridge import start_local
 from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal
@@ -35,6 +37,7 @@ from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 
 _POLL_S = 0.1
+_IDLE_S = 0.5  # while all that is left waits for other runs
 _LAST_LINES = 12
 # The folder of runs may disappear for a while: a server reboots, or a mount is gone.
 _AWAY_S = 900.0
