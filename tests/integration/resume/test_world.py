@@ -14,6 +14,7 @@ WORDS = ("experiment=digits", "model=mlp", "model.dropout=0.1", "train.num_steps
          "monitor.log_every_steps=5", "monitor.heartbeat_every_s=0", "checkpoint.every_steps=100000")  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.parametrize(
     "key", ["train.logical_ranks=2", pytest.param("parallel.elastic=true", marks=pytest.mark.long)]

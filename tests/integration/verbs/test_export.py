@@ -102,6 +102,7 @@ def test_averaged_raw_best_and_torch(local: LocalDriver) -> None:
     subprocess.run(program, cwd=local.folder, check=True, timeout=100)
 
 
+@pytest.mark.long
 def test_what_cannot_be_exported_leaves_nothing_behind(local: LocalDriver) -> None:
     run = local.train(*WORDS, "model=mlp", "checkpoint.every_steps=6", "sweep_name=damaged")
     export = ("export", run["run_id"])
@@ -151,6 +152,7 @@ def main(config, run):
 """
 
 
+@pytest.mark.long
 def test_a_loop_of_a_persons_own(local: LocalDriver) -> None:
     (local.folder / "my_loop.py").write_text(LOOP)
     words = ("--trust", "my_loop", "train.main=my_loop.main", "train.num_steps=3", "sweep_name=own")

@@ -115,6 +115,7 @@ def test_killed_anywhere_and_called_again_the_folder_is_the_same(kind: str, tmp_
     print(f"{kind}: {kills} kills at {places} places")
 
 
+@pytest.mark.long
 def test_killed_while_all_is_made_anew(tmp_path: Path) -> None:
     chance = random.Random(chosen_seed())
     raw, folder = raw_pictures(tmp_path / "raw"), tmp_path / "out"

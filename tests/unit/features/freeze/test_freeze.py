@@ -52,6 +52,7 @@ def test_a_frozen_norm_uses_its_statistics(tmp_path: Path, is_frozen: bool) -> N
         assert all(not last[name].any() for name in stems), "as the model made them"
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     config = config_of(*WORDS, *RESNET, "train.freeze=['stem*']", "train.ema_decay=0.9")
     whole = train_here(config, tmp_path / "whole")
