@@ -29,6 +29,7 @@ VERBS = {
     "doctor": ("doctor",),
     "init_project": ("init",),
     "hardware": ("hardware",),
+    "search": ("best",),
 }
 """Verbs that go with each domain."""
 FILES = {
@@ -48,6 +49,9 @@ REFUSED = {
             "sweep.forms=[{to: onnx}]",
         ): "sweep.forms is read by no part of this",
         ("report", "--exports", "."): "--exports: no part of this installation reads it",
+    },
+    "search": {
+        ("plan", "experiment=digits", "search=random"): "search=random is read by no part of this installation",
     },
 }
 """What the command line answers to words that only a removed domain reads."""

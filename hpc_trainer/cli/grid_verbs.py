@@ -9,15 +9,18 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_plan import (
+    expected_json,
     fit_json,
     memory_json,
     plan_json,
+    print_expected,
     print_fit,
     print_needs,
     print_next_of,
@@ -29,7 +32,9 @@ from hpc_trainer.cli.show_plan import (
 )
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.launch.expected import find_expected
 from hpc_trainer.launch.fit import find_fit
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
@@ -47,6 +52,24 @@ from hpc_trainer.record.status import SweepStatus, read_status
 
 # A top-up job's time limit is half an hour (launch/later_jobs.py).
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
+
+
+class GridKind(Protocol):
+    """Kind of grid that a domain plans and submits (hook `grid_kinds`), because its runs follow from earlier ones."""
+
+    def takes(self, given: Given) -> bool:
+        """Return True if the command line asks for this kind."""
+
+    def plan(self, given: Given, chosen: Chosen, *, as_json: bool) -> None:
+        """Do and print what `run_plan` does."""
+
+    def submit(self, given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
+        """Do and print what `run_submit` does."""
+
+
+def _kind_of(given: Given) -> GridKind | None:
+    kinds: Sequence[GridKind] = contributions("grid_kinds")
+    return next((kind for kind in kinds if kind.takes(given)), None)
 
 
 def freeze_given(given: Given, *forced: str) -> Grid:
@@ -68,6 +91,9 @@ def run_plan(
     given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False, fit: bool = False
 ) -> None:
     """Show the plan; write nothing. Exit with 2 if the plan could not be submitted, with 1 if an estimate failed."""
+    if (kind := _kind_of(given)) is not None:
+        kind.plan(given, chosen, as_json=as_json)
+        return
     plan = plan_grid(
         chosen.of(freeze_given(given)),
         retry_failed=chosen.retry_failed,
@@ -78,12 +104,14 @@ def run_plan(
     if as_json:
         needs = find_needs(plan.grid.specs, plan.grid.sweep) if memory else []
         told_fit = {} if fitting is None else {"fit": fit_json(fitting)}
-        print_json(plan_json(plan) | ({"memory": memory_json(needs)} if memory else {}) | told_fit)
+        expected = {"expected": expected_json(find_expected(plan, needs))}
+        print_json(plan_json(plan) | expected | ({"memory": memory_json(needs)} if memory else {}) | told_fit)
     else:
         print_plan(plan)
         if memory:
             needs = find_needs(plan.grid.specs, plan.grid.sweep)
             print_needs(needs)
+        print_expected(find_expected(plan, needs))
         if fitting is not None:
             print_fit(fitting)
         for array in plan.arrays if script else ():
@@ -98,6 +126,9 @@ def run_plan(
 
 def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
     """Submit new and interrupted runs; with `wait`, show progress to the end."""
+    if (kind := _kind_of(given)) is not None:
+        kind.submit(given, chosen, wait=wait, as_json=as_json)
+        return
     grid = chosen.of(freeze_given(given))
     done = submit_grid(grid, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
     if as_json and not wait:

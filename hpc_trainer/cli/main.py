@@ -427,7 +427,9 @@ def _main() -> None:
         sys.exit(1)
 
 
-_NO_ROOM = "Free some space (quota -s, df -h), or name another folder: paths.runs_dir=FOLDER. Then give it again."
+_NO_ROOM = (
+    "Free some space (quota -s, df -h), or name another folder: paths.runs_dir=FOLDER. Then run the command again."
+)
 
 
 def _closed_words(path: Path) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.markup import escape
 
@@ -27,6 +28,7 @@ from hpc_trainer.cli.common import (
 )  # fmt: skip
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, elsewhere_too, find_sweep, select
@@ -78,7 +80,23 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
             for run in status.runs
         ],
         "notes": status.notes,
+        **{key: value for lines in _sweep_lines() for key, value in lines.json(status).items()},
     }  # fmt: skip
+
+
+class SweepLines(Protocol):
+    """Lines about a sweep that a domain adds to `status` (hook `sweep_lines`)."""
+
+    def text(self, status: SweepStatus) -> Sequence[str]:
+        """Return the lines; [] if the domain has none for this sweep."""
+
+    def json(self, status: SweepStatus) -> Mapping[str, Any]:
+        """Return the keys to add to `status --json`."""
+
+
+def _sweep_lines() -> Sequence[SweepLines]:
+    made: Sequence[SweepLines] = contributions("sweep_lines")
+    return made
 
 
 def _print_status(status: SweepStatus, *, every_run: bool) -> None:
@@ -87,6 +105,8 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     if is_long:
         print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
+    for line in itertools.chain.from_iterable(lines.text(status) for lines in _sweep_lines()):
+        say(as_typed(line))
     for note in (*status.notes, *run_remarks(status)):
         say(f"Note: {as_typed(note)}")
     if status.specs:

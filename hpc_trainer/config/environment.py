@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config import script_words as words
+from hpc_trainer.config import script_words
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.cluster import ClusterConfig, Container, EnvironmentConfig, Executor, HardwareConfig
 from hpc_trainer.config.script_words import shown
@@ -41,6 +41,9 @@ IMAGE_FACTS = "HPC_TRAINER_IMAGE_FACTS"
 """Variable with size and time of change of the image, which the batch shell sees even if the container does not."""
 STAGE_KEY = "HPC_TRAINER_STAGE_KEY"
 """Variable with size and time of change of the packed environment, asked once a job."""
+
+PACK_FACTS = ".hpc_trainer_pack.json"
+"""File at the top of an archive of `hpc-trainer pack`, and so of each copy: digest and origin of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +234,11 @@ _EXAMPLES = {
 
 
 def _conda_python(conda: str) -> str:
-    return shlex.quote(f"{conda}/bin/python") if "/" in conda else f"/opt/conda/envs/{words.plain(conda)}/bin/python"
+    return (
+        shlex.quote(f"{conda}/bin/python")
+        if "/" in conda
+        else f"/opt/conda/envs/{script_words.plain(conda)}/bin/python"
+    )
 
 
 def _value_problems(environment: EnvironmentConfig) -> Iterator[str]:
@@ -257,17 +264,17 @@ def _value_problems(environment: EnvironmentConfig) -> Iterator[str]:
         if not wrong and ("," in bind or bind.count(":") > 2):
             yield f"{section}.binds holds {shown(bind)}: each entry is one FOLDER, FOLDER:INSIDE or FOLDER:INSIDE:ro."
     for option in environment.container_args:
-        yield from words.srun_problem(option, f"{section}.container_args")
+        yield from script_words.srun_problem(option, f"{section}.container_args")
 
 
 def _word_problem(key: str, value: str) -> Iterator[str]:
-    if not value or value.startswith("-") or any(char.isspace() for char in value) or words.has_control(value):
-        nearest = words.plain(value) or "another name"
+    if not value or value.startswith("-") or any(char.isspace() for char in value) or script_words.has_control(value):
+        nearest = script_words.plain(value) or "another name"
         yield f"{key} holds {shown(value)}: one name without spaces that does not begin with -. Use {nearest}."
 
 
 def _folder_problem(key: str, value: str | None) -> Iterator[str]:
-    if value is None or (value.startswith("/") and not words.has_control(value)):
+    if value is None or (value.startswith("/") and not script_words.has_control(value)):
         return
     home = value.removeprefix("~").removeprefix("$HOME").removeprefix("${HOME}")
     nearest = f"'${{oc.env:HOME}}{home}'" if home != value else shlex.quote(str(Path(value).absolute()))

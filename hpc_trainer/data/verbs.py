@@ -119,13 +119,18 @@ class How:
 
 def run_prepare_images(source: Path, to: Path, options: ImageOptions, how: How) -> None:
     """Prepare pictures, on this machine or on Slurm."""
-    arguments = [str(source.absolute()), "--to", str(to.absolute()), *_words(options)]
+    arguments = [str(source.absolute()), "--to", str(to.absolute()), *_as_arguments(options)]
     _prepare("images", arguments, to, how, partial(prepare_images, source, to, options))
 
 
 def run_prepare_tokens(sources: Sequence[str], to: Path, options: TokenOptions, how: How) -> None:
     """Prepare texts, on this machine or on Slurm."""
-    arguments = [*(str(Path(source).absolute()) for source in sources), "--to", str(to.absolute()), *_words(options)]
+    arguments = [
+        *(str(Path(source).absolute()) for source in sources),
+        "--to",
+        str(to.absolute()),
+        *_as_arguments(options),
+    ]
     _prepare("tokens", arguments, to, how, partial(prepare_tokens, sources, to, options))
 
 
@@ -324,7 +329,7 @@ def _submit_parts(kind: str, arguments: Sequence[str], to: Path, how: How) -> No
     run_submit(given, Chosen(retry_failed=False, fresh=False, extend=False), wait=False, as_json=how.as_json)
 
 
-def _words(options: ImageOptions | TokenOptions) -> list[str]:
+def _as_arguments(options: ImageOptions | TokenOptions) -> list[str]:
     """Return the options as command-line arguments."""
     values = dataclasses.asdict(options).items()
     return [word for key, value in values if value is not None for word in (f"--{key.replace('_', '-')}", str(value))]

@@ -91,8 +91,8 @@ class Cluster:
 
 
 def _folder_of_slurm() -> str:
-    found = next(filter(None, map(shutil.which, (*_NEEDED, *_USEFUL))), None)
-    return str(Path(found).parent) if found else "/usr/bin"
+    command = next(filter(None, map(shutil.which, (*_NEEDED, *_USEFUL))), None)
+    return str(Path(command).parent) if command else "/usr/bin"
 
 
 def _of_controller(controller: Controller, before: float, after: float) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.compose.own_files import read_project
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
 from hpc_trainer.hardware.check import (
+    OK,
     WRONG,
     Line,
     Measured,
@@ -284,7 +285,8 @@ def run_check(
         found = _run_probe(grid, timeout_s, say=(lambda _: None) if as_json else lambda text: print(text, flush=True))
         measured = list(measured_lines(found, shape, is_gpu=config.hardware.device_type == "cuda"))
         day = time.strftime("%Y-%m-%d")
-        figures = {"cluster": limits.cluster, "hardware": name, "day": day, **found.to_json()}
+        problems = {line.key: f"{line.cluster}. {line.fix}".rstrip(".") for line in measured if line.verdict != OK}
+        figures = {"cluster": limits.cluster, "hardware": name, "day": day, **found.to_json(), "problems": problems}
         kept = write_measured(str(limits.cluster), name, figures)
         if not as_json:
             _print_measured(figures, measured, kept)

@@ -137,6 +137,52 @@ def check(
     run_check(name, given, runs=run, internet=internet, timeout_s=timeout, as_json=as_json)
 
 
+@verbs.command(cls=Verb)
+def pack(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A venv, a project of uv, or a conda environment.")],
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="The archive; default: FOLDER.tar.")] = None,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="Import this module in the copy, too; may be repeated."),
+    ] = None,
+    with_python: Annotated[
+        bool, typer.Option("--with-python", help="Pack the Python of a venv, too, so that nodes need none.")
+    ] = False,
+    tries: Annotated[
+        bool, typer.Option("--try/--no-try", help="Unpack the archive elsewhere once, and run its Python.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an archive that is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Pack a Python environment into one file, which cluster.environment.stage unpacks on each node's disk."""
+    from hpc_trainer.cli.common import print_json, print_next, say, short_number
+    from hpc_trainer.hardware.pack import is_shared, pack_environment
+
+    done = pack_environment(folder, to, modules=modules or (), with_python=with_python, force=force, tries=tries)
+    if as_json:
+        outside = [{"folder": place, "filesystem": kind, "modules": count} for place, kind, count in done.outside]
+        print_json({**dataclasses.asdict(done), "archive": str(done.archive), "source": str(done.source),
+                    "outside": outside})  # fmt: skip
+        return
+    print(f"{done.archive}: {short_number(done.num_bytes)}B, {done.num_files} files, sha256 {done.sha256[:16]}")
+    if done.python is not None:
+        print(f"A copy in another folder runs Python {done.python}" + (f" and {', '.join(modules)}" if modules else ""))
+    for place, kind, count in done.outside:
+        where = (
+            f"{kind}, which the nodes share: --with-python packs it"
+            if is_shared(kind)
+            else f"{kind}: it must be on each node"
+        )
+        print(f"  {count} modules come from outside the copy: {place} ({where})")
+    for note in done.notes:
+        say(f"Note: {note}.")
+    print("\nIn the cluster file:")
+    print(f"  environment:\n    stage: {done.archive}")
+    if done.kind == "venv":
+        print(f"    venv: {done.source}    # used where no disk of a node takes the copy")
+    print_next(f"plan experiment=digits cluster.environment.stage={done.archive} --script")
+
+
 def _folders(config_dir: Sequence[Path] | None) -> list[Path]:
     from hpc_trainer.config.compose.own_files import read_project
 

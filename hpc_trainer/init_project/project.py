@@ -136,10 +136,10 @@ def hardware_here() -> tuple[dict[str, Any], str]:
             limits = read_limits()
         except SlurmError:
             limits = Limits()
-        found = _of_cluster(limits)
-        if found is not None:
-            where = f"partition {found['partition']} of cluster {limits.cluster or 'Slurm'}"
-            return found, f"A share of the commonest node in {where} (scontrol, sinfo)"
+        profile = _of_cluster(limits)
+        if profile is not None:
+            where = f"partition {profile['partition']} of cluster {limits.cluster or 'Slurm'}"
+            return profile, f"A share of the commonest node in {where} (scontrol, sinfo)"
     gpus = len(devices())
     cores = int(cpu()["allowed"] or 1)
     if gpus:

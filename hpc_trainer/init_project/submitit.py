@@ -73,9 +73,9 @@ def read_script(path: Path) -> tuple[list[Parameter], list[Row]]:
         names = ("folder", "cluster" if ast.unparse(call.func).endswith("AutoExecutor") else "max_num_timeout")
         for name, given in zip(names, call.args, strict=False):
             parameters.append(Parameter(name=name, value=source.value(given), line=call.lineno))
-        parameters += _of_words(source, call)
+        parameters += _keyword_parameters(source, call)
     for call in source.calls("update_parameters"):
-        parameters += _of_words(source, call)
+        parameters += _keyword_parameters(source, call)
     if not parameters:
         raise ConfigError(
             f"{path} makes no AutoExecutor or SlurmExecutor of submitit and calls no update_parameters. Name the file "
@@ -84,14 +84,14 @@ def read_script(path: Path) -> tuple[list[Parameter], list[Row]]:
     return parameters, sorted(_calls(source), key=lambda row: row.line or 0)
 
 
-def _of_words(source: Source, call: ast.Call) -> Iterator[Parameter]:
+def _keyword_parameters(source: Source, call: ast.Call) -> Iterator[Parameter]:
     for word in call.keywords:
         value = source.value(word.value)
         line = word.value.lineno
         if word.arg is not None:
             yield Parameter(name=word.arg, value=value, line=line)
         elif isinstance(value, dict):  # **parameters
-            yield from (Parameter(name=str(name), value=each, line=line) for name, each in value.items())
+            yield from (Parameter(name=str(name), value=item, line=line) for name, item in value.items())
             yield from _set_later(source, ast.unparse(word.value))
         else:
             yield Parameter(name=f"**{ast.unparse(word.value)}", value=Computed(ast.unparse(word.value)), line=line)
@@ -122,14 +122,14 @@ _CALLS = {
 
 def _calls(source: Source) -> Iterator[Row]:
     """Yield what becomes of a script's other uses of submitit; each name once, at its first line."""
-    told: set[str] = set()
+    listed: set[str] = set()
     for call in source.calls(*_CALLS):
         name = ast.unparse(call.func)
         last = name.rpartition(".")[2]
         # Other libraries have methods of these names, too.
         is_theirs = {"submit": "ex", "result": "job"}.get(last, "") in name.lower()
-        if last not in told and is_theirs:
-            told.add(last)
+        if last not in listed and is_theirs:
+            listed.add(last)
             yield Row(line=call.lineno, theirs=f"{name}(..)", ours=_CALLS[last])
     for node in source.nodes:
         if isinstance(node, ast.ClassDef):
@@ -177,11 +177,11 @@ def _of_yaml(value: Any, root: Any, depth: int = 4) -> Any:
         return [_of_yaml(item, root) for item in value]
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
     if whole is not None and depth:
-        found = root
+        target = root
         for key in whole[1].split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is not None and not isinstance(found, (dict, list)):
-            return _of_yaml(found, root, depth - 1)
+            target = target.get(key) if isinstance(target, dict) else None
+        if target is not None and not isinstance(target, (dict, list)):
+            return _of_yaml(target, root, depth - 1)
     is_foreign = isinstance(value, str) and re.search(r"\$\{(?!oc\.env:)", value) is not None
     return Computed(str(value)) if is_foreign else value
 
@@ -192,10 +192,14 @@ def _of_yaml(value: Any, root: Any, depth: int = 4) -> Any:
 def translate(parameters: list[Parameter], rows: list[Row] | None = None) -> Translation:
     """Translate parameters; the last value of a name counts, as it does for submitit."""
     result = Translation()
-    named = {_plain(each): each for each in _flat(parameters)}
-    named = {name: each for name, each in named.items() if not each.name.startswith(("local_", "debug_"))}
+    named = {_plain(parameter): parameter for parameter in _flat(parameters)}
+    named = {
+        name: parameter for name, parameter in named.items() if not parameter.name.startswith(("local_", "debug_"))
+    }
     conditions = {
-        (each.line, _shown(each)): f"there only if {each.condition}" for each in named.values() if each.condition
+        (parameter.line, _shown(parameter)): f"there only if {parameter.condition}"
+        for parameter in named.values()
+        if parameter.condition
     }
     _gpus_and_cores(named, result)
     for name, parameter in named.items():
@@ -246,7 +250,7 @@ _JOINT = (
 def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
     """Take the parameters that say together what a rank gets, and set one rank for each GPU."""
     taken = {name: named.pop(name) for name in _JOINT if name in named and named[name].value is not None}
-    computed = {name for name, each in taken.items() if isinstance(each.value, Computed)}
+    computed = {name for name, parameter in taken.items() if isinstance(parameter.value, Computed)}
     for name in computed:
         _untold(result, taken.pop(name), _KEYS.get(name, "hardware.gpus_per_node"))
     kind, count, is_gres = _gpus(taken, result)
@@ -260,9 +264,9 @@ def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
     elif tasks > 1:
         result.hardware["tasks_per_node"] = tasks
     cores = _whole(taken.get("cpus_per_gpu")) if count else None
-    each = _whole(taken.get("cpus_per_task"))
-    if cores is None and each is not None:
-        cores = max(1, each * tasks // count) if count else each
+    cpus_per_task = _whole(taken.get("cpus_per_task"))
+    if cores is None and cpus_per_task is not None:
+        cores = max(1, cpus_per_task * tasks // count) if count else cpus_per_task
     if cores is not None:
         result.hardware["cpus_per_gpu" if count else "cpus_per_task"] = cores
     for name, parameter in taken.items():
@@ -386,9 +390,9 @@ def _same(section: str, key: str) -> Callable[[Parameter, Translation], None]:
 def _lines(key: str) -> Callable[[Parameter, Translation], None]:
     def take(parameter: Parameter, result: Translation) -> None:
         lines = parameter.value if isinstance(parameter.value, list) else [parameter.value]
-        known = [line for line in lines if isinstance(line, str)]
-        note = "" if len(known) == len(lines) else "some lines are computed there: add them yourself"
-        _take(parameter, result, "cluster", key, known, note)
+        texts = [line for line in lines if isinstance(line, str)]
+        note = "" if len(texts) == len(lines) else "some lines are computed there: add them yourself"
+        _take(parameter, result, "cluster", key, texts, note)
 
     return take
 

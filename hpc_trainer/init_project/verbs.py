@@ -101,9 +101,9 @@ def _as_json(
 ) -> dict[str, Any]:
     import dataclasses
 
-    told = None
+    translated = None
     if translation is not None and origin is not None:
-        told = {
+        translated = {
             "files": _files_of(translation, origin), "account": translation.account,
             "rows": [dataclasses.asdict(row) for row in translation.rows],
         }  # fmt: skip
@@ -111,7 +111,7 @@ def _as_json(
         "project": None if project is None else {**dataclasses.asdict(project), "folder": str(project.folder)},
         "steps": None if reading is None else [dataclasses.asdict(step) for step in reading.steps],
         "as_it_is": None if reading is None else reading.as_it_is,
-        "translation": told,
+        "translation": translated,
     }
 
 
@@ -161,5 +161,5 @@ def _print_translation(translation: Translation, origin: Path, *, is_written: bo
         say("\nInto ~/.config/hpc_trainer/config.yaml, which is no part of a repository:")
         say(f"    cluster.account: {translation.account}")
     name = _profile(origin)
-    words = f"hpc-trainer plan --config-dir conf hardware={name} cluster={name} experiment=digits --script"
-    say(as_typed(f"\nThe batch script, once the files are there: {words}"))
+    command = f"hpc-trainer plan --config-dir conf hardware={name} cluster={name} experiment=digits --script"
+    say(as_typed(f"\nThe batch script, once the files are there: {command}"))

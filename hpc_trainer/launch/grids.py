@@ -14,10 +14,12 @@ from pathlib import Path
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
 from hpc_trainer.launch.extend import find_twins
+from hpc_trainer.launch.follow import read_followed, release_followers
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, frozen_of_command, is_same_code, read_code
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, known_of, specs_to_submit, what_is_known
+from hpc_trainer.launch.pools import asks_for_pool
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.launch.targets import find_nowhere
@@ -121,6 +123,7 @@ def submit_grid(
             _end_what_waits(status, set_down)
             _set_aside(grid)
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
+        outcome = dataclasses.replace(outcome, notes=(*outcome.notes, *release_followers(grid.sweep)))
     own = {spec.run_id for spec in grid.specs}
     still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
     return Submitted(plan=checked, outcome=_joined([*before, outcome], still))
@@ -259,7 +262,9 @@ def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepSt
             continue
         grid = grid_of_specs(status.sweep, specs)
         set_umask(grid.group_readable)
-        plan = build_plan(grid, what_is_known(status), limits=read_limits(with_nodes=False))
+        limits = read_limits(with_nodes=any(map(asks_for_pool, specs)))
+        known = dataclasses.replace(what_is_known(status), followed=read_followed(status.sweep, specs))
+        plan = build_plan(grid, known, limits=limits)
         plan = dataclasses.replace(plan, code=code)
         outcomes.append(submit_plan(plan, command_line=None, lock=lock, skip_refused=True))
         status = read_status(status.sweep)
@@ -286,6 +291,7 @@ def _checked(
         SlurmError: Slurm does not answer and `must_answer` is set; without it the plan's notes say so.
     """
     specs = specs_to_submit(grid, known, retry_failed=retry_failed)
+    known = dataclasses.replace(known, followed=read_followed(grid.sweep, specs))
     code = read_code(specs, grid.sweep.folder.parent)
     limits, notes = Limits(), []
     asks = grid.executor is Executor.slurm and bool(specs)
@@ -293,7 +299,9 @@ def _checked(
         notes.append("There is no sbatch here: the cluster's limits were not checked.")
     elif asks:
         try:
-            limits = read_limits(with_nodes=any(spec.shape not in known.shapes for spec in specs))
+            limits = read_limits(
+                with_nodes=any(spec.shape not in known.shapes or asks_for_pool(spec) for spec in specs)
+            )
         except SlurmError as error:
             if must_answer:
                 raise

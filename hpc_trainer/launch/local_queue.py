@@ -17,11 +17,14 @@ import sys
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.config.environment import setup_of
+from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.launch.batch_job import start_of_ranks, worker_command
+from hpc_trainer.launch.follow import Gate
 from hpc_trainer.launch.submitit_bridge import start_local
 from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal
@@ -35,6 +38,7 @@ from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 
 _POLL_S = 0.1
+_IDLE_S = 0.5  # while all that is left waits for other runs
 _LAST_LINES = 12
 # The folder of runs may disappear for a while: a server reboots, or a mount is gone.
 _AWAY_S = 900.0
@@ -78,24 +82,43 @@ class _Started:
 
 
 def run_queue(
-    paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag, archive: Path | None = None
-) -> None:
+    paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag, archive: Path | None = None,
+    more: Callable[[], RunSpec | None] = lambda: None, gpus_per_run: int = 0,
+) -> None:  # fmt: skip
     """Start runs in order as slots and GPUs become free, until all have ended or `stop` is set; wait for the rest.
 
     Runs start from the frozen code `archive`, or from the installed hpc_trainer if it is None. While the sweep's folder
     cannot be seen, no run is started and no end is recorded; after `_AWAY_S` seconds the folder counts as gone.
+
+    Args:
+        paths: the sweep.
+        specs: the runs.
+        max_parallel: number of runs at work at the same time.
+        stop: set when the queue must stop.
+        archive: frozen code to start runs from.
+        more: returns another run after those of `specs`; None if there is none now. It is asked again when a run ends.
+        gpus_per_run: GPUs of a run that `more` returns.
     """
-    waiting, at_work = deque(specs), list[_Started]()
-    free_gpus = visible_gpus(max_parallel * max((spec.shape.gpus_per_node for spec in specs), default=0))
-    told_to_stop = False
+    waiting, at_work, gate = deque(specs), list[_Started](), Gate(paths)
+    free_gpus = visible_gpus(max_parallel * max([gpus_per_run, *(spec.shape.gpus_per_node for spec in specs)]))
+    told_to_stop, may_be_more = False, True
     seen = time.monotonic()
-    while at_work or (waiting and not stop.is_set and time.monotonic() - seen < _AWAY_S):
-        while waiting and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
+    while at_work or ((waiting or may_be_more) and not stop.is_set and time.monotonic() - seen < _AWAY_S):
+        while (waiting or may_be_more) and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
             seen = time.monotonic()
-            count = waiting[0].shape.gpus_per_node
+            if not waiting:
+                drawn = more()
+                may_be_more = drawn is not None
+                if drawn is None:
+                    break
+                waiting.append(drawn)
+            spec = next((spec for spec in waiting if _may_leave(spec, gate)), None)
+            if spec is None:
+                break  # all that is left follows runs that are not complete
+            count = spec.shape.gpus_per_node
             if count > len(free_gpus) and at_work:
                 break  # other runs will free GPUs; if no run is left, the run starts and reports what is missing
-            spec = waiting.popleft()
+            waiting.remove(spec)
             if not is_there(paths.run(spec.run_id).marker(CANCEL)):
                 gpus, free_gpus = free_gpus[:count], free_gpus[count:]
                 at_work.append(_start(paths, spec, gpus, archive))
@@ -107,7 +130,16 @@ def run_queue(
             if _is_over(paths, run, is_urgent=stop.is_set):
                 free_gpus = sorted([*free_gpus, *run.gpus])
                 at_work.remove(run)
-        time.sleep(_POLL_S)
+                may_be_more = True
+        time.sleep(_POLL_S if at_work or not waiting else _IDLE_S)
+
+
+def _may_leave(spec: RunSpec, gate: Gate) -> bool:
+    """Return True if a run leaves the queue: it may start, or was cancelled. A file system that fails lets it wait."""
+    try:
+        return gate.is_open(spec)
+    except (OSError, HpcTrainerError):
+        return False
 
 
 def visible_gpus(num_wanted: int) -> list[int]:

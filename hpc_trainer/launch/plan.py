@@ -23,8 +23,10 @@ from hpc_trainer.config.schema.optim import scaling_line
 from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.extend import Twin
+from hpc_trainer.launch.follow import NOBODY, NOTHING, Followed, Follows
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.frozen_code.archive import CodeChange
+from hpc_trainer.launch.pools import asks_for_pool, pack
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.ledger import STARTS, Kind
 from hpc_trainer.record.reading import told_few
@@ -60,11 +62,22 @@ class ArrayPlan:
     behind: int | None = None
     choice: int | None = None
     """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
+    slots: int = 0
+    """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
+    per_node: int = 0
+    """Runs beside each other in a slot of a pool."""
+    follows: Follows = NOTHING
+    """Jobs of other runs that end before the array begins (`after`)."""
+
+    @property
+    def num_elements(self) -> int:
+        """Number of jobs: one for each slot of a pool, or one for each run."""
+        return self.slots or len(self.specs)
 
     @property
     def place(self) -> tuple[str, int | None]:
         """Key of the arrays that share `parallelism`. A list's items do not: one must not wait for another."""
-        return self.hardware, self.choice
+        return f"{self.hardware}{' (pool)' if self.slots else ''}", self.choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +127,16 @@ def _fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArr
         room.take(reserve, 1)
     now, waiting, binding = list[ArrayPlan](), list[RunSpec](), list[str]()
     for array in arrays:
+        if array.slots:
+            slots = min(array.slots, room.of(array.shape), limits.max_elements or array.slots)
+            if slots < array.slots:
+                binding += room.full(array.shape, slots) if slots < (limits.max_elements or array.slots) else ()
+            room.take(array.shape, slots)
+            if slots:
+                now.append(dataclasses.replace(array, slots=slots, parallelism=slots))
+            else:
+                waiting += array.specs
+            continue
         count = min(len(array.specs), room.of(array.shape))
         if count < len(array.specs):
             waiting += array.specs[count:]
@@ -146,6 +169,9 @@ def _share(
 ) -> Iterator[ArrayPlan]:
     """Divide `parallelism` among the arrays of one hardware and its arrays that are at work already."""
     chunks = [array for array in arrays if array.place == place]
+    if chunks[0].slots:  # a pool bounds itself
+        yield from chunks
+        return
     active = [array for array in at_work if (array.hardware, array.choice) == place]
     total = chunks[0].parallelism
     left = total - sum(min(other.parallelism, other.num_active) for other in active)
@@ -222,6 +248,8 @@ class Known:
     """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
+    followed: Followed = NOBODY
+    """Runs that the runs to submit follow (`after`), as they stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,18 +322,24 @@ def build_plan(
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
-    groups: dict[tuple[str, Shape, int | None], list[RunSpec]] = {}
+    groups: dict[tuple[str, Shape, int | None, Follows], list[RunSpec]] = {}
     for spec in specs_to_submit(grid, known, retry_failed=retry_failed):
+        follows = known.followed.of_run.get(spec.run_id, NOTHING)
         for choice, on_one in enumerate(spec.on_each()):
-            key = _array_environment(on_one), on_one.shape, choice if spec.others else None
+            key = _array_environment(on_one), on_one.shape, choice if spec.others else None, follows
             groups.setdefault(key, []).append(on_one)
     arrays = [
         ArrayPlan(
             hardware=specs[0].hardware, shape=shape, specs=tuple(specs),
-            parallelism=int(specs[0].config["cluster"]["array_parallelism"]), choice=choice,
+            parallelism=int(specs[0].config["cluster"]["array_parallelism"]), choice=choice, follows=follows,
         )
-        for (_, shape, choice), specs in groups.items()
+        for (_, shape, choice, follows), specs in groups.items()
     ]  # fmt: skip
+    packed = {index: pack(array.specs, limits) for index, array in enumerate(arrays) if asks_for_pool(array.specs[0])}
+    for index, packing in packed.items():
+        arrays[index] = dataclasses.replace(
+            arrays[index], shape=packing.shape, slots=packing.slots, per_node=packing.per_node
+        )
     if arrays and limits.max_elements == 0:
         limits = dataclasses.replace(limits, max_array_size=None, max_array_tasks=None)
         no_arrays = ["the cluster takes no job arrays (MaxArraySize=0), and every submission here is one."]
@@ -317,7 +351,9 @@ def build_plan(
         for array in arrays
         if array.shape not in known.shapes
     }
-    problems = [*no_arrays, *itertools.chain.from_iterable(wrong.values())]
+    packing_problems = [problem for packing in packed.values() for problem in packing.problems]
+    unfit = () if packing_problems else itertools.chain(*wrong.values())
+    problems = [*no_arrays, *known.followed.problems, *packing_problems, *unfit]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
     too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
@@ -332,11 +368,14 @@ def build_plan(
             *grid.notes,
             *known.notes,
             *limits.notes,
+            *(f"Runs start after {line}." for line in known.followed.lines),
             *_list_note([spec for array in fitted.now for spec in array.specs if array.choice is not None]),
             *_closed_note(grid),
+            *(note for packing in packed.values() for note in packing.notes),
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
             *dict.fromkeys(_limit_notes(arrays, known, limits)),
+            *dict.fromkeys(_whole_node_notes(arrays, limits)),
             *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
             *_first_few(too_large, _MOST_MODELS, "models do not fit"),
             *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
@@ -394,7 +433,8 @@ def _array_environment(spec: RunSpec) -> str:
     cluster = spec.config["cluster"]
     shared = [cluster[key] for key in ("setup", "python", "srun_args", "array_parallelism")]
     # Specs of older versions lack these.
-    return repr([*shared, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT])
+    pool = spec.config.get("pool") if asks_for_pool(spec) else None
+    return repr([*shared, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT, pool])
 
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:
@@ -491,6 +531,38 @@ def _limit_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
             f"training. A start takes {start_s:.0f} s ({source}); Slurm sends its warning {shape.signal_lead_s} s "
             f"before the limit (cluster.signal_lead_s) and may send it {SIGNAL_SLACK_S} s earlier. A run that is not "
             f"done by then may do one step an attempt. {_longer(needed_min, shape, limits)}"
+        )
+
+
+_IDLE_CPUS = 0.5
+
+
+def _whole_node_notes(arrays: Sequence[ArrayPlan], limits: Limits) -> Iterator[str]:
+    """Yield a note for each array whose jobs get whole nodes, and pay for more of them than they use."""
+    for array in arrays:
+        shape, partition = array.shape, limits.partition_of(array.shape.partition)
+        reasons = {
+            "hardware.whole_node=true": shape.whole_node,
+            f"partition {'' if partition is None else partition.name} gives whole nodes": limits.gives_whole_nodes
+            or (partition is not None and partition.gives_whole_nodes),
+        }
+        reason = next((text for text, is_so in reasons.items() if is_so), None)
+        nodes = [group for group in limits.nodes if partition is not None and group.partition == partition.name]
+        if reason is None or not nodes:
+            continue
+        gpus, cpus = min(sum(group.gpus.values()) for group in nodes), min(group.cpus for group in nodes)
+        used_cpus = shape.tasks_per_node * shape.cpus_per_task
+        if shape.gpus_per_node and gpus > shape.gpus_per_node:
+            hours = shape.gpu_hours * gpus / shape.gpus_per_node
+            used = f"{shape.gpus_per_node} of {gpus} GPUs: up to {hours:.4g} GPU-hours a run, of which the plan counts"
+            told = f"{used} {shape.gpu_hours:.4g}. Use hardware.gpus_per_node={gpus}"
+        elif not shape.gpus_per_node and used_cpus < _IDLE_CPUS * cpus:
+            told = f"{used_cpus} of {cpus} CPUs. Use more ranks (hardware.tasks_per_node) or cores"
+        else:
+            continue
+        yield (
+            f"{array.hardware}: each job has its nodes alone ({reason}), and uses {told}, or run several in one job: "
+            "in it, the same submit with cluster=local local.max_parallel=N."
         )
 
 

@@ -140,11 +140,21 @@ def advise_runs(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[Advis
             facts = gather(status, run, ask_limits)
             trusted = [word for package in facts.config.trust for word in ("--trust", package)]
             tuned.append(AdvisedRun(run.run_id, run.state, [*trusted, *run.spec.overrides], advice_of(facts)))
+            notes += _faults_of(facts)
         except ConfigError as error:  # noqa: PERF203  (a run of another version must not stop the others)
             notes.append(f"{run.run_id}: {error}")
     if not begun and len(run_ids) <= MOST_RUNS:
         notes.append("none of these runs has begun: there is nothing to look at yet.")
-    return tuned, notes
+    return tuned, list(dict.fromkeys(notes))
+
+
+def _faults_of(facts: Facts) -> list[str]:
+    """Return what `hardware check --run` found wrong with the run's hardware, but for a missing internet."""
+    figures = facts.measured
+    if figures is None:
+        return []
+    faults = (f"{key}: {text}" for key, text in figures.problems.items() if key != "internet")
+    return [f"{fault} ({figures.source})" for fault in faults]
 
 
 def shared_advice(tuned: Sequence[AdvisedRun]) -> list[SharedAdvice]:

@@ -13,6 +13,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import shown, typed
 from hpc_trainer.observe.straggler_log import Straggler, read_stragglers, slow_at_end
 from hpc_trainer.observe.telemetry import THROTTLE, Sample, mean_of, newest_of_ranks
+from hpc_trainer.record.measured import Figures, read_figures
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.reading import is_number, read_json
 from hpc_trainer.record.states import RunState
@@ -98,6 +99,8 @@ class Facts:
     needs_s: Sequence[float] = ()
     """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts; at most
     the first `MOST_LIKE` runs."""
+    measured: Figures | None = None
+    """Figures of `hardware check --run` for the run's hardware."""
 
     @property
     def is_shared_loop(self) -> bool:
@@ -152,6 +155,7 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
         stragglers=slow_at_end(read_stragglers(paths, faults)),
         ask_limits=ask_limits,
         needs_s=_needs(status, run),
+        measured=None if run.submission is None else read_figures(run.submission.cluster, run.spec.hardware),
     )
 
 

@@ -48,7 +48,7 @@ def join(flights: Mapping[int, Flight]) -> Joined:
     if not flights:
         return Joined(says=None, lines=())
     world = max(flight.world_size for flight in flights.values())
-    lines = [_last_words(flight) for flight in list(flights.values())[:_LISTED]]
+    lines = [_last_activity(flight) for flight in list(flights.values())[:_LISTED]]
     if len(flights) > _LISTED:
         lines.append(f"and {len(flights) - _LISTED} more ranks")
     says, rank = _verdict(flights, world)
@@ -192,7 +192,7 @@ def last_span(flight: Flight) -> FlightSpan | None:
     return max(flight.spans, key=lambda span: (span.end is None, span.begin), default=None)
 
 
-def _last_words(flight: Flight) -> str:
+def _last_activity(flight: Flight) -> str:
     newest = next((call for call in reversed(flight.collectives) if not call.is_p2p), None)
     step = "" if flight.step is None else f" after step {flight.step}"
     last = ""

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.output import SaveEvery
 from hpc_trainer.config.schema.train import CompileScope
+from hpc_trainer.config.table.choice import holds, is_there
 from hpc_trainer.observe.facts import LEAST_LOST_S, Change, Facts, Finding, Gain, Pace, Rule, worked_s
 from hpc_trainer.observe.telemetry import mean_of
 from hpc_trainer.record.ledger import STARTS
+from hpc_trainer.record.measured import is_on_each_rank, reduced_bytes
 from hpc_trainer.record.states import TIMEOUT, RunState
 from hpc_trainer.runtime.pace import best_interval, mean_time_between_interruptions
 from hpc_trainer.slurm.limits import longest_limit
@@ -137,6 +139,7 @@ _EVALUATIONS, _RIGHT_FOR_EVALUATIONS = 0.3, 0.05
 _REDONE = 0.1
 _STARTS, _RIGHT_FOR_STARTS = 0.1, 0.05
 _COMPILE, _SLOWER_WITHOUT = 0.3, 1.5
+_SENT = 0.2  # of a step
 _LINE_S, _LINE_EVERY_S, _LEAST_CORE = 0.3e-3, 0.05, 0.02
 
 
@@ -163,7 +166,15 @@ def _saves_wait(facts: Facts) -> Iterator[Finding]:
 
 
 def _stood_still(facts: Facts, share: float) -> str:
-    return f"training stood still for its checkpoints {share:.0%} of the time ({facts.spent_on('save_stall'):.3g} s)"
+    seen = f"training stood still for its checkpoints {share:.0%} of the time ({facts.spent_on('save_stall'):.3g} s)"
+    figures, held = facts.measured, facts.memory
+    if figures is None or not held.get("weights") or not is_on_each_rank(facts.config):
+        return seen
+    num_bytes = held["weights"] + held.get("optimizer", 0.0) + held.get("average", 0.0)
+    write_s = figures.write_s(num_bytes, 1)
+    if write_s is None:
+        return seen
+    return f"{seen}; {num_bytes / 1e6:.3g} MB take {write_s:.3g} s to write here ({figures.source})"
 
 
 def _saves_often(facts: Facts) -> Iterator[Finding]:
@@ -276,6 +287,28 @@ def _starts(facts: Facts) -> Iterator[Finding]:
     yield Finding(seen, [Change({"hardware.time_limit_min": right}, gain)])
 
 
+def _all_reduce(facts: Facts) -> Iterator[Finding]:
+    """Yield advice for a run whose gradients take long to send, by the link that was measured."""
+    config, figures, step_s, held = facts.config, facts.measured, _step_s(facts), facts.memory.get("gradients")
+    link = None if figures is None else figures.link_on(config.hardware.num_nodes)
+    ranks = facts.run.spec.shape.world_size
+    if figures is None or link is None or step_s is None or not held or ranks == 1 or not is_on_each_rank(config):
+        return
+    num_bytes = reduced_bytes(config, held / config.precision.format.weight_bytes)
+    if num_bytes is None or not is_there("parallel.comm_hook") or holds(config, "parallel.comm_hook=bf16"):
+        return
+    share = min(1.0, link.seconds(num_bytes, ranks) / step_s)
+    if share < _SENT or share * step_s * _num_steps_done(facts) < LEAST_LOST_S:
+        return
+    seen = (
+        f"the all-reduce of {num_bytes / 1e6:.3g} MB of gradients takes {share:.0%} of a step of "
+        f"{1e3 * step_s:.3g} ms, less what computation hides: {link.bus_bytes_per_s / 1e6:.4g} MB/s among "
+        f"{link.ranks} ranks ({figures.source})"
+    )
+    bf16 = type(getattr(config.parallel, "comm_hook"))("bf16")  # noqa: B009  (a feature's key)
+    yield Finding(seen, [Change({"parallel.comm_hook": bf16}, Gain(share=share / 2))])
+
+
 RULES = (
     Rule(
         name="data-workers",
@@ -348,5 +381,11 @@ RULES = (
         when="the time limit ended ≥ 2 attempts, and starts are ≥ 10 % of the time; the value leaves 5 %",
         why="each attempt pays for a start",
         find=_starts,
+    ),
+    Rule(
+        name="all-reduce",
+        when="ddp, and an all-reduce of the gradients takes ≥ 20 % of a step by `hardware check --run`, ≥ 1 s in all",
+        why="bf16 sends half the bytes; the last bits differ; below a fifth it is hidden, or worth 1.1x at the most",
+        find=_all_reduce,
     ),
 )

@@ -210,7 +210,9 @@ def _of_environment(facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str],
         yield ("system", "conda environment"), _text(facts["conda_sha256"])
     stage = facts.get("stage")
     if isinstance(stage, dict):
-        yield ("system", "packed environment"), f"{stage.get('path')} {stage.get('facts')}"
+        digest = stage.get("sha256")
+        changed = f"{stage.get('path')} {stage.get('facts')}"  # of an archive that `pack` did not make
+        yield ("system", "packed environment"), changed if digest is None else f"sha256 {digest}"
 
 
 def _text(value: Any) -> str:

@@ -172,12 +172,12 @@ def words_before_the_worker(
         shown = own = [line for line in said if f": job {folder.job_id}, start " not in line] or shown
     message = "the job ended before the worker began"
     if shown:
-        return _words(f"{message}: {_most_telling(shown)}", own)
+        return _failure_before_start(f"{message}: {_most_telling(shown)}", own)
     printed = _output_of(folder)
     if not is_there(printed):  # Slurm creates the file on the node when the job starts
         blind = "does the node see this folder at the same path, and may it write there?"
-        return _words(f"{message}, and its node has made no {printed}: {blind}", own)
-    return _words(f"{message}.", own)
+        return _failure_before_start(f"{message}, and its node has made no {printed}: {blind}", own)
+    return _failure_before_start(f"{message}.", own)
 
 
 def words_of_setup(lines: Sequence[str], setup: Sequence[str], num_of_environment: int = 0) -> Mapping[str, Any] | None:
@@ -193,11 +193,11 @@ def words_of_setup(lines: Sequence[str], setup: Sequence[str], num_of_environmen
     said = [line for line in said[earlier[-1] + 1 if earlier else 0 :] if not _SETUP.match(line)]
     why = _most_telling(said) if said else f"exit status {status}"
     if any(_SYNTAX in line for line in said[-2:]):  # the number is of the line before; bash's own message is right
-        return _words(f"bash cannot parse cluster.setup: {why}", said)
+        return _failure_before_start(f"bash cannot parse cluster.setup: {why}", said)
     line = f"`{setup[number - 1]}`" if 0 < number <= len(setup) else f"exit status {status}"
     number -= num_of_environment
     where = f"cluster.setup line {number}" if number > 0 else "a line of cluster.environment"
-    return _words(f"{where} failed: {line}: {why}", said)
+    return _failure_before_start(f"{where} failed: {line}: {why}", said)
 
 
 def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
@@ -210,7 +210,7 @@ def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
     return {"message": _most_telling(said)[:_MAX_CHARS], "output": _last(said)} if said else {}
 
 
-def _words(message: str, said: Sequence[str]) -> Mapping[str, Any]:
+def _failure_before_start(message: str, said: Sequence[str]) -> Mapping[str, Any]:
     return {"cause": NOT_STARTED, "message": message[:_MAX_CHARS], "output": _last(said)}
 
 

@@ -37,6 +37,7 @@ _RUN_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,200}")
 
 # Files of a run, beside its journals, that every command that shows the state of its sweep reads.
 HEARTBEAT, RESULT, SUBMISSIONS = "heartbeat.json", "result.json", "submissions.jsonl"
+AFTER = "after.json"
 RETURNED = "returned.json"
 OLD_JOURNAL = "attempts.jsonl"
 """Name of the journal of all attempts, which earlier versions wrote."""
@@ -87,6 +88,8 @@ class RunPaths:
     """Final metrics; rank 0 writes once."""
     first_weights = _Named("first_weights.json")
     """Weights that `init_from` loaded, and those that it did not load; rank 0 writes at the first start."""
+    after = _Named(AFTER)
+    """Decision of a run that follows others (record/chain.py); rank 0 replaces it, before its first attempt."""
     profile_table = _Named("profile.txt")
     """Figures, advice and the top operators of the newest profile; rank 0 replaces it."""
     profile_trace = _Named("profile.trace.json.gz")
@@ -140,6 +143,10 @@ class RunPaths:
     def at(self, name: str) -> str:
         """Return the path of a name in the folder, as text."""
         return f"{self.place}/{name}"
+
+    def until(self, step: int) -> Path:
+        """Return the file that lets the run train until `step`, and pause there (`record/rungs.py`)."""
+        return Path(self.at(f"until-{step:09d}.json"))
 
     def journal(self, attempt: int) -> Path:
         """Return the path of an attempt's journal (`record/journal.py`), which only the attempt's rank 0 writes."""
@@ -249,12 +256,18 @@ class SweepPaths:
     """A file for each submission with a copy of its lines; an array element reads there which run it executes."""
     specs_copy = _Named("submissions/specs.jsonl")
     """A copy of the lines of `specs`, for jobs that begin after that file is lost or damaged; `submit` appends."""
+    drawn = _Named("drawn")
+    """Specs of runs that a search has drawn, a file for each trial: 000012.jsonl (search/folder.py)."""
+    search = _Named("search.json")
+    """The sweep's search: its space, its sampler, and the runs that trials are made from; `submit` replaces it."""
     ends = _Named("ends")
     """Ends of jobs known only to Slurm's accounting, which forgets them; a file for each host that asked."""
     old_ends = _Named("ends.jsonl")
     """File of such job ends in sweeps of earlier versions; any host appended."""
     finished = _Named("finished.json")
     """Completed runs, so that `status` opens fewer folders (record/run_state.py); `status` replaces it."""
+    summaries = _Named("summaries.jsonl")
+    """What the files of completed runs say (record/summaries.py); a command that reads many of them replaces it."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     sync_lock = _Named("sync.lock")
@@ -265,8 +278,12 @@ class SweepPaths:
     """Output of the local queue and its controllers."""
     compile_cache = _Named("compile_cache")
     """Cache of torch.compile, an archive for each configuration and local rank; the first run writes it."""
+    followers = _Named("followers")
+    """Sweeps whose runs follow runs of this sweep, a file for each; their `submit` writes."""
     pickles = _Named("pickles")
     """Tasks of Hydra apps that no command starts (hydra_apps/pickled.py); the launcher writes."""
+    turns = _Named("turns")
+    """Claims of the slots of pools: which slot has which run (record/turns.py); slots link them, and remove none."""
     code = _Named("code")
     """Frozen code: an archive for each digest, and its unpacked copy if no node's disk could hold one."""
 

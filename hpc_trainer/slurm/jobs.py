@@ -172,6 +172,24 @@ def update_job(job_id: str, changes: Sequence[str], timeout_s: float = DEFAULT_T
     run_slurm(["scontrol", "update", f"JobId={job_id}", *changes], timeout_s=timeout_s)
 
 
+def release_jobs(job_ids: Sequence[str]) -> None:
+    """Release held jobs, so that Slurm may start them.
+
+    Raises:
+        SlurmError: the site refuses, or the controller does not answer.
+    """
+    run_slurm(["scontrol", "release", ",".join(job_ids)])
+
+
+def requeue_held(job_id: str) -> None:
+    """Put a running job back into the queue, where it waits until somebody releases it.
+
+    Raises:
+        SlurmError: the site refuses, or the controller does not answer.
+    """
+    run_slurm(["scontrol", "requeuehold", "Incomplete", job_id], timeout_s=WORKER_TIMEOUT_S)
+
+
 def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
     """Cancel jobs or array elements in one command; jobs that have already ended are ignored.
 

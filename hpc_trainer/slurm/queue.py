@@ -229,7 +229,7 @@ def _listed(job_ids: Iterable[str]) -> Iterator[str]:
     return (",".join(ids[start : start + _IDS_A_CALL]) for start in range(0, len(ids), _IDS_A_CALL))
 
 
-def _ask(fields: str, words: Sequence[str], since: float, timeout_s: float = _TIMEOUT_S) -> str | None:
+def _ask(fields: str, options: Sequence[str], since: float, timeout_s: float = _TIMEOUT_S) -> str | None:
     """Return sacct's output with these fields for jobs since `since`; None if the site keeps no accounting.
 
     Raises:
@@ -239,7 +239,7 @@ def _ask(fields: str, words: Sequence[str], since: float, timeout_s: float = _TI
     # -S stands beside -j too, because sacct's default without it differs between releases.
     start = f"now-{max(0, int(time.time() - since)) + CLOCKS_S:.0f}seconds"
     try:
-        return run_slurm(["sacct", "-p", "-X", "-S", start, "-o", fields, *words], timeout_s=timeout_s)
+        return run_slurm(["sacct", "-p", "-X", "-S", start, "-o", fields, *options], timeout_s=timeout_s)
     except SlurmError as error:
         if isinstance(error, MissingCommandError) or _is_disabled(error):
             return None
@@ -266,7 +266,7 @@ def parse_accounting(text: str) -> dict[str, AccountingEntry]:
         job_id, state, exit_code, node, name, comment = parts
         entries[job_id] = AccountingEntry(
             job_id=job_id,
-            state=_word(state),
+            state=_plain_state(state),
             exit_code=exit_code,
             node="" if node == "None assigned" else node,
             end_time=float(end) if end.isdecimal() and int(end) > 0 else None,
@@ -294,7 +294,7 @@ def parse_allocations(text: str) -> list[Allocation]:
             allocations.append(
                 Allocation(
                     job_id=job_id, start_time=float(start), end_time=float(end), elapsed_s=float(elapsed),
-                    state=_word(state),
+                    state=_plain_state(state),
                 )
             )  # fmt: skip
     return allocations
@@ -305,7 +305,7 @@ def _rows(text: str, fields: str) -> list[str]:
     return table_rows("sacct", text, first="JobID", num_columns=fields.count(",") + 1, end="|")
 
 
-def _word(state: str) -> str:
+def _plain_state(state: str) -> str:
     """Return a state without its tail (`CANCELLED by 1000`) and truncation mark (`CANCELLED+`)."""
     return state.split(maxsplit=1)[0].rstrip("+") if state.split() else "UNKNOWN"
 

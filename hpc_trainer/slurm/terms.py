@@ -176,8 +176,8 @@ def says_held(word: str) -> bool:
 def explain_reason(word: str) -> Reason:
     """Explain Slurm's reason for a waiting job; for an unknown reason, name the place that explains it."""
     spaced = word.replace("_", " ")
-    known = next((reason for beginning, reason in _REASONS.items() if spaced.startswith(beginning)), None)
-    return known or _limit(word) or Reason("a word of Slurm's", ("man squeue explains it, under JOB REASON CODES",))
+    listed = next((reason for beginning, reason in _REASONS.items() if spaced.startswith(beginning)), None)
+    return listed or _limit(word) or Reason("a word of Slurm's", ("man squeue explains it, under JOB REASON CODES",))
 
 
 def _limit(word: str) -> Reason | None:

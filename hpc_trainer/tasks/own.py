@@ -47,7 +47,7 @@ class OwnTask:
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Return the user's loss. Raises ConfigError if it is not a scalar that backward can start from."""
-        loss, metrics = self._told(model, batch)
+        loss, metrics = self._loss_and_metrics(model, batch)
         if not self._is_checked:
             self._check(metrics)
         if torch.is_grad_enabled() and not loss.requires_grad:
@@ -75,7 +75,7 @@ class OwnTask:
         Raises:
             ConfigError: the user's `loss` returns other metrics than for the last batch, or too few.
         """
-        loss, reported = self._told(model, batch)
+        loss, reported = self._loss_and_metrics(model, batch)
         meters = metrics or self.metrics()
         numbers = {name: value for name, value in reported.items() if name not in meters}
         names = tuple(sorted(numbers))
@@ -151,7 +151,7 @@ class OwnTask:
                 self._scalar(value, name)
         self._is_checked = True
 
-    def _told(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    def _loss_and_metrics(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
         result = self._own.loss(model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(metrics, Mapping):

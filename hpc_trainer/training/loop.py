@@ -160,6 +160,9 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
     if is_evaluation_due and not _goes_on(run, training, run.last_evaluation() or _evaluate(config, run, training)):
         return
     _mark_best(run, state)
+    if run.pauses_at(state.step):
+        run.pause_here(state.step, **state.objects())
+        return
     kind = kind_of(training.stepper.device)
     speed = Speed(state.step, batches, batch_size=config.train.global_batch_size, kind=kind)
     peak = peak_lr(config.optim, config.train.global_batch_size)
@@ -195,6 +198,9 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
                 return
             _mark_best(run, state)
             speed.restart(state.step)
+        if state.step < num_steps and run.pauses_at(state.step):
+            run.pause_here(state.step, **state.objects())
+            return
 
     run.save(state.step, **state.objects())  # before the evaluation: a kill in it loses nothing
     metrics = _evaluate(config, run, training)

@@ -53,7 +53,7 @@ class Saver:
     """True if a save was due while another one was being written: it follows when that one is done."""
     stop_is_covered: bool = False
     """True if a stop needs no save: repeating the steps since the last save is faster, or nothing is ever saved."""
-    _is_told: bool = False
+    _is_reported: bool = False
     _stall_s: float = 0.0
 
     @property
@@ -110,7 +110,7 @@ class Saver:
             begin = time.perf_counter()
             self.give_way()
             if self.store.writer.begin(step, **self._trees(step, objects)):
-                self.running_step, self._is_told = step, False
+                self.running_step, self._is_reported = step, False
                 self._stall_s = time.perf_counter() - begin
                 self.timer.add_stall(self._stall_s, self.group)
             else:
@@ -205,7 +205,7 @@ class Saver:
 
     def tell_when_done(self) -> None:
         """Print on rank 0 that a save is done, and record its time, as soon as it is complete. Not collective."""
-        if self.running_step is not None and not self._is_told:
+        if self.running_step is not None and not self._is_reported:
             self._tell(self.store.writer.seconds)
 
     def _check_names(self, objects: Objects) -> None:
@@ -225,9 +225,9 @@ class Saver:
         }
 
     def _tell(self, seconds: float | None) -> None:
-        if seconds is None or self._is_told:
+        if seconds is None or self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         if self.group.is_rank_zero:
             self.timer.pace.add_save(self._stall_s + seconds)
             print(

@@ -40,8 +40,9 @@ from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal, read_failure
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import Watch, is_there, look_anew, read_json
-from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
+from hpc_trainer.record.reading import Watch, is_there, look_anew, names_in, read_json
+from hpc_trainer.record.rungs import pause_step
+from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RUNG, RunState
 from hpc_trainer.runtime.cores import bind_rank
 from hpc_trainer.runtime.devices import is_out_of_memory, kind_of
 from hpc_trainer.runtime.pace import SaveTimer, job_end_time
@@ -244,16 +245,17 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 ),  # fmt: skip
             ):
                 outcome = run_main(config, run)
-            if outcome is not Outcome.done:
+            if outcome is Outcome.stopped:
                 code = conclude_stop(ended(run.saved_step), group)
             else:
+                state = RunState.PAUSED if outcome is Outcome.paused else RunState.COMPLETED
                 code = ExitCode.OK
                 if run.is_rank_zero:
                     ended(None).tell_spent()
                     journal.end(
                         attempt,
-                        state=RunState.COMPLETED,
-                        cause=run.cause,
+                        state=state,
+                        cause=RUNG if outcome is Outcome.paused else run.cause,
                         step=run.step,
                         saved_step=run.saved_step,
                     )
@@ -294,6 +296,7 @@ def _context(
         attempt=attempt,
         num_steps=config.train.num_steps,
         seed=config.seed,
+        pause_step=group.broadcast(_pause_step(config, paths) if env.rank == 0 else None),
         saves=SaveTimer(
             checkpoint.every_steps,
             is_auto=checkpoint.every is SaveEvery.auto,
@@ -306,6 +309,10 @@ def _context(
         max_no_progress=config.cluster.max_no_progress,
         spans=spans,
     )
+
+
+def _pause_step(config: TrainConfig, paths: RunPaths) -> int | None:
+    return pause_step(config.search.rungs, names_in(paths.folder) or (), config.train.num_steps)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer import __version__
-from hpc_trainer.config.environment import IMAGE_FACTS, STAGE_KEY, STAGED
+from hpc_trainer.config.environment import IMAGE_FACTS, PACK_FACTS, STAGE_KEY, STAGED
 from hpc_trainer.config.program import code_folder
 from hpc_trainer.config.schema.cluster import EnvironmentConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -217,7 +217,11 @@ def environment_facts(environment: EnvironmentConfig, versions: Mapping[str, str
         facts["conda_sha256"] = machine.conda_digest(os.environ.get("CONDA_PREFIX", environment.conda))
     if environment.stage is not None:
         # Not the file itself: 500 nodes must not ask for it again.
-        facts["stage"] = {"path": environment.stage, "facts": os.environ.get(STAGE_KEY), "copy": os.environ.get(STAGED)}
+        copy = os.environ.get(STAGED)
+        packed = {} if copy is None else read_json(Path(copy, PACK_FACTS), Faults()) or {}
+        facts["stage"] = {
+            "path": environment.stage, "facts": os.environ.get(STAGE_KEY), "copy": copy, "sha256": packed.get("sha256"),
+        }  # fmt: skip
     return facts
 
 

@@ -59,6 +59,7 @@ from hpc_trainer.record.states import (
     ENDS,
     LOW_GOODPUT,
     OUT_OF_MEMORY,
+    POOL,
     TIMEOUT,
     UNEXPLAINED,
     RunState,
@@ -124,10 +125,12 @@ class StopFacts:
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
         move_cause: why the run itself leaves a node (`record/journal.py`, `Move`); "" if it does not.
+        in_pool: the run is in a slot of a pool, which brings it back; the job is the slot's.
     """
 
     on_slurm: bool
     has_cancel_marker: bool
+    in_pool: bool = False
     has_token: bool = False
     can_submit: bool = False
     job_state: str | None = None
@@ -171,6 +174,8 @@ def decide_stop(facts: StopFacts) -> Decision:
     """
     if facts.has_cancel_marker or facts.job_state == terms.CANCELLED:
         return cancelled()
+    if facts.in_pool:
+        return _interrupted(RunState.PREEMPTED, _cause(facts) if facts.is_deadline or facts.move_cause else "stopped")
     if not facts.on_slurm:
         # Only the user restarts a local run: the next `submit` or `train` goes on from here.
         return _interrupted(RunState.PREEMPTED, "stopped")
@@ -231,6 +236,8 @@ def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failu
     """
     if facts.has_cancel_marker or (facts.on_slurm and terms.CANCELLED in (facts.job_state, facts.accounting_state)):
         return cancelled()  # the error results from the cancel: --retry-failed must not restart the run
+    if facts.in_pool and num_failures <= max_failures:
+        return replace(_interrupted(RunState.PREEMPTED, cause), exit_code=ExitCode.STORAGE)
     if not facts.on_slurm or num_failures > max_failures:
         return None
     if facts.has_token or facts.was_requeued or facts.job_state in terms.NOT_BEGUN:
@@ -473,6 +480,15 @@ def _bring_back(stop: Stop, decision: Decision) -> Decision:
     return done
 
 
+def bring_back(stop: Stop) -> bool:
+    """Send the job of a run that does not start yet back into the queue; return False if that failed."""
+    wanted = Decision(
+        action=Action.requeue, state=RunState.REQUEUED, cause="follows", exit_code=ExitCode.REQUEUED,
+        fallback=RunState.PREEMPTED,
+    )  # fmt: skip
+    return _bring_back(stop, wanted).state is not RunState.PREEMPTED
+
+
 def _ask_requeue(job_id: str) -> Answer:
     try:
         answer = Answer(requeue(job_id))
@@ -555,9 +571,14 @@ def _facts(stop: Stop) -> StopFacts:
     has_cancel_marker = _is_cancelled(stop)
     job_id = stop.env.job_id
     on_slurm = job_id[:1].isdecimal()  # torchrun inside a Slurm job has that job's id
+    move = _move(stop)
+    if stop.env.launcher == POOL:
+        return StopFacts(
+            on_slurm=on_slurm, has_cancel_marker=has_cancel_marker, in_pool=True,
+            is_deadline=stop.flag.signal_name == DEADLINE, move_cause="" if move is None else move.cause,
+        )  # fmt: skip
     if not on_slurm:
         return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
-    move = _move(stop)
     facts = StopFacts(
         on_slurm=True,
         move_cause="" if move is None else move.cause,

@@ -23,7 +23,7 @@ from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metrics_in
 from hpc_trainer.record.reading import Watch, names_in
 from hpc_trainer.record.redaction import Redaction
-from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.states import CANCEL, POOL, RunState
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
@@ -202,6 +202,8 @@ class _Rank:
         self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size)
         self._looked, self._has_stopped = 0.0, False
         self._is_cancelled = Watch(paths.marker(CANCEL), _CANCEL_LOOK_S)
+        # Slurm ends the program of its own ranks, and of a slot, after KillWait.
+        self._has_no_kill = env.launcher not in ("slurm", *([POOL] if env.job_id[:1].isdecimal() else []))
         self._late = LateStop(self.as_stop, lambda: self._step, leave=self._leave)
 
     @property
@@ -251,7 +253,7 @@ class _Rank:
             self._stop.request(ASKED)
             self._tell_stop()
         if self._must_stop():
-            print(f"the program ended with {_told(code)} after {self._stop.signal_name}: it goes on later.")
+            print(f"the program ended with {_ending(code)} after {self._stop.signal_name}: it goes on later.")
             return conclude_start(self.as_stop)
         if code != 0:
             self._fail(code)
@@ -276,7 +278,7 @@ class _Rank:
                     print(f"{self._stop.signal_name}: the program gets SIG{self._config.train.command_signal.value}.")
                     program.send(getattr(signal, f"SIG{self._config.train.command_signal.value}"))
                 self._late.look(float("inf"))
-                if self._env.launcher != "slurm" and now - told_time > _DEAF_S:
+                if self._has_no_kill and now - told_time > _DEAF_S:
                     program.send(signal.SIGKILL)
             elif program.code is not None:
                 left_time = left_time or now
@@ -308,7 +310,7 @@ class _Rank:
         is_killed = code == -signal.SIGKILL
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
         frame = own_frame(output)
-        message = f"the program ended with {_told(code)}"
+        message = f"the program ended with {_ending(code)}"
         print(
             f"{message}: {self._shown(self._program.arguments if self._program else ())}", file=sys.stderr, flush=True
         )
@@ -357,7 +359,7 @@ class _Rank:
             write_json(self._paths.program_stop(self._attempt), {"why": self._stop.signal_name}, sync=False)
 
 
-def _told(code: int | None) -> str:
+def _ending(code: int | None) -> str:
     if code is None or code >= 0:
         return f"exit code {code}"
     try:

@@ -35,6 +35,7 @@ from hpc_trainer.config.program import (
 )
 from hpc_trainer.config.schema.train import CommandEnv, LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError, RankEnvError
+from hpc_trainer.record.chain import read_decision
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import VARIABLE
@@ -90,7 +91,11 @@ def words_of(
 
 
 def _places(paths: RunPaths) -> dict[str, str]:
-    return {"run.id": paths.run_id, "run.dir": str(paths.output), "run.checkpoints": str(paths.own_checkpoints)}
+    followed: Mapping[str, str] = read_decision(paths).get("checkpoints") or {}
+    return {
+        "run.id": paths.run_id, "run.dir": str(paths.output), "run.checkpoints": str(paths.own_checkpoints),
+        **{f"after.{name}.checkpoint": place for name, place in followed.items()},
+    }  # fmt: skip
 
 
 def folder_of(config: TrainConfig, paths: RunPaths) -> str:

@@ -223,16 +223,20 @@ def test_a_full_quota_that_is_told_at_the_close_is_an_error_of_the_write(
     write_atomic(login / "file", "before")
     append_lines(login / "lines.jsonl", [{"a": 1}])
     shares[-1].faults(full=full)
-    writes: list[Callable[[], None]] = [
+    writes: list[Callable[[], object]] = [
         lambda: write_atomic(login / "file", "after" * 1000),
         lambda: write_atomic(login / "file", "after" * 1000, sync=False),
         lambda: append_lines(login / "lines.jsonl", [{"a": 2}]),
         lambda: append_lines(login / "lines.jsonl", [{"a": 2}], sync=False),
+        lambda: write_marker(login / "CANCEL"),
+        lambda: write_marker(login / "CANCEL", sync=False),
+        lambda: claim(login / "claim", b"mine"),
     ]
     for write in writes:
         with pytest.raises(OSError) as refused:  # noqa: PT011  (the number is looked at)
             write()
         assert refused.value.errno == getattr(errno, full)
+        assert refused.value.filename is not None, "a person wants to know which disk is full"
     shares[-1].faults()
     assert (node / "file").read_text() == "before"
     append_lines(login / "lines.jsonl", [{"a": 3}])

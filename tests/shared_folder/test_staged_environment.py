@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.environment import STAGE, STAGE_KEY
+from hpc_trainer.hardware.pack import pack_environment
 from tests.shared_folder.clients import Client, Share
 
 _NODES, _RANKS_A_NODE, _MODULES = ("node-0", "node-1"), 8, 600
@@ -56,7 +57,7 @@ def test_a_staged_environment_asks_the_shared_folder_for_a_hundredth(tmp_path: P
     shares.append(share)
     before, after = share.several("before", "after"), share.several("staged-0", "staged-1")
     _environment(share.backing / "env")
-    subprocess.run(["tar", "-C", share.backing / "env", "-cf", share.backing / "env.tar", "."], check=True)
+    pack_environment(share.backing / "env", share.backing / "env.tar")
 
     today = 0
     for client in before:

@@ -7,8 +7,10 @@ of `apptainer exec`, and runs its command with a PATH that has none of Slurm's c
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,42 @@ def test_torchrun_on_two_nodes_trains_and_resumes_as_srun_does(driver: Driver) -
     (attempt, _) = driver.attempts("torchrun", "start")
     assert attempt["executor"] == "slurm"
     driver.slurm.wait_for_state(job_id, "COMPLETED")
+
+
+@pytest.mark.long
+def test_a_packed_environment_runs_on_the_disk_of_each_node_and_its_digest_is_recorded(
+    driver: Driver, tmp_path: Path
+) -> None:
+    env = tmp_path / "env"
+    venv.create(env, symlinks=True)
+    (site,) = env.glob("lib/python*/site-packages")
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (site / "rest.pth").write_text("\n".join(packages))  # torch alone has a gigabyte
+    packed = json.loads(driver.run("pack", str(env), "--import", "omegaconf", "--json").stdout)
+    driver.submit(*TWO_NODES, "train.num_steps=20", "sweep_name=staged",
+                  f"cluster.environment.stage={packed['archive']}")  # fmt: skip
+    (run,) = driver.wait_for_states("staged", "COMPLETED", "FAILED").values()
+    assert run["state"] == "COMPLETED", driver.all_logs()
+    (record,) = (driver.runs / "staged").glob("*/logs/attempt-000.environment.json")
+    facts = json.loads(record.read_text())["environment"]["stage"]
+    assert (facts["path"], facts["sha256"]) == (packed["archive"], packed["sha256"])
+    assert Path(facts["copy"]).parent.name == f"hpc_trainer-{os.getuid()}"
+    assert record.read_text().count(facts["copy"]) > 1, "the Python of the rank is the copy's"
+
+
+@pytest.mark.long
+def test_a_list_of_hardware_runs_once_under_torchrun(driver: Driver) -> None:
+    """The first item needs a node that is drained; the second has it, with ranks that torchrun starts."""
+    held = "testbed_x4,testbed_x1"
+    words = ("experiment=digits", "model=mlp", f"hardware=first:{held}", "hardware.launcher=torchrun",
+             "parallel.elastic=true", "train.num_steps=40", "train.eval_every_steps=0",
+             "hardware.partition=main", "sweep_name=list")  # fmt: skip
+    for node in ("n2", "n3", "n4"):
+        driver.slurm.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    driver.submit(*words)
+    (run,) = driver.wait_for_states("list", "COMPLETED", "FAILED").values()
+    assert run["state"] == "COMPLETED", driver.all_logs()
+    assert len(driver.attempts("list", "start")) == 1
+    driver.slurm.wait_for(lambda: driver.slurm.run("squeue", "-h").stdout == "", 60, "the other job is cancelled")
+    (result,) = (driver.runs / "list").glob("*/result.json")
+    assert json.loads(result.read_text())["world_size"] == 1

@@ -74,6 +74,15 @@ def test_a_job_measures_two_nodes_with_two_ranks_each(slurm: SlurmCluster, tmp_p
     assert {line["key"]: line["verdict"] for line in told["measured_lines"]}["ranks"] == "ok"
     kept = list((tmp_path / "state").rglob("testbed_x4.json"))
     assert json.loads(kept[0].read_text()) == measured
+    gpt = ("experiment=gpt_bytes", "hardware=testbed_x4", "cluster=testbed")
+    (expected,) = driver.json("plan", *gpt)["expected"]
+    link = reduce["all"]
+    assert expected["reduce_s"] == pytest.approx(
+        link["latency_s"] + 1.5 * expected["reduce_bytes"] / link["bus_bytes_per_s"]
+    )
+    shown = driver.run("plan", *gpt).stdout
+    assert f"Expected on testbed_x4, by hardware check testbed_x4 --run, {measured['day']}:" in shown
+    print(shown)  # the transcript of docs/discover.md
 
 
 @pytest.mark.long

@@ -115,15 +115,19 @@ def expand_grid(composer: GridComposer, overrides: Sequence[str]) -> Expansion:
     return Expansion(points=points, num_excluded=num_excluded)
 
 
-def _blocks(composer: GridComposer, given_words: Sequence[str]) -> Iterator[_Block]:
-    overrides = [in_full(line) for line in given_words]
+def _blocks(composer: GridComposer, given_overrides: Sequence[str]) -> Iterator[_Block]:
+    overrides = [in_full(line) for line in given_overrides]
     parsed = composer.parse(overrides)
     given = [override.input_line or "" for override in parsed if not (override.is_sweep_override() or _items(override))]
     defaults = list(default_overrides(overrides))
     last = {_key(override.input_line or ""): override for override in parsed}  # of one key the last override counts
-    swept = [each for each in parsed if each.is_sweep_override() and last[_key(each.input_line or "")] is each]
+    swept = [
+        override
+        for override in parsed
+        if override.is_sweep_override() and last[_key(override.input_line or "")] is override
+    ]
     axes = {override.get_key_element(): sweep_values(override, composer.choices) for override in swept}
-    listed = [each for each in parsed if _items(each) and last[_key(each.input_line or "")] is each]
+    listed = [override for override in parsed if _items(override) and last[_key(override.input_line or "")] is override]
     axes |= {override.get_key_element(): [FIRST + ",".join(_items(override))] for override in listed}
     # A sweep over choices of sweep/ or experiment/ may bring axes of its own: they are read for each choice.
     heads = [_axis(key, values) for key, values in axes.items() if key in ("sweep", "experiment")]
@@ -364,7 +368,7 @@ def _check(override: Override, pattern: object, choices: Callable[[str], list[st
         tried = choices(override.key_or_group) or _between(pattern, is_whole=is_whole)
         raise ConfigError(
             f"{line}: interval() is a range to draw values from, but a grid needs a list of values. "
-            f"Use values, as {key}={','.join(tried)}."
+            f"Use values, as {key}={','.join(tried)}, or add search=random to draw from the range."
         )
     if isinstance(pattern, RangeSweep):
         _check_range(f"{line}", pattern)

@@ -193,10 +193,28 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
 
 
 def site_notes(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[str, ...]:
-    """Return a note if the shape is longer or larger than the site's facts allow (`cluster.site.time_limits`).
+    """Return notes if the shape is longer or larger than the site's facts allow, or pays for more than it uses.
 
-    It is no problem: the facts may be old, and Slurm decides.
+    These are no problems: the facts may be old, and Slurm decides.
     """
+    return (*_time_limit_note(hardware, cluster), *_whole_node_note(hardware, cluster))
+
+
+def _whole_node_note(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[str, ...]:
+    """Return a note if fewer GPUs are asked for than the profile's name has, where a job pays for whole nodes."""
+    match = re.search(r"/.*_x(\d+)$", hardware.name)
+    asked = hardware.num_nodes * hardware.gpus_per_node
+    if cluster.site.whole_nodes is not True or match is None or not 0 < asked < int(match[1]):
+        return ()
+    return (
+        f"cluster={cluster.name} (facts of {cluster.site.checked or 'unknown age'}) gives and charges whole nodes: "
+        f"hardware.gpus_per_node={hardware.gpus_per_node} leaves GPUs of hardware={hardware.name} idle. Use "
+        f"hardware.gpus_per_node={match[1]}, or run several in one job: in it, the same submit with cluster=local "
+        "local.max_parallel=N.",
+    )
+
+
+def _time_limit_note(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[str, ...]:
     site = cluster.site
     own = [
         limit

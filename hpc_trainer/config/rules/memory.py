@@ -40,7 +40,7 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
     None if the configuration does not give the sizes of the model or data set, or if the loop is the user's own.
     """
     parallel, optim = plain["parallel"], plain["optim"]
-    count = _num_weights(plain)
+    count = num_weights(plain)
     if count is None or plain["train"]["main"] is not None or plain["train"].get("command") is not None:
         return None
     divided = parallel["tensor_parallel"] * parallel["pipeline_parallel"]
@@ -54,7 +54,8 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
     return weight_bytes * int(count * kept // divided) + of_moments
 
 
-def _num_weights(plain: Mapping[str, Any]) -> int | None:
+def num_weights(plain: Mapping[str, Any]) -> int | None:
+    """Return the number of weights of a gpt; None for other models, whose sizes are known only to torch."""
     model, data = plain["model"], plain["data"]
     if model["name"] != "gpt":
         return None
@@ -66,6 +67,12 @@ def _num_weights(plain: Mapping[str, Any]) -> int | None:
     places = data["seq_len"] if gpt.positions == Positions.learned else 0
     embeddings = (gpt.num_rows(vocabulary) + places) * gpt.embed_dim
     return gpt.num_layers * gpt.num_block_weights + embeddings + gpt.num_norm_weights
+
+
+def checkpoint_bytes(config: TrainConfig, count: int) -> int:
+    """Return about the bytes of a checkpoint of `count` weights: the weights, averages of them, and the moments."""
+    copies = 1 + holds(config, "train.ema_decay")
+    return count * (copies * config.precision.format.weight_bytes + _MOMENT_BYTES * config.optim.num_moments)
 
 
 _CHUNK = 8192  # tokens

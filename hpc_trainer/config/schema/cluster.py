@@ -290,6 +290,21 @@ class BudgetConfig:
     """Most runs of the grid that may wait or work at once; null: no bound."""
 
 
+AUTO_PLACES = "auto"
+"""Value of `pool.per_node` for as many places as a node has room for."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PoolConfig:
+    """`pool`: a few jobs that work through all runs, instead of a job for each run."""
+
+    jobs: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Jobs, called slots, that take one run after the other; null: each run has a job of its own."""
+    per_node: int | str = key(1, only_with("pool.jobs"), limits="≥ 1")
+    """Runs beside each other in one slot, each with its own GPUs and cores. auto: as many as the GPUs, cores and memory
+    of a node allow."""
+
+
 class SnapshotMode(str, enum.Enum):
     git = "git"
     copy = "copy"

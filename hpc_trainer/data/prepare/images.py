@@ -251,11 +251,11 @@ def prepare_images(source: Path, folder: Path, options: ImageOptions, settings: 
     return Prepared(
         folder=str(job.folder), is_whole=True, num_pieces=len(pieces), num_made=made, num_missing=0,
         counts={part: _counts(pieces, records, part) for part in (TRAIN, EVAL)}, num_broken=len(broken),
-        overrides=_words(job.folder, options.size),
+        overrides=_training_overrides(job.folder, options.size),
     )  # fmt: skip
 
 
-def _words(folder: Path, size: int) -> tuple[str, ...]:
+def _training_overrides(folder: Path, size: int) -> tuple[str, ...]:
     """Return the overrides that train on the folder; models see 7/8 of the shorter side, as `data.resize` does."""
     cut = round(size * 224 / 256)
     return ("data=image_shards", f"data.path={folder}", *([] if cut == 224 else [f"data.image_size={cut}"]))
@@ -341,7 +341,7 @@ def _pictures(folder: Path, name: str, above: tuple[tuple[int, int], ...] = ()) 
             if _is_folder(entry):
                 yield from _pictures(folder / entry.name, f"{name}/{entry.name}", (*above, here))
             elif os.path.splitext(entry.name)[1].lower() in _READ:  # noqa: PTH122  (a Path takes ten times as long)
-                info = _told(entry)
+                info = _attributes(entry)
                 yield InputFile(
                     name=f"{name}/{entry.name}", path=entry.path, size=info.st_size, mtime_ns=info.st_mtime_ns
                 )
@@ -354,7 +354,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _told(entry: os.DirEntry[str]) -> os.stat_result:
+def _attributes(entry: os.DirEntry[str]) -> os.stat_result:
     """Return the attributes of an entry, or of the link itself if it leads nowhere: such a picture is broken."""
     try:
         return entry.stat()

@@ -30,7 +30,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import FileRecord, OpenFiles, SavedTensor
 from hpc_trainer.training.context import RunContext
 
-Found = FirstWeights | str
+WeightsOrError = FirstWeights | str
 """Record of loaded weights, or an error message: an error of all ranks is raised where no rank waits for another."""
 
 
@@ -76,7 +76,9 @@ def load(
     return result
 
 
-def _from_checkpoint(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], Found]) -> Found:
+def _from_checkpoint(
+    place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], WeightsOrError]
+) -> WeightsOrError:
     """Load the model of a checkpoint. Collective. Raises CheckpointError, UntrustedFileError."""
     store = CheckpointStore(place.parent, group=group, keep_last=1, attempt=0, read_only=True)
     info = store.newest_valid(only=step_of(place))
@@ -85,10 +87,10 @@ def _from_checkpoint(place: Path, group: RankGroup, take: Callable[[Mapping[str,
     return store.load(info, lambda shared, own: take(shared["objects"]["model"]))
 
 
-def _from_files(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], Found]) -> Found:
+def _from_files(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], WeightsOrError]) -> WeightsOrError:
     """Load .safetensors files. Collective. Raises CheckpointError."""
 
-    def read() -> tuple[Found, None]:
+    def read() -> tuple[WeightsOrError, None]:
         where = files_in(place)
         paths = {path.name: path for path in where.values()}
         records = [FileRecord(name, path.stat().st_size, 0) for name, path in paths.items()]
@@ -111,7 +113,7 @@ def _open(path: Path) -> Iterator[int]:
 
 
 @torch.no_grad()
-def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) -> Found:
+def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) -> WeightsOrError:
     """Fill `model` from `saved`; return what was loaded, or an error message. Not collective; the same on all ranks."""
     tensors = {name: tensor for name, tensor in saved.items() if isinstance(tensor, SavedTensor)}
     try:

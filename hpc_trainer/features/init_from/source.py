@@ -28,12 +28,16 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.features.init_from import InitFromConfig, WhichCheckpoint
+from hpc_trainer.record import chain
 from hpc_trainer.record import checkpoint_folders as folders
 from hpc_trainer.record.checkpoint_folders import Retention
 from hpc_trainer.record.files import sha256_of, write_atomic
-from hpc_trainer.record.layout import RunPaths, default_runs_dir
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths, SweepPaths, default_runs_dir
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.record.reading import check_trusted
+from hpc_trainer.record.reading import check_trusted, is_there
+from hpc_trainer.record.run_state import journal_settles
+from hpc_trainer.record.states import CANCEL, DONE
 
 _SMALL = 64 << 20  # bytes; below, nothing is remembered
 _MOST = 200  # files
@@ -59,13 +63,21 @@ def fill(config: TrainConfig, memo: Memo) -> None:
 def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
     """Return `config` with the absolute place and the digest of its content now.
 
+    A source that is not complete, or the best run of a sweep, gets `awaits` instead: the run finds it when it starts.
+
     Raises:
         ConfigError: there is nothing, the format is none that we read, patterns do not fit the names in it, or its
             digest is not that of `config`.
     """
     assert config.path is not None
+    folder = (Path(runs_dir).expanduser() if runs_dir else default_runs_dir()).absolute()
+    awaited = _as_awaited(config, folder)
+    return awaited or _as_there(config, folder)
+
+
+def _as_there(config: InitFromConfig, runs_dir: Path) -> InitFromConfig:
     try:
-        place = _find(config, Path(runs_dir).expanduser() if runs_dir else default_runs_dir())
+        place = _find(config, runs_dir)
         where = f"init_from={place}"
         check_patterns(config, renamed(names_in(place), config, where), where)
         digest = digest_of(place)
@@ -77,6 +89,100 @@ def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
             "another one. Name the content that you mean, or use init_from.digest=null."
         )
     return dataclasses.replace(config, path=str(place), digest=digest)
+
+
+def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None:
+    """Return `config` for a source that the run finds when it starts; None if the source is there now.
+
+    A run that has ended without being complete is taken as it is now, with its last checkpoint.
+
+    Raises:
+        ConfigError: there is no such sweep, or it is not known which of its runs will be the best.
+    """
+    named = str(config.path)
+    is_best = named.startswith(chain.BEST)
+    if is_best:
+        awaited = chain.find_awaited(named.removeprefix(chain.BEST), runs_dir, f"init_from={chain.BEST[:-1]}")
+        if awaited.run_id is not None:
+            raise ConfigError(f"init_from={named} is one run. Use init_from={awaited.text(runs_dir)}.")
+        specs = chain.specs_of(awaited.folder)
+        metric = chain.metric_of(specs.values())
+        if metric is None:
+            raise ConfigError(
+                f"init_from={named}: which run of {awaited.folder.name} is the best is not known, because its runs "
+                "set no checkpoint.keep_best, and have no eval_accuracy or eval_loss of the shared loop. Name a run: "
+                f"init_from={awaited.folder.name}/{next(iter(specs), 'RUN')}."
+            )
+        awaits = chain.digest_of(f"best by {metric}, {config.checkpoint.value}", specs.values())
+    else:
+        found = _unfinished_run(named, runs_dir)
+        if found is None:
+            return None
+        awaited, awaits = found, awaited_digest(found, config.checkpoint)
+    if config.digest is not None:
+        raise ConfigError(
+            f"init_from.digest={config.digest} is the content of a complete source, and {named} is not complete. Leave "
+            "it out."
+        )
+    return dataclasses.replace(config, path=f"{chain.BEST * is_best}{awaited.text(runs_dir)}", awaits=awaits)
+
+
+def awaited_digest(awaited: chain.Awaited, which: WhichCheckpoint) -> str:
+    """Return the digest that stands for the content of a run that is not complete."""
+    return chain.digest_of(f"run, {which.value}", [chain.specs_of(awaited.folder)[str(awaited.run_id)]])
+
+
+def _unfinished_run(named: str, runs_dir: Path) -> chain.Awaited | None:
+    """Return the run that a name means if the run has not ended; None for anything else."""
+    given = Path(named).expanduser()
+    if given.is_file() or is_checkpoint(given) or (given.is_dir() and not SweepPaths(given.absolute().parent).exists):
+        return None
+    place = str(given.absolute()) if given.is_dir() else named
+    if "/" not in named and not given.is_dir():  # a run's id, or its beginning or end
+        matches = [path for path in _runs(runs_dir) if _fits_run(path, named)]
+        if matches:
+            place = f"{matches[0].parent.name}/{matches[0].name}"
+            if len(matches) > 1:
+                return None  # `_find` lists them
+    try:
+        awaited = chain.find_awaited(place, runs_dir, "init_from")
+    except ConfigError:
+        return None  # `_find` says what is wrong
+    if awaited.run_id is None:
+        return None
+    run = awaited.sweep.run(awaited.run_id)
+    if any(is_there(run.marker(name)) for name in (DONE, CANCEL)):
+        return None
+    attempts = Journal(run).read() if awaited.folder not in chain.PLANNED.get().sweeps else []
+    if attempts and journal_settles(attempts[-1]) and folders.committed(run.checkpoints):
+        return None
+    return awaited
+
+
+def _fits_run(path: Path, named: str) -> bool:
+    return path.name == named or (
+        not _SET_ASIDE.search(path.name) and (path.name.startswith(named) or path.name.endswith(named))
+    )
+
+
+def resolve_awaited(config: InitFromConfig, runs_dir: Path) -> tuple[InitFromConfig, dict[str, Any]]:
+    """Return `config` with the place and digest of an awaited source, which is there now, and facts to record.
+
+    Raises:
+        ConfigError: there is no checkpoint, no run with the metric, or patterns do not fit the names in it.
+    """
+    named = str(config.path)
+    facts: dict[str, Any] = {}
+    if named.startswith(chain.BEST):
+        sweep = chain.find_awaited(named.removeprefix(chain.BEST), runs_dir, "init_from=best")
+        best, metric = chain.best_of(sweep.folder)
+        run = sweep.sweep.run(best.run_id)
+        facts = {"best_by": metric, "value": best.metrics[metric]}
+    else:
+        awaited = chain.find_awaited(named, runs_dir, "init_from")
+        run = awaited.sweep.run(str(awaited.run_id))
+    found = _as_there(dataclasses.replace(config, path=str(run.folder)), runs_dir)
+    return found, {"path": found.path, "digest": found.digest, "run": f"{run.folder.parent.name}/{run.run_id}", **facts}
 
 
 def is_checkpoint(place: Path) -> bool:

@@ -21,7 +21,8 @@ from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, valid
 from hpc_trainer.features.replay import ReplayConfig
-from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record import chain
+from hpc_trainer.record.layout import SweepPaths, default_runs_dir
 from hpc_trainer.record.spec import RunSpec, read_spec
 
 _NOT_KEPT = frozenset({"num_workers", "stage_dir"})
@@ -32,7 +33,21 @@ _BY_HAND = "Or name the old data yourself: replay.data=[{name: image_folder, pat
 
 def fill(config: TrainConfig, memo: Memo) -> None:
     """Fill in the old data: those of the run that `init_from` names."""
-    config.replay = memo.of(resolved, config.replay, config.init_from.path, config.data, config.task)
+    origin = config.init_from.path
+    if config.init_from.awaits and not config.replay.data:
+        origin = _awaited_origin(str(origin), config.paths.runs_dir)
+    config.replay = memo.of(resolved, config.replay, origin, config.data, config.task)
+
+
+def _awaited_origin(source: str, runs_dir: str | None) -> str:
+    """Return the place where a run that is not complete will have a checkpoint: its spec already names its data."""
+    if source.startswith(chain.BEST):
+        raise ConfigError(
+            f"replay: init_from={source} may be any run of that sweep, so its data are not known before. {_BY_HAND}."
+        )
+    folder = (Path(runs_dir).expanduser() if runs_dir else default_runs_dir()).absolute()
+    awaited = chain.find_awaited(source, folder, "init_from")
+    return str(awaited.sweep.run(str(awaited.run_id)).checkpoints / "step")
 
 
 def resolved(replay: ReplayConfig, origin: str | None, data: DataConfig, task: TaskConfig) -> ReplayConfig:
@@ -142,10 +157,10 @@ def _differences(old: DataConfig, new: DataConfig) -> Iterator[str]:
     was, now = old.model_facts(), new.model_facts()
     for key, before in was.items():
         if key in now and now[key] != before:
-            yield _told(key, before, now[key])
+            yield _difference(key, before, now[key])
 
 
-def _told(key: str, before: Any, now: Any) -> str:
+def _difference(key: str, before: Any, now: Any) -> str:
     if key == "classes":
         return (
             f"its classes are {_listed(before)}, and those of the new data {_listed(now)}: a class is its number, so "

@@ -8,9 +8,11 @@ from types import MappingProxyType
 
 import pytest
 
+from hpc_trainer.config.rules.cluster_rules import site_notes
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, clear_exit_codes, specs_to_write, timeless
 from hpc_trainer.record.states import RunState
-from hpc_trainer.slurm.limits import Limits, Partition
+from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
+from tests.composed import composed
 from tests.unit.launch.grids import make_grid, make_plan
 from tests.unit.record.builders import make_spec, make_specs
 
@@ -194,3 +196,47 @@ def test_a_partition_that_ends_before_a_run_can_train_is_named() -> None:
     words = ("cluster=slurm", "hardware.time_limit_min=5")
     (note,) = _limit_notes(*words, start_s=900.0, longest_min=10, others={"short": 18, "enough": 19, "endless": None})
     assert note.endswith("partition spare is 10. Partitions that allow it: enough, endless.")
+
+
+def _whole_notes(*words: str, **limits: bool) -> list[str]:
+    (spec,) = make_specs(1, "cluster=slurm", "hardware.partition=spare", *words)
+    known = Limits(
+        partitions={"spare": Partition(name="spare", gives_whole_nodes=limits.pop("partition", False))},
+        nodes=tuple(
+            NodeGroup(
+                partition="spare", num_nodes=9, cpus=64, memory_mb=1000, gpus={"a100": count}, features=frozenset()
+            )
+            for count in (8, 4)
+        ),
+        **limits,
+    )
+    plan = build_plan(make_grid(Path("/runs/sweep"), [spec]), limits=known)
+    return [note for note in plan.notes if "alone" in note]
+
+
+def test_a_whole_node_that_is_not_used_is_said_with_what_it_costs() -> None:
+    two = ("hardware=gpu_x2", "hardware.time_limit_min=60")
+    (note,) = _whole_notes(*two, "hardware.whole_node=true")
+    assert note == (
+        "gpu_x2: each job has its nodes alone (hardware.whole_node=true), and uses 2 of 4 GPUs: up to 4 GPU-hours a "
+        "run, of which the plan counts 2. Use hardware.gpus_per_node=4, or run several in one job: in it, the same "
+        "submit with cluster=local local.max_parallel=N."
+    )
+    assert "(partition spare gives whole nodes)" in _whole_notes(*two, partition=True)[0]
+    assert "(partition spare gives whole nodes)" in _whole_notes(*two, gives_whole_nodes=True)[0]
+    assert "uses 8 of 64 CPUs. Use more ranks" in _whole_notes("hardware.cpus_per_task=8", partition=True)[0]
+    assert _whole_notes("hardware.cpus_per_task=32", partition=True) == []
+    assert _whole_notes(*two) == [], "its nodes are shared"
+    assert _whole_notes("hardware=gpu_x2", "hardware.gpus_per_node=4", partition=True) == []
+
+
+def test_a_site_that_charges_whole_nodes_is_told_of_before_slurm_is_asked() -> None:
+    def notes(*words: str) -> tuple[str, ...]:
+        config = composed(["experiment=digits", *words])
+        return site_notes(config.hardware, config.cluster)
+
+    (note,) = notes("hardware=nersc/perlmutter_x4", "hardware.gpus_per_node=1")
+    assert "gives and charges whole nodes: hardware.gpus_per_node=1 leaves GPUs of hardware=nersc/perlmutter_x4" in note
+    assert "Use hardware.gpus_per_node=4, or run several in one job" in note
+    assert notes("hardware=nersc/perlmutter_x4") == notes("hardware=nersc/perlmutter_x4", "hardware.num_nodes=2") == ()
+    assert notes("hardware=csc/lumi_x1") == (), "a shared partition"

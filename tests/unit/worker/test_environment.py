@@ -219,7 +219,7 @@ def test_the_environment_is_recorded_with_digests(tmp_path: Path, monkeypatch: p
     assert environment_facts(EnvironmentConfig(conda=str(tmp_path / "conda")), versions) != conda
     monkeypatch.setenv(STAGE_KEY, "5-6")
     staged = environment_facts(EnvironmentConfig(stage="/lab/train.tar"), versions)["stage"]
-    assert staged == {"path": "/lab/train.tar", "facts": "5-6", "copy": None}
+    assert staged == {"path": "/lab/train.tar", "facts": "5-6", "copy": None, "sha256": None}
 
 
 def test_another_image_or_lock_file_is_a_difference(paths: RunPaths) -> None:

@@ -13,12 +13,13 @@ import pytest
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.data.images import ImageShardsConfig
 from hpc_trainer.observe import facts
-from hpc_trainer.observe.advice import RULES, Advice, AdvisedRun, advice_of, next_command, with_values
+from hpc_trainer.observe.advice import RULES, Advice, AdvisedRun, _faults_of, advice_of, next_command, with_values
 from hpc_trainer.observe.facts import Facts, Pace, RankUse, pace_of
 from hpc_trainer.observe.rules_of_resources import _idle_among
 from hpc_trainer.observe.rules_of_time import _not_staged
 from hpc_trainer.observe.straggler_log import Straggler
 from hpc_trainer.record.journal import Attempt
+from hpc_trainer.record.measured import Figures, Link
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
@@ -80,6 +81,11 @@ def spent(**seconds: float) -> dict[str, float]:
     return {"step": 100.0, "start_up": 1.0, **seconds}
 
 
+LINKS = Figures(
+    hardware="gpu_x2", day="2026-11-20", num_nodes=1, links={"node": Link(2, 1e-5, 1e9)}, write_bytes_per_s=1e8
+)
+SENDS: dict[str, Any] = {"measured": LINKS, "memory": {"gradients": 4e7}}
+
 # Name of the rule, words, facts that show the fault, what is to be said, the gain; facts just below the threshold.
 CASES: list[tuple[str, tuple[str, ...], dict[str, Any], str, float, dict[str, Any]]] = [
     ("data-workers", (*SMALL, "hardware.cpus_per_task=4"), {"pace": waiting(0.5)}, "data.num_workers=2", 0.5,
@@ -113,6 +119,8 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], str, float, dict[str, An
     ("time-limit-short", ("experiment=digits", "cluster=slurm", "hardware.time_limit_min=5"),
      {"spent": spent(start_up=60.0), "attempts": 3, "cause": "timeout"}, "hardware.time_limit_min=10", 0.1875,
      {"spent": spent(start_up=60.0), "attempts": 1, "cause": "timeout"}),
+    ("all-reduce", (*SLURM, "hardware=gpu_x2"), SENDS, "parallel.comm_hook=bf16", 0.2,
+     {"measured": LINKS, "memory": {"gradients": 1.9e7}}),
     ("recompute", (*GPU, "train.recompute=full"), {"memory": gpu_memory(10, 10)}, "train.recompute=none", 0.25,
      {"memory": gpu_memory(30, 10)}),
     ("micro-batch", (*GPU, "train.global_batch_size=64", "train.micro_batch_size=4"),
@@ -200,6 +208,8 @@ LINES = (
     "compilation took 80% of the whole run (80 s). train.compile_scope=blocks: up to 2.5x faster",
     "the time limit of 5 min ended 3 attempts, and starts took 38% of the time. hardware.time_limit_min=10: about "
     "1.23x faster",
+    "the all-reduce of 40 MB of gradients takes 40% of a step of 100 ms, less what computation hides: 1000 MB/s among "
+    "2 ranks (hardware check gpu_x2 --run, 2026-11-20). parallel.comm_hook=bf16: up to 1.25x faster",
     "activations are computed twice, and 25% of the memory is used; without it 44% would be. train.recompute=none: "
     "about 1.33x faster",
     "19% of the GPU's memory is used, and a step takes 16 passes of 4 samples. train.micro_batch_size=32 "
@@ -268,6 +278,34 @@ def test_saves_at_the_ends_of_attempts_count_as_saves() -> None:
     assert _said("saves-often", facts_of(words, attempts=30, **seen)) == []
     (found,) = _said("saves-often", facts_of(words, attempts=1, **seen))
     assert found.set == ("checkpoint.every=auto",)
+
+
+def test_saves_are_compared_with_the_write_speed_that_was_measured() -> None:
+    words = (*SMALL, "checkpoint.asynchronous=false")
+    held = {"weights": 1e8, "optimizer": 2e8, "gradients": 1e8}
+    (found,) = _said("saves-wait", facts_of(words, spent=spent(save_stall=25.0), measured=LINKS, memory=held))
+    assert "(25 s); 300 MB take 3 s to write here (hardware check gpu_x2 --run, 2026-11-20)" in found.line
+    no_disk = dataclasses.replace(LINKS, write_bytes_per_s=None)
+    (found,) = _said("saves-wait", facts_of(words, spent=spent(save_stall=25.0), measured=no_disk, memory=held))
+    assert "to write here" not in found.line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("hardware=gpu_x2", "parallel.comm_hook=bf16"), ("hardware=gpu_x2", "hardware.num_nodes=2"),
+     ("hardware=gpu_x2", "parallel=fsdp")],
+)  # fmt: skip
+def test_gradients_that_are_not_sent_so_are_nothing_to_say(words: tuple[str, ...]) -> None:
+    """One rank; half the bytes already; links between nodes, which were not measured; other collectives."""
+    assert _said("all-reduce", facts_of((*SLURM, *words), **SENDS)) == []
+
+
+def test_faults_of_the_hardware_are_notes() -> None:
+    faulty = dataclasses.replace(LINKS, problems={"clocks": "+9 s. Tell the site", "internet": "no"})
+    assert _faults_of(facts_of(measured=faulty)) == [
+        "clocks: +9 s. Tell the site (hardware check gpu_x2 --run, 2026-11-20)"
+    ]
+    assert _faults_of(facts_of()) == []
 
 
 def test_steps_that_were_done_again_count_in_a_run_that_was_interrupted_and_lost_more_than_a_second() -> None:
