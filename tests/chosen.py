@@ -116,7 +116,7 @@ def folders_near(changed: str) -> list[str]:
     """Return the folders of tests that a changed file touches, the nearest one first."""
     parts = Path(changed).parts
     if parts[0] == "tests":
-        is_helper = len(parts) > 3 and not parts[-1].startswith("test_")
+        is_helper = len(parts) > 2 and not parts[-1].startswith("test_")
         return [str(Path(changed).parent)] if is_helper else ["tests/integration/tools"][: len(parts) == 2]
     if parts[0] != "hpc_trainer" or len(parts) < 3:
         return ["tests/integration/start", *ALSO.get(parts[0], ())]

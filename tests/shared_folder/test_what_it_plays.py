@@ -22,6 +22,7 @@ import pytest
 from tests.shared_folder.clients import CALM, Share
 from tests.shared_folder.kinds import KINDS, kind_of
 
+pytestmark = pytest.mark.long  # what plays the folder, not ours
 Start = Callable[..., tuple[Path, Path]]
 
 SHORT = {"acregmin": 0.1, "acregmax": 0.2, "acdirmin": 0.2, "acdirmax": 0.4}
@@ -415,7 +416,6 @@ def _fcntl(file: int) -> int:
     return code_of(lambda: fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "mine", "other"),
     [
@@ -695,7 +695,6 @@ def test_one_of_many_claims_wins(two: Start) -> None:
     assert sorted(won, key=int) == [str(number) for number in range(20)]
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["local", "nfs3", "nfs4", "lustre"])
 def test_one_client_alone_has_a_file_system_like_any_other(two: Start, tmp_path: Path, kind: str) -> None:
     a, _ = two(kind, dirty_limit=5000, dirty_age=0.05)

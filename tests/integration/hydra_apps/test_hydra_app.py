@@ -116,6 +116,7 @@ def test_an_app_that_is_set_up_for_another_sweeper_is_a_plain_grid_here(app: Loc
     ]
 
 
+@pytest.mark.long
 def test_what_is_no_hydra_app_is_told_so(app: LocalDriver) -> None:
     (app.folder / "plain.py").write_text("print('all done')\n")
     assert "is no Hydra app" in app.run("plan", *OURS, "--app", "plain.py", "lr=1", check=False).stderr

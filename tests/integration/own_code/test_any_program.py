@@ -67,7 +67,7 @@ if not saved.exists():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("snapshot", ["git", pytest.param("off", marks=pytest.mark.long)])
+@pytest.mark.parametrize("snapshot", ["git", "off"])
 def test_runs_in_folders_of_their_own_that_go_on(local: LocalDriver, snapshot: str) -> None:
     (local.folder / "write.py").write_text(_WRITES_WHERE_IT_STANDS)
     (local.folder / "lab.py").write_text("NAME = 'lab'")
@@ -82,6 +82,7 @@ def test_runs_in_folders_of_their_own_that_go_on(local: LocalDriver, snapshot: s
     assert {(each / "said.txt").read_text() for each in folders} == {"[] lab\n['--resume', 'now'] lab\n"}
 
 
+@pytest.mark.long
 def test_a_sweep_says_what_its_failed_programs_said_last(local: LocalDriver) -> None:
     command = "sh -c 'echo the seed {seed} is bad >&2; exit 1'"
     local.run(

@@ -57,9 +57,7 @@ SHOW = "import json, pathlib, sys; print('path', sys.path); import own; print('o
 
 @pytest.mark.long
 @pytest.mark.parametrize("release", ["", "(3, 10)"])
-@pytest.mark.parametrize(
-    "python_path", ["", *(pytest.param(path, marks=pytest.mark.long) for path in (":/nowhere", "."))]
-)
+@pytest.mark.parametrize("python_path", ["", ":/nowhere", "."])
 def test_the_current_folder_comes_last_on_every_python(shared: SharedFolder, release: str, python_path: str) -> None:
     shared.set_traps()
     (shared.folder / "own.py").touch()
@@ -99,8 +97,8 @@ def build(split):
 OWN_DATA = ("data=custom", "data._target_=my_data.build", "--trust", "my_data")
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("mode", ["git", pytest.param("copy", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["git", "copy"])
 def test_a_trap_beside_ones_own_code_is_not_frozen(shared: SharedFolder, mode: str) -> None:
     (shared.folder / "my_data.py").write_text(OWN)
     if mode == "git":

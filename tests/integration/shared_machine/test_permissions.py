@@ -73,7 +73,7 @@ def give_default_acl(folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "folder", "file"),
-    [pytest.param((), "0700", "0600", marks=pytest.mark.long), (("paths.group_readable=true",), "0750", "0640")],
+    [((), "0700", "0600"), (("paths.group_readable=true",), "0750", "0640")],
 )
 def test_a_default_acl_of_the_project_space_opens_nothing(
     local: LocalDriver, more: tuple[str, ...], folder: str, file: str

@@ -62,6 +62,7 @@ def test_a_change_chooses_the_nearest_tests_first() -> None:
         ("pyproject.toml", "tests/integration/start"),
         ("tests/unit/features/lion/sharded_child.py", "tests/unit/features/lion"),
         ("tests/warm.py", "tests/integration/tools"),
+        ("tests/shared_folder/kinds.py", "tests/shared_folder"),
     ],
 )
 def test_what_is_near_a_file(changed: str, first: str) -> None:

@@ -73,6 +73,7 @@ def test_whatever_ranks_shared(local: LocalDriver, shared: tuple[str, ...]) -> N
     assert found["eval_accuracy"] == pytest.approx(wanted["eval_accuracy"], abs=loose)
 
 
+@pytest.mark.long
 def test_averaged_raw_best_and_torch(local: LocalDriver) -> None:
     words = ("train.ema_decay=0.9", "checkpoint.keep_best=eval_loss", "checkpoint.every_steps=5", "optim.lr=0.01")
     run = local.train(*WORDS, *words, "model=mlp", "model.hidden_dim=32", "sweep_name=mine")

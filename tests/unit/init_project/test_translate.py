@@ -69,7 +69,7 @@ def write_all(files: dict[str, str], folder: Path) -> None:
         path.write_text(text)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("is_hydra", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_is_translated_asks_slurm_for_the_same(

@@ -36,6 +36,7 @@ def test_what_is_frozen_stays_and_has_no_moments(tmp_path: Path) -> None:
     assert set(last["optimizer"]["state"]) == {"model.classifier.2.weight", "model.classifier.2.bias"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_a_frozen_norm_uses_its_statistics(tmp_path: Path, is_frozen: bool) -> None:
     """Also after an evaluation; patterns that name the weights alone leave the statistics to the batches."""

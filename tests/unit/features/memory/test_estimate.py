@@ -55,6 +55,7 @@ def _really(config: TrainConfig) -> dict[str, int]:
     }
 
 
+@pytest.mark.long
 def test_a_chunked_loss_saves_the_logits() -> None:
     """Of 8 x 64 tokens and 256 classes: logits in bf16 and log-probabilities in fp32, of all tokens or of 32."""
     all_at_once, chunked = (estimate(_config([*_GPT, f"train.loss_chunk_size={size}"])) for size in ("null", 32))
@@ -377,6 +378,7 @@ def test_copies_that_a_step_may_be_put_back_by(
     assert 0.8 * state < copied < 1.02 * state if is_put_back else copied == 0, "in part in the place of activations"
 
 
+@pytest.mark.long
 def test_an_optimizer_that_takes_all_weights_at_a_time_on_a_gpu() -> None:
     """torch's foreach steps make lists of temporaries as large as the weights; one weight after the other on a CPU."""
     small = ["data.seq_len=8", "train.global_batch_size=8", "train.max_skipped_steps=null", "model.num_layers=4"]

@@ -108,7 +108,7 @@ def _metrics(run: RunContext) -> list[dict[str, Any]]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "more",
-    [pytest.param((), marks=pytest.mark.long), ("model=cnn", "model.dropout=0.2")],
+    [(), ("model=cnn", "model.dropout=0.2")],
     ids=["norms", "dropout"],
 )
 def test_it_is_the_run_that_was_given_the_size(more: tuple[str, ...], room: Room, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_an_error_of_the_model_is_not_taken_for_memory(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("task", ["Fit", pytest.param("OwnCrossEntropy", marks=pytest.mark.long)])
+@pytest.mark.parametrize("task", ["Fit", "OwnCrossEntropy"])
 def test_no_rank_enters_a_mode_of_fake_tensors(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep copy of a fake tensor, as torchmetrics makes, frees memory twice (runtime/own_process.py)."""
     entered: list[str] = []
@@ -257,7 +257,7 @@ def test_a_limit_of_the_operating_system_is_heard(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.dist
-@pytest.mark.parametrize("strategies", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
+@pytest.mark.parametrize("strategies", ["ddp", "fsdp"])
 def test_memory_that_ends_on_one_rank_in_the_backward_pass_hangs_nobody(strategies: str, tmp_path: Path) -> None:
     (tmp_path / "strategies").write_text(strategies)
     for each in two_ranks_say(Path(__file__).with_name("fit_ranks_child.py"), tmp_path, timeout_s=280):
