@@ -9,10 +9,10 @@ DEMO := submit experiment=digits sweep=digits_grid sweep_name=demo hardware=$(DE
 # Where it is set, each process that tests start compiles every file of ours anew: some 0.3 s of CPU (n=8, load 7).
 unexport PYTHONDONTWRITEBYTECODE
 
-# What `make test` plays after lint; with SIDE_BY_SIDE=2 at once, as tests on a Slurm mostly wait: each part's output comes
-# whole then, when it ends. One that fails ends no other, and fails all.
-PARTS ?= unit slurm-tests
-SIDE_BY_SIDE ?= 1
+# What `make test` plays, two parts at once, as tests on a Slurm mostly wait: each part's output comes whole, when it ends.
+# One that fails ends no other, and fails all. With SIDE_BY_SIDE=1, or a make before 4.0, one after the other.
+PARTS ?= lint unit slurm-tests
+SIDE_BY_SIDE ?= $(if $(word 2,$(PARTS)),$(if $(filter output-sync,$(.FEATURES)),2,1),1)
 
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
@@ -22,8 +22,8 @@ RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
 
-# Side by side with the others lint costs no time: one of the parts.
-test: $(if $(filter 1,$(SIDE_BY_SIDE)),lint,$(VENV)/.dev)  ## Everything that this machine can check; says what it skips and why
+test: $(VENV)/.dev  ## Everything that this machine can check; says what it skips and why
+	@echo "$(PARTS): $(SIDE_BY_SIDE) at once$(if $(filter-out 1,$(SIDE_BY_SIDE)),; what each says comes when it ends)"
 	@$(MAKE) --no-print-directory --jobs=$(SIDE_BY_SIDE) $(if $(filter-out 1,$(SIDE_BY_SIDE)),--output-sync=target) --keep-going $(PARTS)
 
 lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit runs too
