@@ -29,6 +29,8 @@ VERBS = {
     "doctor": ("doctor",),
     "init_project": ("init",),
     "hardware": ("hardware",),
+    "notify": (),
+    "tidy": ("tag", "note", "rename", "clean", "rm", "archive", "unarchive"),
     "search": ("best",),
 }
 """Verbs that go with each domain."""

@@ -189,7 +189,7 @@ def _join(key: str, name: str) -> str:
 # Sections that say where a run works and what it reports; they do not distinguish runs.
 PASSED_OVER = frozenset((
     "experiment_name", "sweep_name", "cluster", "monitor", "tracker", "local", "paths", "snapshot", "sweep", "budget",
-    "pool", "trust",
+    "pool", "trust", "notify",
 ))  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import Faults, is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 
@@ -112,9 +112,9 @@ def run_queue(
                 if drawn is None:
                     break
                 waiting.append(drawn)
-            spec = next((spec for spec in waiting if _may_leave(spec, gate)), None)
+            spec = next((spec for spec in waiting if _may_leave(paths, spec, gate)), None)
             if spec is None:
-                break  # all that is left follows runs that are not complete
+                break  # all that is left is held, or follows runs that are not complete
             count = spec.shape.gpus_per_node
             if count > len(free_gpus) and at_work:
                 break  # other runs will free GPUs; if no run is left, the run starts and reports what is missing
@@ -134,10 +134,12 @@ def run_queue(
         time.sleep(_POLL_S if at_work or not waiting else _IDLE_S)
 
 
-def _may_leave(spec: RunSpec, gate: Gate) -> bool:
+def _may_leave(paths: SweepPaths, spec: RunSpec, gate: Gate) -> bool:
     """Return True if a run leaves the queue: it may start, or was cancelled. A file system that fails lets it wait."""
+    run = paths.run(spec.run_id)
     try:
-        return gate.is_open(spec)
+        is_held = is_there(paths.hold) or is_there(run.marker(HOLD), parents=0)
+        return gate.is_open(spec) if not is_held else is_there(run.marker(CANCEL))
     except (OSError, HpcTrainerError):
         return False
 

@@ -278,6 +278,9 @@ class ClusterConfig:
     min_goodput: float = key(0.05, ALWAYS, limits="[0, 1)")
     """Least share of allocated time that training must get in attempts that the time limit ends. A run stops for good
     (exit 76) if its newest attempts of this kind, three or cluster.max_no_progress, are below; 0: no bound."""
+    stop_after_alike: int = key(0, ALWAYS, limits="≥ 0")
+    """Number of runs of a sweep that fail alike, before any has completed, after which a failing run holds what waits
+    (docs/control.md). 0: nothing is held."""
     site: SiteConfig = section(SiteConfig)
     """Facts about the site, with their sources."""
 

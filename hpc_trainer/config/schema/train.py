@@ -23,7 +23,7 @@ from hpc_trainer.config.schema.key import (
 )
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.optim import OptimConfig, ScheduleConfig
-from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, TrackerConfig
+from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, NotifyConfig, TrackerConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.task import TaskConfig
 
@@ -347,6 +347,7 @@ class TrainConfig:
     qat: QatConfig = of_feature("qat")
     checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)
     monitor: MonitorConfig = section(MonitorConfig, APART, SAFE, in_graph=False)
+    notify: NotifyConfig = section(NotifyConfig, APART, SAFE, in_graph=False)
     tracker: TrackerConfig = section(TrackerConfig, APART, SAFE, in_graph=False)
     snapshot: SnapshotConfig = section(SnapshotConfig, APART, SAFE, in_graph=False)
     local: LocalConfig = section(LocalConfig, APART, SAFE, in_graph=False)
