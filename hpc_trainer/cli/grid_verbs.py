@@ -14,7 +14,8 @@ from typing import Protocol
 from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
-from hpc_trainer.cli.run_verbs import print_results, select_to_hold, status_json, where_holds
+from hpc_trainer.cli.results_verbs import print_results
+from hpc_trainer.cli.run_verbs import select_to_hold, status_json, where_holds
 from hpc_trainer.cli.show_plan import (
     expected_json,
     fit_json,

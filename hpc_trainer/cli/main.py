@@ -23,6 +23,7 @@ import typer
 from hpc_trainer.cli.options import (
     App,
     Chosen,
+    ColumnsOption,
     Command,
     ConfigDir,
     EveryRun,
@@ -43,8 +44,9 @@ from hpc_trainer.cli.options import (
     complete_runs,
     one_sweep,
     renamed,
+    words_of,
 )
-from hpc_trainer.cli.terminal import as_typed, visible_output
+from hpc_trainer.cli.terminal import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 
@@ -203,15 +205,22 @@ def release(names: Names = None, sweep: SweepOption = None, runs_dir: RunsDir = 
 def status(
     name: SweepArgument = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE,..", help="Runs in these states, as FAILED,HELD.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Runs that failed or were interrupted.")] = False,
+    where: WhereOption = None,
+    columns: ColumnsOption = None,
     every_run: EveryRun = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Show every run of a sweep: state, step, attempt, node, metrics."""
-    from hpc_trainer.cli.run_verbs import run_status
+    from hpc_trainer.cli.run_verbs import ChosenRuns, run_status
 
-    run_status(one_sweep(name, sweep), runs_dir, watch=watch, as_json=as_json, every_run=every_run)
+    chosen = ChosenRuns(states=words_of(state), where=where, failed=failed, columns=words_of(columns))
+    run_status(one_sweep(name, sweep), runs_dir, watch=watch, as_json=as_json, every_run=every_run, chosen=chosen)
 
 
 @app.command(cls=Verb)
@@ -302,21 +311,46 @@ def why(
 @app.command(cls=Verb)
 def results(
     name: SweepArgument = None,
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group-by", metavar="AXIS", help="Mean ± std over runs that differ in nothing but these, as seed."
+        ),
+    ] = None,
+    where: WhereOption = None,
+    columns: ColumnsOption = None,
     sort: Annotated[
         str | None,
         typer.Option(
-            "--sort", metavar="COLUMN", help="Column to sort by, best first: losses ascending, all else descending."
+            "--sort",
+            metavar="COLUMN",
+            help="Column to sort by, best first: losses and errors ascending, all else descending; -COLUMN reverses.",
         ),
     ] = None,
     every_run: EveryRun = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with all digits.")] = False,
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX tabular (booktabs).")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FILE", help="Write a Parquet file (pandas and pyarrow).")
+    ] = None,
 ) -> None:
     """Print a table of results, one row a run."""
-    from hpc_trainer.cli.run_verbs import run_results
+    from hpc_trainer.cli.results_verbs import Asked, chosen_format, run_results
 
-    run_results(one_sweep(name, sweep), runs_dir, sort=sort, as_json=as_json, every_run=every_run)
+    chosen = chosen_format(json=as_json, csv=as_csv, latex=as_latex, markdown=as_markdown, parquet=parquet is not None)
+    asked = Asked(
+        sort=sort,
+        group_by=words_of(group_by),
+        where=where,
+        columns=words_of(columns),
+        format=None if parquet else chosen,
+        parquet=parquet,
+    )
+    run_results(one_sweep(name, sweep), runs_dir, sort=sort, as_json=as_json, every_run=every_run, asked=asked)
 
 
 @app.command(cls=Verb)
@@ -433,6 +467,7 @@ def main() -> None:
     """Run the command line; an error becomes one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
     # The objects of 10,000 runs live to the end: searching them for garbage again and again took a sixth of submit.
     gc.set_threshold(100_000)
+    allow_any_encoding()
     with visible_output():
         _main()
 

@@ -163,7 +163,8 @@ def _wait(defined: Defined, process: str, *, as_json: bool) -> None:
 
     from hpc_trainer.cli.common import print_json
     from hpc_trainer.cli.grid_verbs import stop_queues
-    from hpc_trainer.cli.run_verbs import print_results, status_json
+    from hpc_trainer.cli.results_verbs import print_results
+    from hpc_trainer.cli.run_verbs import status_json
     from hpc_trainer.record.processes import is_alive
     from hpc_trainer.record.status import read_status
 

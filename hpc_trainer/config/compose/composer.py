@@ -250,8 +250,20 @@ class Composer:
         names = value if isinstance(value, list) else [value]
         are_names = bool(names) and all(isinstance(name, str) and name.strip("?/ ") for name in names)
         if are_names or (override.is_delete() and value in (None, "")):
-            return None
+            return next(filter(None, (self._hidden_file(key, str(name)) for name in names)), None)
         return f"{override.input_line}: a choice of {key} must be a name. {_valid(str(value), self.choices(key))}"
+
+    def _hidden_file(self, group: str, name: str) -> str | None:
+        """Return the problem of a choice that two folders have with different contents: only the first would count."""
+        files = [folder / group / f"{name}.yaml" for folder in (conf_dir(), *self._config_dirs)]
+        first, *others = [file for file in dict.fromkeys(files) if file.is_file()] or [None]
+        other = next((file for file in others if first is not None and file.read_bytes() != first.read_bytes()), None)
+        if other is None:
+            return None
+        return (
+            f"{group}={name}: two files have this name, and the second would not be read: {first} and {other}. Rename "
+            f"the second: mv {other} {other.with_stem(f'{other.stem}_own')}, then {group}={name}_own"
+        )
 
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group
