@@ -167,20 +167,17 @@ def _status_of_stages(name: str, stages: Sequence[SweepPaths], *, watch: bool, a
     """Show the sweeps of a chain's stages, in order."""
     if watch:
         raise ConfigError(
-            f"--watch shows one sweep, and {name} is a chain of {', '.join(each.name for each in stages)}."
+            f"--watch shows one sweep, and {name} is a chain of {', '.join(sweep.name for sweep in stages)}."
         )
     statuses = [read_status(sweep, is_look=True) for sweep in stages]
     if as_json:
         print_json({"chain": name, "stages": [status_json(status) for status in statuses]})
         return
     for status in statuses:
-        is_long = len(status.specs) > MOST_LINES and not every_run
-        print_runs(status, _of_a_person(status)[:SHOWN_OF_MORE] if is_long else status.runs)
-        say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.\n")
-        for note in (*status.notes, *run_remarks(status)):
-            say(f"Note: {as_typed(note)}")
-    telling = next((each for each in statuses if each.has_active or each.open_runs), statuses[-1])
-    print_next(_next_command(telling))
+        _print_sweep(status, ChosenRuns(), every_run=every_run)
+        print()
+    unfinished = next((status for status in statuses if status.has_active or status.open_runs), statuses[-1])
+    print_next(_next_command(unfinished))
 
 
 def status_json(status: SweepStatus, chosen: ChosenRuns | None = None) -> dict[str, Any]:
@@ -243,6 +240,14 @@ def expected_starts(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str,
 
 
 def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -> None:
+    _print_sweep(status, chosen, every_run=every_run)
+    if status.specs:
+        print_next(_next_command(status))
+    else:  # the submit was killed, or had no room
+        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
+
+
+def _print_sweep(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -> None:
     runs = chosen.of(status) if chosen.is_some else None
     num_runs = len(status.specs) if runs is None else len(runs)
     is_long = num_runs > MOST_LINES and not every_run
@@ -262,10 +267,6 @@ def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -
         say(as_typed(line))
     for note in (*status.notes, *run_remarks(status)):
         say(f"Note: {as_typed(note)}")
-    if status.specs:
-        print_next(_next_command(status))
-    else:  # the submit was killed, or had no room
-        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
 
 
 _MOST_OF_SUMMARY = 10
@@ -395,22 +396,6 @@ def run_cancel(
     print_next(f"status {status.sweep.name}")
 
 
-def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_json: bool) -> None:
-    """Cancel all stages of a chain, the last one first: else it would see that the one before was cancelled."""
-    cancelled: dict[str, list[str]] = {}
-    for sweep in reversed(stages):
-        status = read_status(sweep)
-        warn(status)
-        cancelled[sweep.name] = cancel_runs(status, [*status.open_runs.values()], save=save, is_whole=True)
-    if as_json:
-        listed = [{"sweep": sweep.name, "cancelled": cancelled[sweep.name]} for sweep in stages]
-        print_json({"chain": name, "stages": listed})
-        return
-    for sweep in stages:
-        print(f"cancelled {len(cancelled[sweep.name])} run(s) of {sweep.name}")
-    print_next(f"status {name}")
-
-
 def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) -> list[str]:
     """Return the runs that fulfil the condition of --where; all of them without a condition.
 
@@ -461,6 +446,22 @@ def select_to_hold(
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
     runs_named = in_one_sweep(status.sweep.folder.parent, names, sweep)[0]
     return status, run_ids, not runs_named
+
+
+def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_json: bool) -> None:
+    """Cancel all stages of a chain, the last one first: else it would see that the one before was cancelled."""
+    cancelled: dict[str, list[str]] = {}
+    for sweep in reversed(stages):
+        status = read_status(sweep)
+        warn(status)
+        cancelled[sweep.name] = cancel_runs(status, [*status.open_runs.values()], save=save, is_whole=True)
+    if as_json:
+        listed = [{"sweep": sweep.name, "cancelled": cancelled[sweep.name]} for sweep in stages]
+        print_json({"chain": name, "stages": listed})
+        return
+    for sweep in stages:
+        print(f"cancelled {len(cancelled[sweep.name])} run(s) of {sweep.name}")
+    print_next(f"status {name}")
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:

@@ -128,6 +128,18 @@ def print_plan(plan: SweepPlan) -> None:
         say(problem, "[red]Problem:[/] ")
 
 
+def _packing(array: ArrayPlan) -> str:
+    """Return how the runs of a pool are packed, beside what a job for each run would ask for."""
+    each = array.specs[0].shape
+    alone_hours = each.gpu_hours * len(array.specs)
+    return (
+        f"{len(array.specs)} run(s) on {array.hardware}, in {array.slots} slot(s) of {array.per_node} place(s): "
+        f"{array.slots} job(s) instead of {len(array.specs)}, with {array.shape.gpus_per_node} GPU(s) and "
+        f"{array.shape.cpus_per_task} CPU(s) each; one time limit of each slot is {gpu_hours(array.gpu_hours_max)}, of "
+        f"each run alone {gpu_hours(alone_hours)}"
+    )
+
+
 def print_chain(chain: Chain) -> None:
     """Print the stages of a chain in order, each with its runs, its hardware and the stages that it follows."""
     count = sum(len(stage.grid.specs) for stage in chain.stages)
@@ -139,18 +151,6 @@ def print_chain(chain: Chain) -> None:
         follows = f", follows {' and '.join(stage.follows)}" if stage.follows else ""
         arrow = f"{'   ' * (depth[stage.name] - 1)}└─ " if depth[stage.name] else ""
         say(f"  {arrow}{stage.name}: {len(stage.grid.specs)} run(s) on {hardware}{follows}  ({stage.grid.sweep.name})")
-
-
-def _packing(array: ArrayPlan) -> str:
-    """Return how the runs of a pool are packed, beside what a job for each run would ask for."""
-    each = array.specs[0].shape
-    alone_hours = each.gpu_hours * len(array.specs)
-    return (
-        f"{len(array.specs)} run(s) on {array.hardware}, in {array.slots} slot(s) of {array.per_node} place(s): "
-        f"{array.slots} job(s) instead of {len(array.specs)}, with {array.shape.gpus_per_node} GPU(s) and "
-        f"{array.shape.cpus_per_task} CPU(s) each; one time limit of each slot is {gpu_hours(array.gpu_hours_max)}, of "
-        f"each run alone {gpu_hours(alone_hours)}"
-    )
 
 
 def print_next_of(plan: SweepPlan) -> None:

@@ -303,6 +303,14 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
     return read_status(sweep) if any(changes) else status
 
 
+def check_new(grid: Grid, *, must_answer: bool) -> tuple[SweepPlan, Snapshot | None]:
+    """Return the plan of a grid as if its sweep were new, checked against the cluster's limits, and the runs' code.
+
+    Raises as `_checked`.
+    """
+    return _checked(grid, Known(), False, must_answer=must_answer)
+
+
 def _checked(
     grid: Grid, known: Known, retry_failed: bool, *, must_answer: bool = True
 ) -> tuple[SweepPlan, Snapshot | None]:

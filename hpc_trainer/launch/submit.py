@@ -403,6 +403,34 @@ def _start_queue(plan: SweepPlan, intents: Sequence[Submission]) -> subprocess.P
     return _start_detached([*argv, "--max-parallel", str(plan.grid.max_parallel), *run_ids], paths.local_logs)
 
 
+def submit_source(plan: SweepPlan, array: ArrayPlan, source: str) -> SubmittedArray:
+    """Submit a pool that lists no runs: its slots take them from what a domain contributes (hook `run_sources`).
+
+    The caller holds the sweep's lock. Raises as `submit_plan`.
+
+    Args:
+        plan: a plan of runs of the same shape and environment; its code is stored already.
+        array: the slots, with one of these runs.
+        source: name by which the domain knows its pools.
+    """
+    paths = plan.grid.sweep
+    is_on_slurm = plan.grid.executor is Executor.slurm
+    make_folder(paths.scripts if is_on_slurm else paths.local_logs)
+    intent = write_intent(
+        paths, executor=plan.grid.executor.value, hardware=array.hardware, run_ids=[], code=plan.code,
+        parallelism=array.slots if is_on_slurm else None, cluster=plan.cluster if is_on_slurm else None,
+        slots=array.slots, per_node=array.per_node, source=source,
+    )  # fmt: skip
+    if is_on_slurm:
+        from hpc_trainer.launch.submitit_bridge import hand_over
+
+        job_id = hand_over(paths, intent, _job_of(plan, array, intent.uuid))
+    else:
+        job_id = process_name(_start_pool(plan, array, intent).pid)
+        write_confirmation(paths, intent, job_id)
+    return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=(), uuid=intent.uuid)
+
+
 def _start_pool(plan: SweepPlan, array: ArrayPlan, intent: Submission) -> subprocess.Popen[bytes]:
     paths, cluster = plan.grid.sweep, array.specs[0].config["cluster"]
     archive = archive_of(paths, plan.code) if plan.code is not None else None

@@ -222,6 +222,7 @@ def status_of(
         seen = newest.end_time or newest.start_time  # a heartbeat of the previous attempt says nothing about this one
     entry = _waiting_slot(folder, view) if folder.is_in_pool else view.job_of(folder)
     waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
+    is_held = state is RunState.HELD and folder.waits_for is not None  # by us: it follows a run that has failed
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
     return RunStatus(
         spec=spec,
@@ -247,7 +248,7 @@ def status_of(
         limit_warning=_limit_warning(spec, folder, faults) if state.is_active else None,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None and not folder.is_in_pool else None,
-        pending_reason=_pending_reason(waiting, folder, state),
+        pending_reason=None if is_held else _pending_reason(waiting, folder, state),
         elsewhere=view.elsewhere(folder) if state.is_active else None,
         rivals=view.rival_jobs(folder) if folder.rivals else (),
         is_claimed=folder.is_claimed,
@@ -258,8 +259,7 @@ def status_of(
 
 def _pending_reason(waiting: QueueEntry | None, folder: RunFolder, state: RunState) -> str | None:
     """Return Slurm's reason why a job waits; None for a run that we hold, whose cause says more."""
-    is_ours = folder.held is not None or folder.waits_for is not None
-    if waiting is None or state not in _WAITS or (is_ours and state is RunState.HELD):
+    if waiting is None or state not in _WAITS or (folder.held is not None and state is RunState.HELD):
         return None
     return waiting.reason or None
 

@@ -120,7 +120,7 @@ class ListedRuns:
             turns.look()  # others are ahead of us in the list
         turns.look()
         self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
-        queue = _Queue()
+        queue = Queue()
         for run_id in self._specs:
             if self._may_take(run_id, turns, queue):
                 turn = turns.take(run_id, place)
@@ -128,7 +128,7 @@ class ListedRuns:
                     return self._specs[run_id], turn
         return None
 
-    def _may_take(self, run_id: str, turns: Turns, queue: _Queue) -> bool:
+    def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
         number = turns.newest.get(run_id)
         if number is None:
             return True
@@ -164,7 +164,7 @@ class ListedRuns:
         return turn is not None and turns.holder is not None and turn.holder.slot == turns.holder.slot
 
 
-class _Queue:
+class Queue:
     """Slurm's queue, asked at most once for all runs of one look."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class _Queue:
         return entry is None or not is_of(entry, holder.uuid) or entry.state in terms.NOT_BEGUN
 
 
-def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: _Queue) -> bool:
+def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: Queue) -> bool:
     """Return True if the slot that has the turn is surely dead, and the run's process too."""
     holder = turn.holder
     if holder.slot == own.slot and holder.job_id == own.job_id:

@@ -118,6 +118,7 @@ def _aims() -> Iterator[list[str]]:
             yield shlex.split(aim[1])
 
 
+@pytest.mark.long
 def test_each_aim_has_a_command_whose_options_exist() -> None:
     aims = [*_aims()]
     assert len(aims) > 40
@@ -206,6 +207,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
 def test_documented_commands_compose(
     command: Command,
