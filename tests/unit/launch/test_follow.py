@@ -21,8 +21,10 @@ from hpc_trainer.record.chain import Awaited, find_awaited, followers_of, look_a
 from hpc_trainer.record.files import write_json, write_marker
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import append_specs
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import write_waiting
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 WORDS = ("experiment=digits", "model=mlp", "snapshot=off")
@@ -155,6 +157,17 @@ def test_names_that_lead_nowhere_are_refused_with_the_nearest(runs: Path, fake_s
     if os.geteuid() == 0:
         os.chown(first.sweep.folder, 12345, -1)
         assert "is another user's (uid 12345)" in _refusal("x", "after=pretrain")
+
+
+def test_a_job_whose_followed_runs_have_no_job_yet_does_not_start_at_once(runs: Path, fake_slurm: FakeSlurm) -> None:
+    """As runs that wait in their sweep's own queue: a start would only find that it must go back."""
+    first = _grid("first")
+    append_specs(first.sweep, first.specs)
+    write_waiting(first.sweep, [first.specs[0].run_id], "no room", None)
+    _submit("second", "after=first")
+    (call,) = _sbatch(fake_slurm)
+    assert "--begin=now+600" in call
+    assert "--dependency" not in call
 
 
 def test_a_circle_over_three_sweeps_is_refused(runs: Path, fake_slurm: FakeSlurm) -> None:
