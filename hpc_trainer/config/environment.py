@@ -1,4 +1,4 @@
-"""`cluster.environment`: the lines, options of srun and words by which the ranks start in their software.
+"""`cluster.environment`: the lines, srun options and command prefix that start the ranks in their software.
 
 Each kind is written as its own documentation says; all values are quoted for the shell.
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config import script_words as words
+from hpc_trainer.config import script_words
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.cluster import ClusterConfig, Container, EnvironmentConfig, Executor, HardwareConfig
 from hpc_trainer.config.script_words import shown
@@ -62,7 +62,7 @@ class Start:
 
 
 def environment_of(cluster: Mapping[str, Any]) -> EnvironmentConfig:
-    """Return `cluster.environment` of a frozen configuration; the default for one of an older version."""
+    """Return `cluster.environment` of a frozen configuration; the default if an older version froze it."""
     return section_from_plain(EnvironmentConfig, cluster.get("environment") or {})
 
 
@@ -200,7 +200,10 @@ def environment_problems(cluster: ClusterConfig, hardware: HardwareConfig) -> It
                 "another. Use cluster.python=null."
             )
         if environment.stage is not None and cluster.executor is Executor.local:
-            yield f"{section}.stage is for the nodes of Slurm; this machine has its disk. Use {section}.stage=null."
+            yield (
+                f"{section}.stage copies the environment to the nodes of Slurm, and this machine needs no copy. Use "
+                f"{section}.stage=null."
+            )
         return
     kind = f"{section}.container={container.value}"
     if environment.image is None:
@@ -215,7 +218,10 @@ def environment_problems(cluster: ClusterConfig, hardware: HardwareConfig) -> It
         yield f"{kind} has one file for all its software already. Use {section}.stage=null."
     if container in _BY_SRUN and cluster.executor is Executor.local:
         nearest = "uenv_run" if container is Container.uenv else "apptainer"
-        yield f"{kind} is an option of srun, and cluster.executor=local has none. Use {section}.container={nearest}."
+        yield (
+            f"{kind} is an option of srun, which cluster.executor=local does not use. Use "
+            f"{section}.container={nearest}."
+        )
     if container in _APPTAINER and hardware.device_type == "cuda" and environment.gpus is None:
         yield (
             f"{kind} with hardware.gpus_per_node={hardware.gpus_per_node}: without the driver's libraries the "
@@ -234,7 +240,11 @@ _EXAMPLES = {
 
 
 def _conda_python(conda: str) -> str:
-    return shlex.quote(f"{conda}/bin/python") if "/" in conda else f"/opt/conda/envs/{words.plain(conda)}/bin/python"
+    return (
+        shlex.quote(f"{conda}/bin/python")
+        if "/" in conda
+        else f"/opt/conda/envs/{script_words.plain(conda)}/bin/python"
+    )
 
 
 def _value_problems(environment: EnvironmentConfig) -> Iterator[str]:
@@ -260,17 +270,17 @@ def _value_problems(environment: EnvironmentConfig) -> Iterator[str]:
         if not wrong and ("," in bind or bind.count(":") > 2):
             yield f"{section}.binds holds {shown(bind)}: each entry is one FOLDER, FOLDER:INSIDE or FOLDER:INSIDE:ro."
     for option in environment.container_args:
-        yield from words.srun_problem(option, f"{section}.container_args")
+        yield from script_words.srun_problem(option, f"{section}.container_args")
 
 
 def _word_problem(key: str, value: str) -> Iterator[str]:
-    if not value or value.startswith("-") or any(char.isspace() for char in value) or words.has_control(value):
-        nearest = words.plain(value) or "another name"
+    if not value or value.startswith("-") or any(char.isspace() for char in value) or script_words.has_control(value):
+        nearest = script_words.plain(value) or "another name"
         yield f"{key} holds {shown(value)}: one name without spaces that does not begin with -. Use {nearest}."
 
 
 def _folder_problem(key: str, value: str | None) -> Iterator[str]:
-    if value is None or (value.startswith("/") and not words.has_control(value)):
+    if value is None or (value.startswith("/") and not script_words.has_control(value)):
         return
     home = value.removeprefix("~").removeprefix("$HOME").removeprefix("${HOME}")
     nearest = f"'${{oc.env:HOME}}{home}'" if home != value else shlex.quote(str(Path(value).absolute()))

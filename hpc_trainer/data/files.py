@@ -98,7 +98,7 @@ def part_of(num_rows: int, fraction: float, split: Literal["train", "eval"]) -> 
     wanted = count if split == "eval" else num_rows - count
     rows: NDArray[Any] = np.empty(wanted, dtype=np.uint32 if num_rows <= 2**32 else np.uint64)
     done = 0
-    for start, words in _words(num_rows):
+    for start, words in _blocks_of_words(num_rows):
         chosen = np.flatnonzero((words <= largest) == (split == "eval"))
         rows[done : done + len(chosen)] = chosen + start
         done += len(chosen)
@@ -111,15 +111,15 @@ def _smallest(num_rows: int, count: int) -> np.uint64:
 
     # With a probability of 1 - 10^-9 there are `count` or a few more words below this bound.
     bound = (count + 6 * count**0.5 + 6) / num_rows
-    kept = [words[words < np.uint64(bound * 2**64)] if bound < 1 else words for _, words in _words(num_rows)]
+    kept = [words[words < np.uint64(bound * 2**64)] if bound < 1 else words for _, words in _blocks_of_words(num_rows)]
     candidates = np.concatenate(kept)
     if len(candidates) < count:
-        candidates = np.concatenate([words for _, words in _words(num_rows)])
+        candidates = np.concatenate([words for _, words in _blocks_of_words(num_rows)])
     word: np.uint64 = np.partition(candidates, count - 1)[count - 1]
     return word
 
 
-def _words(num_rows: int) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+def _blocks_of_words(num_rows: int) -> Iterator[tuple[int, NDArray[np.uint64]]]:
     import numpy as np
 
     bits = np.random.PCG64(_SEED)

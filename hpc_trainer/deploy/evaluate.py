@@ -24,6 +24,7 @@ from hpc_trainer.deploy.request import (
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.operate.show import NoRunError, find_run
 from hpc_trainer.operate.torch_process import ask
+from hpc_trainer.record.chain import started
 from hpc_trainer.record.layout import journals_in
 from hpc_trainer.record.reading import names_in
 
@@ -91,7 +92,7 @@ def _request(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
     except NoRunError as error:
         raise RunStateError(f"{error} There is no export in {folder.absolute()} either.") from error
     check_trained_here(run)
-    config = run.spec.typed()
+    config = started(run.spec.typed(), run.sweep.run(run.spec.run_id))
     if config.train.main is not None or target.which.name != MODEL:
         raise RunStateError(
             f"{run.spec.run_id} was trained by {config.train.main}, and only that code knows its model and data. "

@@ -40,6 +40,7 @@ from hpc_trainer.deploy.request import (
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.operate.show import Known
 from hpc_trainer.operate.torch_process import ask
+from hpc_trainer.record.chain import started
 from hpc_trainer.record.checkpoint_folders import step_name
 from hpc_trainer.record.files import fsync_folder, rename
 
@@ -100,7 +101,8 @@ def export(run: Known, wanted: Wanted) -> Exported:
             "other files hold the same numbers as the model."
         )
     check_trained_here(run)
-    paths, config = run.sweep.run(run.spec.run_id), run.spec.typed()
+    paths = run.sweep.run(run.spec.run_id)
+    config = started(run.spec.typed(), paths)
     if FORMATS[wanted.to].has_graph or wanted.quantize or wanted.prune:
         _check_known_model(config, wanted)
     for attempt in range(_TRIES):
@@ -237,7 +239,8 @@ def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None], forms: S
         RunStateError, CheckpointError, DataError: the checkpoint or the data cannot be read.
     """
     check_trained_here(run)
-    paths, config = run.sweep.run(run.spec.run_id), run.spec.typed()
+    paths = run.sweep.run(run.spec.run_id)
+    config = started(run.spec.typed(), paths)
     step = step_of(paths, config, wanted.which)
     folder = (wanted.output or Path(f"{paths.run_id}-{step_name(step)}-all")).absolute()
     if os.path.lexists(folder):

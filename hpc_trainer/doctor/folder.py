@@ -28,7 +28,7 @@ _START_S, _SILENCE_S, _LONGEST_S = 6.0, 6.0, 60.0
 _QUOTA_TIMEOUT_S = 2.0
 _LEAST_BYTES, _LEAST_FILES = 5 * 2**30, 10_000
 _NEEDED_BYTES, _NEEDED_FILES = 64 * 2**20, 100
-"""Less than this is no room for one run."""
+"""Bytes and files that one run needs at least."""
 _CLOCKS_S, _LATE_S = 90.0, 5.0
 """Difference of clocks that hpc_trainer allows for (docs/shared_folder.md), and that of clocks that are not set."""
 _SOON_DAYS = 7.0
@@ -62,7 +62,7 @@ def folder_findings(runs_dir: Path, purge_days: int | None) -> Iterator[Finding]
         yield _clock(facts["write"]["skew_s"])
     yield _room(runs_dir, facts["room"], facts["place"]["folder"])
     yield from _promises(promises)
-    yield from (_purge(each) for each in facts.get("sweeps", {"sweeps": []})["sweeps"])
+    yield from (_purge(facts_of_sweep) for facts_of_sweep in facts.get("sweeps", {"sweeps": []})["sweeps"])
 
 
 def _probe(runs_dir: Path, purge_days: int | None) -> tuple[list[dict[str, Any]], str | None]:
@@ -70,13 +70,18 @@ def _probe(runs_dir: Path, purge_days: int | None) -> tuple[list[dict[str, Any]]
 
     A probe that only waits for a processor is given time; one that sleeps in a call of the file system is killed.
     """
-    words = [sys.executable, *start_words(_PROBE), str(runs_dir.absolute()), *([str(purge_days)] if purge_days else [])]
+    command = [
+        sys.executable,
+        *start_words(_PROBE),
+        str(runs_dir.absolute()),
+        *([str(purge_days)] if purge_days else []),
+    ]
     steps: list[dict[str, Any]] = []
     said, begin, spent_s = b"", time.monotonic(), 0.0
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
         ) as process,
     ):
         assert process.stdout is not None
@@ -115,13 +120,13 @@ def _work(pid: int) -> tuple[float, bool]:
 
 def _cached(mount: Mapping[str, Any]) -> Finding:
     age, kind = float(mount["age_s"]), mount["kind"]
-    told = os.environ.get("HPC_TRAINER_CACHE_AGE_S", "")
-    if told:
+    age_text = os.environ.get("HPC_TRAINER_CACHE_AGE_S", "")
+    if age_text:
         try:
-            float(told)
+            float(age_text)
         except ValueError:
             return warning(
-                "cache age", f"HPC_TRAINER_CACHE_AGE_S={told!r} is not a number of seconds and has no effect",
+                "cache age", f"HPC_TRAINER_CACHE_AGE_S={age_text!r} is not a number of seconds and has no effect",
                 why="status waits this long before it believes that a file is missing",
                 fix="export HPC_TRAINER_CACHE_AGE_S=60, or unset it",
             )  # fmt: skip
@@ -157,7 +162,7 @@ def _trusted(trust: Mapping[str, Any]) -> Finding:
     return broken(
         "permissions", str(trust["problem"]),
         why="specs and code in the folder run as you, so hpc-trainer refuses such a folder",
-        fix="as the line says",
+        fix="do what the line above says",
     )  # fmt: skip
 
 
@@ -191,17 +196,17 @@ def _clock(skew_s: float) -> Finding:
     )  # fmt: skip
 
 
-def _room(runs_dir: Path, told: Mapping[str, Any], present: str) -> Finding:
+def _room(runs_dir: Path, measured: Mapping[str, Any], present: str) -> Finding:
     quota = QuotaWatch(Path(present)).answer(_QUOTA_TIMEOUT_S)
-    room = Room(_least(told["num_bytes"], quota.num_bytes), _least(told["num_files"], quota.num_files))
-    limited = " (quota)" if (room.num_bytes, room.num_files) != (told["num_bytes"], told["num_files"]) else ""
-    words = f"{_gigabytes(room.num_bytes)} and {_count(room.num_files)} files{limited}"
+    room = Room(_least(measured["num_bytes"], quota.num_bytes), _least(measured["num_files"], quota.num_files))
+    limited = " (quota)" if (room.num_bytes, room.num_files) != (measured["num_bytes"], measured["num_files"]) else ""
+    remaining = f"{_gigabytes(room.num_bytes)} and {_count(room.num_files)} files{limited}"
     low = _is_below(room, _LEAST_BYTES, _LEAST_FILES)
     if not low:
-        return ok("room", f"{words} left")
+        return ok("room", f"{remaining} left")
     report = broken if _is_below(room, _NEEDED_BYTES, _NEEDED_FILES) else warning
     return report(
-        "room", f"only {words} are left for {runs_dir.absolute()}",
+        "room", f"only {remaining} are left for {runs_dir.absolute()}",
         why="a save that finds no room ends an attempt, and a run has some 20 files and its checkpoints",
         fix="delete what you do not need there, keep fewer checkpoints (checkpoint.keep_last=1), or use another "
         "paths.runs_dir",

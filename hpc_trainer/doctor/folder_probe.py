@@ -130,23 +130,23 @@ def _both(act: Callable[[int], Any]) -> list[Any]:
     if child == 0:
         code = 0
         try:
-            told = json.dumps({"result": act(1)})
+            message = json.dumps({"result": act(1)})
         except OSError as error:
-            told = json.dumps({"error": errno.errorcode.get(error.errno or 0, str(error))})
+            message = json.dumps({"error": errno.errorcode.get(error.errno or 0, str(error))})
         except BaseException:  # a fork must not run the caller's code
-            code, told = 1, json.dumps({"error": "the second process failed"})
-        os.write(writer, told.encode())
+            code, message = 1, json.dumps({"error": "the second process failed"})
+        os.write(writer, message.encode())
         os._exit(code)
     os.close(writer)
     try:
         own = act(0)
     finally:
         with os.fdopen(reader) as pipe:
-            told = json.loads(pipe.read() or '{"error": "the second process was killed"}')
+            message = json.loads(pipe.read() or '{"error": "the second process was killed"}')
         os.waitpid(child, 0)
-    if "error" in told:
-        raise _ChildError(told["error"])
-    return [own, told["result"]]
+    if "error" in message:
+        raise _ChildError(message["error"])
+    return [own, message["result"]]
 
 
 def _created_once(own: Path) -> str | None:
@@ -254,14 +254,14 @@ def _locked(lock: Callable[[int, int], None], own: Path) -> str | None:
                     raise
                 return False
             finally:
-                os.write(told, b"1")
+                os.write(tried, b"1")
             return True
 
-    answer, told = os.pipe()
+    answer, tried = os.pipe()
     try:
         both = _both(take)
     finally:
-        for descriptor in (gate, opened, answer, told):
+        for descriptor in (gate, opened, answer, tried):
             os.close(descriptor)
     return "two processes hold the same lock" if both[1] else None
 
@@ -292,8 +292,8 @@ def _purged_next(folder: Path, purge_days: int | None) -> Iterator[dict[str, Any
     from hpc_trainer.operate.find import list_sweeps
     from hpc_trainer.record.status import known_by_files
 
-    for found in list_sweeps(folder)[:_MOST_SWEEPS]:
-        sweep = SweepPaths(found.folder)
+    for listed in list_sweeps(folder)[:_MOST_SWEEPS]:
+        sweep = SweepPaths(listed.folder)
         with contextlib.suppress(OSError, HpcTrainerError):
             used = [(_last_use(path), str(path)) for path in _files_of_sweep(sweep.folder)]  # before specs are read
             specs = known_by_files(sweep)[1]

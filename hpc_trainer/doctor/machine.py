@@ -100,13 +100,13 @@ def _wrong_versions() -> Iterator[Finding]:
         name, bounds = match[1], match[2].strip()
         version = _version(name)
         if version is None:
-            found = f"{name} is not installed"
+            state = f"{name} is not installed"
         elif not _fits(version, bounds):
-            found = f"{name} {version} is installed, and hpc_trainer needs {name}{bounds}"
+            state = f"{name} {version} is installed, and hpc_trainer needs {name}{bounds}"
         else:
             continue
         yield broken(
-            "packages", found, why=_WHY.get(name.lower(), "hpc_trainer is written for these versions"),
+            "packages", state, why=_WHY.get(name.lower(), "hpc_trainer is written for these versions"),
             fix=f"pip install '{name}{bounds}'",
         )  # fmt: skip
 
@@ -141,10 +141,10 @@ def _copies() -> Iterator[Finding]:
     """Yield each watched package that is installed more than once on Python's path."""
     for name in _WATCHED:
         places: dict[tuple[str, str], None] = {}
-        for found in metadata.distributions(name=name):
-            is_link = str(found.read_text("direct_url.json") or "").find('"editable": true') >= 0
+        for distribution in metadata.distributions(name=name):
+            is_link = str(distribution.read_text("direct_url.json") or "").find('"editable": true') >= 0
             if not is_link:  # an editable install may have metadata in the checkout too
-                places[found.version, os.path.realpath(str(found.locate_file("")))] = None
+                places[distribution.version, os.path.realpath(str(distribution.locate_file("")))] = None
         if len(places) > 1:
             listed = ", ".join(f"{version} in {place}" for version, place in places)
             first = next(iter(places))
@@ -245,8 +245,8 @@ def _torch() -> Iterator[Finding]:
             fix="pip install torch from the index for CUDA: https://pytorch.org/get-started/locally",
         )  # fmt: skip
     else:
-        known = f", driver {installed}" if installed else f", needs driver {least} or newer" if least else ""
-        yield ok("torch", f"torch {build.version}, {build.kind}{known}")
+        suffix = f", driver {installed}" if installed else f", needs driver {least} or newer" if least else ""
+        yield ok("torch", f"torch {build.version}, {build.kind}{suffix}")
 
 
 def _least_driver(build: TorchBuild) -> int | None:
@@ -259,7 +259,7 @@ def _least_driver(build: TorchBuild) -> int | None:
 
 def _plugins() -> Finding:
     """Look for packages in the namespace `hydra_plugins` that neither we nor an installed distribution brought."""
-    strange, known = [], set()
+    strange, owners = [], set()
     for entry in dict.fromkeys(sys.path):
         folder = Path(entry or os.curdir, "hydra_plugins")
         names = sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208
@@ -271,14 +271,14 @@ def _plugins() -> Finding:
             if owner is None:
                 strange.append(str(folder / name))
             else:
-                known.add(owner)
+                owners.add(owner)
     if strange:
         return warning(
             "hydra plugins", f"no installed package brought {', '.join(strange)}",
             why="Hydra imports every module of hydra_plugins at each start: its code runs as you, also in jobs",
             fix=f"look at it; if it is not yours, remove it: rm -r {strange[0]}",
         )  # fmt: skip
-    return ok("hydra plugins", f"ours and {', '.join(sorted(known))}" if known else "none but ours")
+    return ok("hydra plugins", f"ours and {', '.join(sorted(owners))}" if owners else "none but ours")
 
 
 def _owner_of_plugin(name: str) -> str | None:
@@ -315,14 +315,14 @@ def _limits() -> Finding:
         if value != resource.RLIM_INFINITY:
             low.append((f"{value:,} {what} (RLIMIT_{name})", why, f"{_ULIMIT[name]} unlimited"))
     if not low:
-        files, processes = (_words(resource.getrlimit(limit)[0]) for limit in (resource.RLIMIT_NOFILE, _NPROC))
+        files, processes = (_limit_text(resource.getrlimit(limit)[0]) for limit in (resource.RLIMIT_NOFILE, _NPROC))
         return ok("limits", f"{files} open files, {processes} processes")
-    found, reasons, fixes = zip(*low, strict=True)
+    values, reasons, fixes = zip(*low, strict=True)
     return warning(
-        "limits", f"this shell may use only {'; '.join(found)}",
+        "limits", f"this shell may use only {'; '.join(values)}",
         why=f"{'; '.join(reasons)}. Slurm gives jobs the limits of the shell that submits, unless the site forbids it "
         "(PropagateResourceLimits)",
-        fix=f"in the shell's start-up file: {'; '.join(f'ulimit {words}' for words in fixes)}",
+        fix=f"in the shell's start-up file: {'; '.join(f'ulimit {options}' for options in fixes)}",
     )  # fmt: skip
 
 
@@ -330,7 +330,7 @@ _NPROC = resource.RLIMIT_NPROC
 _ULIMIT = {"NOFILE": "-S -n", "NPROC": "-S -u", "FSIZE": "-S -f", "AS": "-S -v"}
 
 
-def _words(limit: int) -> str:
+def _limit_text(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
 
 

@@ -86,10 +86,10 @@ def examine(runs_dir: Path, purge_days: int | None = None) -> Report:
         cluster.findings,
     )
     with ThreadPoolExecutor(max_workers=len(groups)) as pool:
-        found = [*pool.map(lambda group: list(group()), groups)]
+        results = [*pool.map(lambda group: list(group()), groups)]
     return Report(
         runs_dir=runs_dir,
-        findings=(*(finding for group in found for finding in group), *cluster.more_findings(runs_dir)),
+        findings=(*(finding for group in results for finding in group), *cluster.more_findings(runs_dir)),
         seconds=time.monotonic() - begin,
         num_slurm_calls=cluster.num_calls,
     )

@@ -64,7 +64,7 @@ def check_name(name: str) -> str:
         better = better if _package(better) is not None else f"my_{better}"
         raise ConfigError(
             f"{name!r} cannot be the name of a project: it becomes a package, so it begins with a letter, has letters, "
-            f"digits, _ and -, at most 40, and is no word of Python or hpc_trainer. Use {better}."
+            f"digits, _ and -, at most 40, and is not a name of Python or hpc_trainer. Use {better}."
         )
     return package
 
@@ -136,10 +136,10 @@ def hardware_here() -> tuple[dict[str, Any], str]:
             limits = read_limits()
         except SlurmError:
             limits = Limits()
-        found = _of_cluster(limits)
-        if found is not None:
-            where = f"partition {found['partition']} of cluster {limits.cluster or 'Slurm'}"
-            return found, f"A share of the commonest node in {where} (scontrol, sinfo)"
+        profile = _of_cluster(limits)
+        if profile is not None:
+            where = f"partition {profile['partition']} of cluster {limits.cluster or 'Slurm'}"
+            return profile, f"A share of the commonest node in {where} (scontrol, sinfo)"
     gpus = len(devices())
     cores = int(cpu()["allowed"] or 1)
     if gpus:

@@ -58,8 +58,8 @@ class Source:
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
         """Yield the calls of functions or methods whose last name is one of `names`, in the order of their lines."""
-        found = [node for node in self.nodes if isinstance(node, ast.Call) and last_name(node.func) in names]
-        yield from sorted(found, key=lambda node: (node.lineno, node.col_offset))
+        matches = [node for node in self.nodes if isinstance(node, ast.Call) and last_name(node.func) in names]
+        yield from sorted(matches, key=lambda node: (node.lineno, node.col_offset))
 
     def condition(self, node: ast.stmt) -> str:
         """Return the condition of the innermost `if` around a statement; empty if there is none."""
@@ -81,7 +81,7 @@ class Source:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, (ast.List, ast.Tuple)):
-            return [self._value(each, names) for each in node.elts]
+            return [self._value(item, names) for item in node.elts]
         if isinstance(node, ast.Dict):
             return {
                 self._value(key, names): self.value(value)
@@ -115,14 +115,14 @@ class Source:
 
     def _arguments(self) -> Iterator[tuple[str, tuple[Any, int]]]:
         for call in self.calls("add_argument"):
-            flags = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+            flags = [str(argument.value) for argument in call.args if isinstance(argument, ast.Constant)]
             long = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
-            words = {word.arg: word.value for word in call.keywords}
-            default = words.get("default")
-            known = ast.literal_eval(default) if isinstance(default, ast.Constant) else None
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+            default = keywords.get("default")
+            value = ast.literal_eval(default) if isinstance(default, ast.Constant) else None
             if default is not None and not isinstance(default, ast.Constant):
-                known = Computed(ast.unparse(default))
-            yield long.lstrip("-").replace("-", "_"), (known, call.lineno)
+                value = Computed(ast.unparse(default))
+            yield long.lstrip("-").replace("-", "_"), (value, call.lineno)
 
 
 class _NotKnownError(Exception):

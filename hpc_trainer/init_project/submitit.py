@@ -1,4 +1,4 @@
-"""Parameters of submitit, and of hydra-submitit-launcher, as keys of ours; what has no twin, with the reason.
+"""Parameters of submitit, and of hydra-submitit-launcher, as keys of hpc-trainer; the rest is listed with a reason.
 
 Names and meanings are those of submitit 1.5 (`AutoExecutor.update_parameters`, `SlurmExecutor`) and of the launcher 1.2
 (`SlurmQueueConf`). docs/coming_from_submitit.md has the table.
@@ -73,9 +73,9 @@ def read_script(path: Path) -> tuple[list[Parameter], list[Row]]:
         names = ("folder", "cluster" if ast.unparse(call.func).endswith("AutoExecutor") else "max_num_timeout")
         for name, given in zip(names, call.args, strict=False):
             parameters.append(Parameter(name=name, value=source.value(given), line=call.lineno))
-        parameters += _of_words(source, call)
+        parameters += _keyword_parameters(source, call)
     for call in source.calls("update_parameters"):
-        parameters += _of_words(source, call)
+        parameters += _keyword_parameters(source, call)
     if not parameters:
         raise ConfigError(
             f"{path} makes no AutoExecutor or SlurmExecutor of submitit and calls no update_parameters. Name the file "
@@ -84,14 +84,14 @@ def read_script(path: Path) -> tuple[list[Parameter], list[Row]]:
     return parameters, sorted(_calls(source), key=lambda row: row.line or 0)
 
 
-def _of_words(source: Source, call: ast.Call) -> Iterator[Parameter]:
+def _keyword_parameters(source: Source, call: ast.Call) -> Iterator[Parameter]:
     for word in call.keywords:
         value = source.value(word.value)
         line = word.value.lineno
         if word.arg is not None:
             yield Parameter(name=word.arg, value=value, line=line)
         elif isinstance(value, dict):  # **parameters
-            yield from (Parameter(name=str(name), value=each, line=line) for name, each in value.items())
+            yield from (Parameter(name=str(name), value=item, line=line) for name, item in value.items())
             yield from _set_later(source, ast.unparse(word.value))
         else:
             yield Parameter(name=f"**{ast.unparse(word.value)}", value=Computed(ast.unparse(word.value)), line=line)
@@ -114,22 +114,22 @@ _CALLS = {
     "submit": "hpc-trainer submit; it returns at once, and given twice it submits only what is new",
     "result": "hpc-trainer results; submit --wait waits for the runs",
     "JobEnvironment": "run.rank, run.world_size, run.is_rank_zero in main(config, run)",
-    "DelayedSubmission": "nothing: a run that is stopped saves, requeues and restores by itself",
-    "TorchDistributedEnvironment": "nothing: the process group stands when main(config, run) begins",
+    "DelayedSubmission": "nothing: a run that is stopped saves, requeues and restores automatically",
+    "TorchDistributedEnvironment": "nothing: the process group exists when main(config, run) begins",
 }
 """Method or class of submitit -> what takes its place."""
 
 
 def _calls(source: Source) -> Iterator[Row]:
     """Yield what becomes of a script's other uses of submitit; each name once, at its first line."""
-    told: set[str] = set()
+    listed: set[str] = set()
     for call in source.calls(*_CALLS):
         name = ast.unparse(call.func)
         last = name.rpartition(".")[2]
         # Other libraries have methods of these names, too.
         is_theirs = {"submit": "ex", "result": "job"}.get(last, "") in name.lower()
-        if last not in told and is_theirs:
-            told.add(last)
+        if last not in listed and is_theirs:
+            listed.add(last)
             yield Row(line=call.lineno, theirs=f"{name}(..)", ours=_CALLS[last])
     for node in source.nodes:
         if isinstance(node, ast.ClassDef):
@@ -177,11 +177,11 @@ def _of_yaml(value: Any, root: Any, depth: int = 4) -> Any:
         return [_of_yaml(item, root) for item in value]
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
     if whole is not None and depth:
-        found = root
+        target = root
         for key in whole[1].split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is not None and not isinstance(found, (dict, list)):
-            return _of_yaml(found, root, depth - 1)
+            target = target.get(key) if isinstance(target, dict) else None
+        if target is not None and not isinstance(target, (dict, list)):
+            return _of_yaml(target, root, depth - 1)
     is_foreign = isinstance(value, str) and re.search(r"\$\{(?!oc\.env:)", value) is not None
     return Computed(str(value)) if is_foreign else value
 
@@ -192,10 +192,14 @@ def _of_yaml(value: Any, root: Any, depth: int = 4) -> Any:
 def translate(parameters: list[Parameter], rows: list[Row] | None = None) -> Translation:
     """Translate parameters; the last value of a name counts, as it does for submitit."""
     result = Translation()
-    named = {_plain(each): each for each in _flat(parameters)}
-    named = {name: each for name, each in named.items() if not each.name.startswith(("local_", "debug_"))}
+    named = {_plain(parameter): parameter for parameter in _flat(parameters)}
+    named = {
+        name: parameter for name, parameter in named.items() if not parameter.name.startswith(("local_", "debug_"))
+    }
     conditions = {
-        (each.line, _shown(each)): f"there only if {each.condition}" for each in named.values() if each.condition
+        (parameter.line, _shown(parameter)): f"there only if {parameter.condition}"
+        for parameter in named.values()
+        if parameter.condition
     }
     _gpus_and_cores(named, result)
     for name, parameter in named.items():
@@ -246,7 +250,7 @@ _JOINT = (
 def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
     """Take the parameters that say together what a rank gets, and set one rank for each GPU."""
     taken = {name: named.pop(name) for name in _JOINT if name in named and named[name].value is not None}
-    computed = {name for name, each in taken.items() if isinstance(each.value, Computed)}
+    computed = {name for name, parameter in taken.items() if isinstance(parameter.value, Computed)}
     for name in computed:
         _untold(result, taken.pop(name), _KEYS.get(name, "hardware.gpus_per_node"))
     kind, count, is_gres = _gpus(taken, result)
@@ -260,9 +264,9 @@ def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
     elif tasks > 1:
         result.hardware["tasks_per_node"] = tasks
     cores = _whole(taken.get("cpus_per_gpu")) if count else None
-    each = _whole(taken.get("cpus_per_task"))
-    if cores is None and each is not None:
-        cores = max(1, each * tasks // count) if count else each
+    cpus_per_task = _whole(taken.get("cpus_per_task"))
+    if cores is None and cpus_per_task is not None:
+        cores = max(1, cpus_per_task * tasks // count) if count else cpus_per_task
     if cores is not None:
         result.hardware["cpus_per_gpu" if count else "cpus_per_task"] = cores
     for name, parameter in taken.items():
@@ -278,7 +282,11 @@ def _gpus(taken: Mapping[str, Parameter], result: Translation) -> tuple[str | No
             if str(value) == "gpu":
                 return None, 1, True
             result.rows.append(
-                Row(line=taken[name].line, theirs=f"gres={value}", note="no twin: a gres other than GPUs; set by hand")
+                Row(
+                    line=taken[name].line,
+                    theirs=f"gres={value}",
+                    note="no equivalent: a gres other than GPUs; set by hand",
+                )
             )
         elif match is not None:
             return match[1], int(match[2]), name == "gres"
@@ -294,7 +302,7 @@ def _joint_row(name: str, parameter: Parameter, result: Translation, *, count: i
             return
     elif name in ("ntasks_per_node", "ntasks"):
         if count and tasks != count:
-            note = f"one rank for each of the {count} GPUs: what your script starts itself (torchrun, spawn) goes"
+            note = f"one rank for each of the {count} GPUs: remove what your script starts itself (torchrun, spawn)"
             ours = "nothing"
         else:
             ours = "one rank for each GPU" if count else f"hardware.tasks_per_node={tasks}"
@@ -332,13 +340,13 @@ def _take(parameter: Parameter, result: Translation, section: str, key: str, val
 
 
 def _option(parameter: Parameter, name: str, result: Translation) -> None:
-    """Keep an option of sbatch that ours takes as it is; else say why it does not."""
+    """Keep an option of sbatch that `cluster.sbatch` takes unchanged; else report why it does not."""
     option = name.replace("_", "-")
     value = parameter.value
     problem = next(sbatch_problems({option: None if isinstance(value, Computed) else value}), None)
     if problem is not None:
         said = problem.partition("which hpc_trainer sets itself. ")[2].removeprefix("Remove it: ") or problem
-        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"no twin: {said}"))
+        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"no equivalent: {said}"))
     elif isinstance(value, Computed):
         _untold(result, parameter, f"cluster.sbatch.{option}")
     elif value is not False:
@@ -365,7 +373,7 @@ def _memory(key: str) -> Callable[[Parameter, Translation], None]:
         unit = "G" if _plain(parameter) == "mem_gb" else match[2].upper() if match else ""
         amount = float(match[1]) * _UNITS[unit] if match else 0.0
         if not amount:
-            note = "no twin: 0 asks for all memory of a node; on sites that give whole nodes leave it out"
+            note = "no equivalent: 0 asks for all memory of a node; on sites that give whole nodes leave it out"
             result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=note))
             return
         if key == "mem_gb_per_gpu" and not result.hardware.get("gpus_per_node"):
@@ -386,9 +394,9 @@ def _same(section: str, key: str) -> Callable[[Parameter, Translation], None]:
 def _lines(key: str) -> Callable[[Parameter, Translation], None]:
     def take(parameter: Parameter, result: Translation) -> None:
         lines = parameter.value if isinstance(parameter.value, list) else [parameter.value]
-        known = [line for line in lines if isinstance(line, str)]
-        note = "" if len(known) == len(lines) else "some lines are computed there: add them yourself"
-        _take(parameter, result, "cluster", key, known, note)
+        texts = [line for line in lines if isinstance(line, str)]
+        note = "" if len(texts) == len(lines) else "some lines are computed there: add them yourself"
+        _take(parameter, result, "cluster", key, texts, note)
 
     return take
 
@@ -407,7 +415,7 @@ def _account(parameter: Parameter, result: Translation) -> None:
 
 def _none(reason: str) -> Callable[[Parameter, Translation], None]:
     def tell(parameter: Parameter, result: Translation) -> None:
-        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"no twin: {reason}"))
+        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"no equivalent: {reason}"))
 
     return tell
 
@@ -446,9 +454,9 @@ _WITHOUT_TWIN = {
     "comment": "hpc-trainer recognises its jobs by the comment",
     "dependency": "hpc-trainer sets it for jobs that follow each other",
     "stderr_to_stdout": "a run's log has both",
-    "teardown": "what has to be done at the end belongs into your program",
+    "teardown": "put work for the end of a job into your program",
     "max_num_timeout": (
-        "a run comes back as long as it gets on; cluster.max_no_progress and cluster.min_goodput bound it"
+        "a run restarts as long as it makes progress; cluster.max_no_progress and cluster.min_goodput bound it"
     ),
     "max_pickle_size_gb": "nothing is pickled: code is frozen, configurations are JSON",
     "additional_parameters": "its options are not known here",

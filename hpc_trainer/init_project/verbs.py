@@ -101,9 +101,9 @@ def _as_json(
 ) -> dict[str, Any]:
     import dataclasses
 
-    told = None
+    translated = None
     if translation is not None and origin is not None:
-        told = {
+        translated = {
             "files": _files_of(translation, origin), "account": translation.account,
             "rows": [dataclasses.asdict(row) for row in translation.rows],
         }  # fmt: skip
@@ -111,7 +111,7 @@ def _as_json(
         "project": None if project is None else {**dataclasses.asdict(project), "folder": str(project.folder)},
         "steps": None if reading is None else [dataclasses.asdict(step) for step in reading.steps],
         "as_it_is": None if reading is None else reading.as_it_is,
-        "translation": told,
+        "translation": translated,
     }
 
 
@@ -130,8 +130,8 @@ def _print_reading(reading: Reading) -> None:
     from hpc_trainer.cli.common import say
     from hpc_trainer.cli.terminal import as_typed
 
-    say(as_typed(f"{reading.path} runs as it is, and begins anew after each stop:\n    {reading.as_it_is}"))
-    say("So that it goes on after a stop, with the same bits (hpc-trainer's docs/own_loop.md):")
+    say(as_typed(f"{reading.path} runs unchanged, and begins anew after each stop:\n    {reading.as_it_is}"))
+    say("To make it continue after a stop, with the same bits (hpc-trainer's docs/own_loop.md):")
     for number, step in enumerate(reading.steps, start=1):
         say(f"\n{number}. {step.title}")
         width = max((len(place.text) for place in step.places), default=0)
@@ -158,8 +158,8 @@ def _print_translation(translation: Translation, origin: Path, *, is_written: bo
             say(f"\n{place}")
             say("\n".join(f"    {line}" for line in text.splitlines()))
     if translation.account is not None:
-        say("\nInto ~/.config/hpc_trainer/config.yaml, which is no part of a repository:")
+        say("\nInto ~/.config/hpc_trainer/config.yaml, outside of any repository:")
         say(f"    cluster.account: {translation.account}")
     name = _profile(origin)
-    words = f"hpc-trainer plan --config-dir conf hardware={name} cluster={name} experiment=digits --script"
-    say(as_typed(f"\nThe batch script, once the files are there: {words}"))
+    command = f"hpc-trainer plan --config-dir conf hardware={name} cluster={name} experiment=digits --script"
+    say(as_typed(f"\nThe batch script, once the files are there: {command}"))

@@ -25,7 +25,7 @@ PARTS = (
 )  # fmt: skip
 _NO_MATTER = {
     "": ("seed", "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local",
-         "paths", "sweep", "budget", "schedule"),
+         "paths", "sweep", "budget", "pool", "schedule"),
     "optim": ("lr", "weight_decay"),
     "train": ("num_steps", "global_batch_size", "eval_every_steps", "max_grad_norm", "early_stop"),
 }  # fmt: skip

@@ -48,7 +48,7 @@ def join(flights: Mapping[int, Flight]) -> Joined:
     if not flights:
         return Joined(says=None, lines=())
     world = max(flight.world_size for flight in flights.values())
-    lines = [_last_words(flight) for flight in list(flights.values())[:_LISTED]]
+    lines = [_last_activity(flight) for flight in list(flights.values())[:_LISTED]]
     if len(flights) > _LISTED:
         lines.append(f"and {len(flights) - _LISTED} more ranks")
     says, rank = _verdict(flights, world)
@@ -182,7 +182,7 @@ def _doing(flight: Flight) -> str:
         return f"it ended with {flight.error}{at}"
     span = last_span(flight)
     if span is None:
-        return f"what it was at is not known{at}"
+        return f"its last activity is unknown{at}"
     did = _DID.get(span.kind, f"it was at {span.kind}")
     return f"{did} for {seconds((flight.time if span.end is None else span.end) - span.begin)}{at}"
 
@@ -192,7 +192,7 @@ def last_span(flight: Flight) -> FlightSpan | None:
     return max(flight.spans, key=lambda span: (span.end is None, span.begin), default=None)
 
 
-def _last_words(flight: Flight) -> str:
+def _last_activity(flight: Flight) -> str:
     newest = next((call for call in reversed(flight.collectives) if not call.is_p2p), None)
     step = "" if flight.step is None else f" after step {flight.step}"
     last = ""
@@ -407,7 +407,7 @@ def _last_moments(flights: Mapping[int, Flight]) -> str:
         return ""
     more = "" if len(flights) <= MOST_LANES else f" The first {MOST_LANES} of {len(flights)} ranks."
     return (
-        f'<h2>What the ranks did last</h2><p class="soft">Each rank\'s newest step stands beside it.{more}</p>'
+        f'<h2>What the ranks did last</h2><p class="soft">The newest step of each rank is beside its name.{more}</p>'
         f"<figure>{lanes(flights)}</figure>{html_list(join(flights).lines)}{_collectives(flights)}\n"
     )
 

@@ -69,11 +69,11 @@ class HostEnergy:
         self._notes = notes
         zones = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
         # Packages only: their subzones (cores, memory) are counted in them, except for memory outside the package.
-        self._zones = [zone for zone in zones if zone.name.count(":") == 1 or _word(zone / "name") == "dram"]
+        self._zones = [zone for zone in zones if zone.name.count(":") == 1 or _text_of(zone / "name") == "dram"]
         self._meters = [
             folder / "power1_average"
             for folder in sorted((root / "sys/class/hwmon").glob("hwmon*"))
-            if _word(folder / "name") in _METERS and (folder / "power1_average").exists()
+            if _text_of(folder / "name") in _METERS and (folder / "power1_average").exists()
         ]
         self._last_uj = {zone: value for zone in self._zones if (value := self._read(zone / "energy_uj")) is not None}
         self._energy_j = 0.0
@@ -113,7 +113,7 @@ class HostEnergy:
         return None
 
 
-def _word(path: Path) -> str:
+def _text_of(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text().strip()
     return ""
@@ -122,7 +122,7 @@ def _word(path: Path) -> str:
 _TICK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 # Control groups of version 1 without a limit report the largest number of pages, in bytes.
 _NO_LIMIT = 2**60
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -163,10 +163,10 @@ class HostCounters:
         # The time of a child that ended without being waited for is lost: the sum must not fall.
         self._most_cpu = max(self._most_cpu, tree.cpu_s)
         before, self._last_cpu = self._last_cpu, (now, self._most_cpu)
-        limit, available = self._told("memory", self._memory) or (None, None)
+        limit, available = self._or_note("memory", self._memory) or (None, None)
         return Host(
             cpus=None if before is None or now <= before[0] else (self._most_cpu - before[1]) / (now - before[0]),
-            cpus_allowed=self._told("cores", self._cpus_allowed),
+            cpus_allowed=self._or_note("cores", self._cpus_allowed),
             rss_bytes=tree.rss_bytes or None,
             memory_available=available,
             memory_limit=limit,
@@ -176,7 +176,7 @@ class HostCounters:
             energy_j=None if self._energy is None else self._energy.read(now),
         )
 
-    def _told(self, what: str, read: Callable[[], Found]) -> Found | None:
+    def _or_note(self, what: str, read: Callable[[], Value]) -> Value | None:
         try:
             return read()
         except (OSError, ValueError, IndexError, psutil.Error) as error:

@@ -113,7 +113,7 @@ _MOST_EVENTS = 32  # in one period; a broken device reports the same event witho
 _KIB = 1024
 _LOWER_BY = 0.9
 _NEVER = ("NotSupported", "NoPermission", "FunctionNotFound")
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 class NvidiaDevices:
@@ -346,12 +346,12 @@ class NvidiaDevice:
             return None
         return round(self._added_bytes.add(now, sum(filter(None, rates)) * _KIB))
 
-    def _quietly(self, call: Callable[..., Found], *args: Any) -> Found | None:
+    def _quietly(self, call: Callable[..., Value], *args: Any) -> Value | None:
         with contextlib.suppress(self.nvml.NVMLError):
             return call(*args)
         return None
 
-    def _ask(self, what: str, call: Callable[..., Found], *args: Any) -> Found | None:
+    def _ask(self, what: str, call: Callable[..., Value], *args: Any) -> Value | None:
         """Return NVML's answer; None on an error. A value that the device never gives is not asked for again."""
         if self.is_lost or what in self._absent:
             return None
@@ -375,7 +375,7 @@ class NvidiaDevice:
         """Log the missing counters once, after the first sample: most devices lack some."""
         if self._is_first and self._absent:
             missing = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
-            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {missing}")
+            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not report: {missing}")
         self._is_first = False
 
 

@@ -171,7 +171,7 @@ def _is_slurm(facts: Facts) -> bool:
     return facts.config.cluster.executor is Executor.slurm
 
 
-def _known(facts: Facts) -> list[RankUse]:
+def _measured_ranks(facts: Facts) -> list[RankUse]:
     return [rank for rank in facts.ranks if rank.samples >= _SAMPLES]
 
 
@@ -184,7 +184,7 @@ def _idle_among(ranks: Sequence[RankUse]) -> list[RankUse]:
 
 
 def _idle_ranks(facts: Facts) -> Iterator[Finding]:
-    hardware, measured = facts.config.hardware, _known(facts)
+    hardware, measured = facts.config.hardware, _measured_ranks(facts)
     idle = _idle_among(measured)
     asked = max(hardware.num_nodes * hardware.gpus_per_node, facts.run.spec.shape.world_size)
     if facts.is_shared_loop or len(measured) < max(2, asked) or not idle or len(idle) == len(measured):
@@ -221,7 +221,7 @@ def _batch_of(facts: Facts, count: int, before: int) -> dict[str, int]:
 
 
 def _idle_cpus(facts: Facts) -> Iterator[Finding]:
-    measured, now = _known(facts), facts.config.hardware.cpus_per_rank
+    measured, now = _measured_ranks(facts), facts.config.hardware.cpus_per_rank
     used = [rank.most_cpus for rank in measured if rank.most_cpus is not None]
     if not used or not _is_slurm(facts):
         return

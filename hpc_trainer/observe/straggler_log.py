@@ -54,7 +54,7 @@ class Judge:
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._looks = deque[Sequence[tuple[float, float, float]]](maxlen=LOOKS)
-        self._told: dict[int, float] = {}
+        self._reported: dict[int, float] = {}
 
     def see(self, ranks: Sequence[tuple[float, float, float]]) -> list[Verdict]:
         """Record a measurement, and return what is new.
@@ -75,15 +75,15 @@ class Judge:
         )
         least = min(times[0] for times in mine)
         is_slow = least > self._factor * others_s and least - others_s > LEAST_SHARE * step_s
-        factor, before = own_s / max(1e-9, others_s), self._told.get(rank)
+        factor, before = own_s / max(1e-9, others_s), self._reported.get(rank)
         if is_slow and (before is None or factor > _WORSE * before):
-            self._told[rank] = factor
+            self._reported[rank] = factor
         elif before is not None and factor < (1 + self._factor) / 2:
-            del self._told[rank]
+            del self._reported[rank]
         else:
             return None
         return Verdict(
-            rank=rank, is_slow=rank in self._told, factor=factor, own_s=own_s, others_s=others_s,
+            rank=rank, is_slow=rank in self._reported, factor=factor, own_s=own_s, others_s=others_s,
             is_data=data_s - others_data_s > (own_s - others_s) / 2,
         )  # fmt: skip
 
@@ -95,7 +95,7 @@ def _of_others(look: Sequence[tuple[float, float, float]], rank: int, index: int
 
 MOST_LINES = 1_000
 """Largest number of lines of one attempt; ranks that are slow again and again are known by then."""
-MOST_TOLD = 5
+MOST_SHOWN = 5
 _MOST_STRAGGLERS_READ = 10 * MOST_LINES
 
 
@@ -165,8 +165,8 @@ def slow_at_end(lines: Sequence[Straggler]) -> list[Straggler]:
 def straggler_lines(lines: Sequence[Straggler]) -> list[str]:
     """Return evidence for `why`: the ranks that were slow at the last check, the slowest first."""
     slow = slow_at_end(lines)
-    texts = [f"from step {line.step} of attempt {line.attempt} on {line.in_words()}" for line in slow[:MOST_TOLD]]
-    return texts + ([f"and {len(slow) - MOST_TOLD} more rank(s)"] if len(slow) > MOST_TOLD else [])
+    texts = [f"from step {line.step} of attempt {line.attempt} on {line.in_words()}" for line in slow[:MOST_SHOWN]]
+    return texts + ([f"and {len(slow) - MOST_SHOWN} more rank(s)"] if len(slow) > MOST_SHOWN else [])
 
 
 _STRAGGLER = {

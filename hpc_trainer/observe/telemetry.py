@@ -153,11 +153,11 @@ def record_of(sample: Sample) -> dict[str, Any]:
     """Return the record of a sample, as a line holds it."""
     return {
         "time": round(sample.time, 3), "elapsed_s": round(sample.elapsed_s, 3), "node": sample.node,
-        "step": sample.step, "device": _known(sample.device), "host": _known(sample.host),
+        "step": sample.step, "device": _known_fields(sample.device), "host": _known_fields(sample.host),
     }  # fmt: skip
 
 
-def _known(part: Device | Host | None) -> dict[str, Any] | None:
+def _known_fields(part: Device | Host | None) -> dict[str, Any] | None:
     if part is None:
         return None
     values = ((field.name, getattr(part, field.name)) for field in dataclasses.fields(part))
@@ -391,7 +391,7 @@ class DeviceWarning:
         """Line for the user."""
         says = {
             Trouble.slowed: "lowers its clocks", Trouble.hot: "is too hot", Trouble.lost: "was lost by its driver",
-            Trouble.ecc: "has errors of its memory that were not corrected", Trouble.xid: "has a fault",
+            Trouble.ecc: "has memory errors that were not corrected", Trouble.xid: "has a fault",
         }[self.trouble]  # fmt: skip
         lasted = f", for {self.seconds:.0f} s" if self.trouble.is_heat else ""
         return f"the GPU of rank {self.rank} on {self.node} {says} ({self.detail}{lasted}): {self.device}"

@@ -1,24 +1,33 @@
-"""Table of results, one row per run: its axes, its metrics, its cost."""
+"""Table of results, one row per run: its axes, its metrics, its cost; chosen, averaged over seeds, and sorted."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_trainer.config.schema.output import small_is_better
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
-from hpc_trainer.record.spec import (
-    find_axes,
-    typed_axes,
-)
+from hpc_trainer.operate.where import Where
+from hpc_trainer.record.ledger import Kind
+from hpc_trainer.record.metrics import best_in
+from hpc_trainer.record.spec import find_axes, typed_axes
+from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import (
     RunStatus,
     SweepStatus,
-    gpu_hours,
+    ledger_of_run,
     newest_metrics,
+    queue_s,
+    submit_times,
+    wall_s,
 )
+from hpc_trainer.record.summaries import stamp_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +38,140 @@ class Columns:
     """Names of all columns: a metric with one of these names gets the prefix TOLD."""
     of: Callable[[SweepStatus, RunStatus], Mapping[str, Any]]
     """Returns the known values of a run by column."""
+    sums: frozenset[str] = frozenset()
+    """Names of the columns that a mean over runs adds up, such as an energy."""
 
 
 # Fixed columns of every row: a metric with the name of one of them, or of an axis, gets the prefix TOLD.
-_OURS = frozenset({"run_id", "code", "metrics_step", "state", "step", "gpu_hours", "attempts"})
+_COSTS = ("gpu_hours", "core_hours", "wall_s", "queue_s", "redone_s")
+_OURS = frozenset({"run_id", "code", "metrics_step", "state", "step", "attempts", "n", "runs", *_COSTS})
 TOLD = "metrics."
 """Prefix of a metric's name if another column has that name."""
+BEST, BEST_STEP, STD = ".best", ".best_step", ".std"
+"""Ends of the columns with a metric's best value, the step that had it, and its standard deviation over runs."""
 
 
-def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
-    """Return a flat dict for each run: run_id, axes, metrics, state, step, cost.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultTable:
+    """Rows of results; a row lacks a column that its run has no value for."""
+
+    rows: Sequence[dict[str, Any]]
+    axes: Sequence[str]
+    """Columns in which the runs differ."""
+    metrics: Sequence[str]
+    """Columns of metrics, without those of best values and deviations."""
+    costs: Sequence[str]
+    """Columns of costs, which a mean over runs adds up."""
+    num_left_out: int = 0
+    """Number of runs that are not in the means because they are not complete."""
+    chosen: Sequence[str] | None = None
+    """Columns that the user chose; None: all."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns in the order of a table."""
+        every = _columns_of(self.rows)
+        return every if self.chosen is None else list(self.chosen)
+
+    def where(self, condition: Where | None) -> ResultTable:
+        """Return the table with the rows that fulfil the condition.
+
+        Raises:
+            ConfigError: the condition names a column that no row has.
+        """
+        if condition is None or not self.rows:
+            return self
+        condition.check_names(self.columns)
+        rows = [row for row in self.rows if condition.holds(self._as_values(row))]
+        return dataclasses.replace(self, rows=rows)
+
+    def _as_values(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the row with numbers in place of the texts that a user typed on an axis."""
+        return {**row, **{axis: as_value(row[axis]) for axis in self.axes if isinstance(row.get(axis), str)}}
+
+    def sorted_by(self, key: str) -> ResultTable:
+        """Return the table sorted by a column, best first; see `sort_rows`."""
+        return dataclasses.replace(self, rows=sort_rows(self.rows, key, has_direction=self._is_of_metric))
+
+    def _is_of_metric(self, column: str) -> bool:
+        return column.removesuffix(BEST).removesuffix(STD) in self.metrics
+
+    def select(self, columns: Sequence[str]) -> ResultTable:
+        """Return the table with these columns in this order; `all` stands for every column.
+
+        Raises:
+            ConfigError: no row has one of the columns.
+        """
+        if not columns:
+            return self
+        known = self.columns
+        for column in columns if self.rows else ():
+            if column not in known and column != "all":
+                raise ConfigError(f"--columns {column}: there is no such column. {valid(column, known)}")
+        chosen = [name for column in columns for name in (known if column == "all" else [column])]
+        return dataclasses.replace(self, chosen=list(dict.fromkeys(chosen)))
+
+    def means_over(self, axes: Sequence[str]) -> ResultTable:
+        """Return a row for each group of runs that differ in nothing but these axes.
+
+        A row has the mean of each metric over the group's complete runs, its standard deviation (over n - 1) if at
+        least two runs have it, `n`, the number of complete runs, `runs`, the number of all, and the sums of the costs
+        of all.
+
+        Raises:
+            ConfigError: the runs do not differ in one of `axes`.
+        """
+        if not axes or not self.rows:
+            return self
+        for axis in axes:
+            if axis not in self.axes:
+                differ = valid(axis, self.axes) if self.axes else "They differ in nothing."
+                raise ConfigError(f"--group-by {axis}: the runs do not differ in it. {differ}")
+        kept = [axis for axis in self.axes if axis not in axes]
+        groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in self.rows:
+            groups.setdefault(tuple(row.get(key) for key in (*kept, "code")), []).append(row)
+        rows = [self._mean_row(kept, group) for group in groups.values()]
+        return dataclasses.replace(self, rows=rows, axes=kept, num_left_out=sum(row["runs"] - row["n"] for row in rows))
+
+    def _mean_row(self, kept: Sequence[str], group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        complete = [row for row in group if row["state"] == RunState.COMPLETED.value]
+        means: dict[str, Any] = {}
+        for column in (name for metric in self.metrics for name in (metric, f"{metric}{BEST}")):
+            values = [float(row[column]) for row in complete if _is_figure(row.get(column))]
+            if values:
+                means[column] = math.fsum(values) / len(values)
+                means[f"{column}{STD}"] = statistics.stdev(values) if len(values) > 1 and _is_finite(values) else None
+        known = [cost for cost in self.costs if any(row.get(cost) is not None for row in group)]
+        costs = {cost: round(math.fsum(row.get(cost) or 0.0 for row in group), 6) for cost in known}
+        first = group[0]
+        return {
+            **{axis: first[axis] for axis in kept if axis in first},
+            **({"code": first["code"]} if "code" in first else {}), **means,
+            "n": len(complete), "runs": len(group),
+            "state": ", ".join(f"{count} {state}" for state, count in Counter(row["state"] for row in group).items()),
+            "attempts": sum(row["attempts"] for row in group), **costs,
+        }  # fmt: skip
+
+
+def as_value(text: str) -> Any:
+    """Return the number or the truth value that a text stands for; other texts unchanged."""
+    if text in ("true", "false"):
+        return text == "true"
+    number = _number(text)
+    return text if number is None else number
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_finite(values: Sequence[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False) -> ResultTable:
+    """Return the table of all runs.
 
     `code` is present if runs have different code: the first 12 digits of the digest of the frozen code, or None if
     nothing was frozen. `metrics_step` is present if a run has not completed and its metrics are of another step.
@@ -46,61 +179,171 @@ def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, A
     Args:
         status: the sweep.
         typed: return numbers and booleans of the configuration as such, not as the user typed them.
+        best: add the best value of each metric, and its step, which needs the whole metrics.jsonl of each run.
     """
-    axes = find_axes([run.spec for run in status.runs])
+    runs = [status.run(run_id) for run_id in status.specs]
+    axes = find_axes([run.spec for run in runs])
     contributed: Sequence[Columns] = contributions("result_columns")
-    taken = _OURS.union(*(columns.names for columns in contributed), *axes.values())
+    names = list(dict.fromkeys(axis for row in axes.values() for axis in row))
+    found = {run.run_id: newest_metrics(status, run) for run in runs}
+    logged = dict.fromkeys(name for metrics, _ in found.values() for name in metrics)
+    taken = _OURS.union(*(columns.names for columns in contributed), names)
+    taken |= {f"{name}{end}" for name in logged for end in (BEST, BEST_STEP, STD)}
+    columns = {name: f"{TOLD}{name}" if name in taken else name for name in logged}
     if typed:
-        axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in status.runs}
-    codes = {run.run_id: run.submission.code for run in status.runs if run.submission is not None}
+        axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in runs}
+    codes = {run.run_id: run.submission.code for run in runs if run.submission is not None}
     varies = len(set(codes.values())) > 1
-    return [
-        _row(
-            status,
-            run,
-            axes[run.run_id],
-            {"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {},
-            taken,
-        )
-        | {name: value for columns in contributed for name, value in columns.of(status, run).items()}
-        for run in status.runs
+    times = submit_times(status.ledger)
+    known_by = sorted(name for domain in contributed for name in domain.names)
+    rows = [
+        {
+            "run_id": run.run_id,
+            **axes[run.run_id],
+            **({"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {}),
+            **_outcome(status, run, *found[run.run_id], columns, best=best),
+            **_cost(status, run, times.get(run.run_id, ()), contributed, known_by),
+        }
+        for run in runs
     ]
+    if status.summaries is not None:
+        status.summaries.save()
+    costs = [*_COSTS, *(name for domain in contributed for name in sorted(domain.sums))]
+    return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs)
 
 
-def _row(
-    status: SweepStatus, run: RunStatus, axes: Mapping[str, Any], code: Mapping[str, str | None], taken: Collection[str]
-) -> dict[str, Any]:
-    metrics_now, step = newest_metrics(status, run)
-    metrics = {f"{TOLD}{name}" if name in taken else name: value for name, value in metrics_now.items()}
+def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) -> list[str]:
+    """Return those of the runs whose row in the table of results fulfils a condition.
+
+    Raises:
+        ConfigError: the condition names a column that the table does not have.
+    """
+    chosen = {row["run_id"] for row in result_table(status, typed=True, best=True).where(condition).rows}
+    return [run_id for run_id in run_ids if run_id in chosen]
+
+
+def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
+    """Return a flat dict for each run, as `result_table` without best values."""
+    return list(result_table(status, typed=typed).rows)
+
+
+def _outcome(
+    status: SweepStatus, run: RunStatus, metrics: Mapping[str, Any], step: int | None, columns: Mapping[str, str], *,
+    best: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a run's newest metrics, and its best ones with `best`, by column, and their step if it is another one."""
+    bests = _best_values(status, run, list(metrics)) if best and run.attempts else {}
+    outcome: dict[str, Any] = {}
+    for name, value in metrics.items():
+        outcome[columns[name]] = value
+        if name in bests:
+            outcome[f"{columns[name]}{BEST}"], outcome[f"{columns[name]}{BEST_STEP}"] = bests[name]
+    return {**outcome, **({} if step in (None, run.step) else {"metrics_step": step})}
+
+
+def _best_values(status: SweepStatus, run: RunStatus, names: Sequence[str]) -> Mapping[str, tuple[float, int]]:
+    """Return name -> (best value, its step), from the run's summary if metrics.jsonl is as it was then."""
+    paths = status.sweep.run(run.run_id)
+    kept = status.summaries.figures(run.run_id) if status.summaries is not None else None
+    if kept is None:
+        return best_in(paths.metrics, names, small_is_better, last=run.step, faults=status.faults_of(run.run_id))
+    stamp = list(stamp_of(paths.place, "metrics.jsonl") or ())
+    if kept.get("metrics_stamp") == stamp and kept["best"].keys() >= set(names):
+        best: Mapping[str, tuple[float, int]] = {name: value for name, value in kept["best"].items() if value}
+        return best
+    num_faults = len(status.faults)
+    best = best_in(paths.metrics, names, small_is_better, last=run.step, faults=status.faults_of(run.run_id))
+    if len(status.faults) == num_faults and status.summaries is not None:
+        figures = {"metrics_stamp": stamp, "best": {name: best.get(name) for name in names}}
+        status.summaries.add_figures(run.run_id, figures)
+    return best
+
+
+def _cost(
+    status: SweepStatus, run: RunStatus, submitted: Sequence[float], contributed: Sequence[Columns],
+    known_by: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    shape, seconds, waited = run.spec.shape, wall_s(run), queue_s(run, submitted)
+    cores = shape.num_nodes * shape.tasks_per_node * shape.cpus_per_task
     return {
-        "run_id": run.run_id,
-        **axes,
-        **code,
-        **metrics,
-        **({} if step in (None, run.step) else {"metrics_step": step}),
         "state": run.state.value,
         "step": None if run.progress == "-" else run.step,  # a program that reported no step
-        "gpu_hours": round(gpu_hours(run), 4),
+        "gpu_hours": round(shape.num_nodes * shape.gpus_per_node * seconds / 3600, 4),
         "attempts": len(run.attempts),
+        "core_hours": round(cores * seconds / 3600, 4),
+        "wall_s": round(seconds, 1),
+        "queue_s": None if waited is None else round(waited, 1),
+        **_read_figures(status, run, contributed, known_by),
     }
 
 
-def sort_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Return the rows sorted by a column, best first: losses ascend, other columns descend; rows without a value last.
+def _read_figures(
+    status: SweepStatus, run: RunStatus, contributed: Sequence[Columns], known_by: Sequence[str]
+) -> Mapping[str, Any]:
+    """Return the redone seconds and the columns of domains, which need further files, or a summary of them."""
+    kept = status.summaries.figures(run.run_id) if status.summaries is not None else None
+    if kept is not None and kept.get("columns") == known_by:
+        values: Mapping[str, Any] = kept["values"]
+        return values
+    num_faults = len(status.faults)
+    figures = {"redone_s": _redone_s(status, run)}
+    for columns in contributed:
+        figures.update(columns.of(status, run))
+    if kept is not None and status.summaries is not None and len(status.faults) == num_faults:
+        status.summaries.add_figures(run.run_id, {"columns": known_by, "values": figures})
+    return figures
+
+
+def _redone_s(status: SweepStatus, run: RunStatus) -> float | None:
+    """Return the seconds of steps that were lost and repeated; None if no file says how the time was spent."""
+    if len(run.attempts) < 2 and not any(attempt.guarded for attempt in run.attempts):
+        return 0.0  # the usual case, in which the ledger's files need not be read
+    ledger = ledger_of_run(status, run)
+    return None if ledger is None else round(ledger.seconds.get(Kind.redone, 0.0), 1)
+
+
+def sort_rows(
+    rows: Sequence[dict[str, Any]], key: str, *, has_direction: Callable[[str], bool] = lambda column: True
+) -> list[dict[str, Any]]:
+    """Return the rows sorted by a column, best first; rows without a value come last.
+
+    Metrics that are named after a loss, an error or a perplexity ascend, and all other columns descend.
+
+    Args:
+        rows: the rows.
+        key: the column; with `-` before its name the order is reversed.
+        has_direction: function that returns True for a column of a metric, whose name tells what is best.
 
     Raises:
         ConfigError: no row has the column.
     """
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    if rows and key not in columns:
-        raise ConfigError(f"--sort {key}: there is no such column. {valid(key, columns)}")
-    lower_is_better = key.endswith("loss")
-    numbers = [(_number(row.get(key)), row) for row in rows]
+    columns = _columns_of(rows)
+    is_reversed = key.startswith("-") and key not in columns
+    name = key[1:] if is_reversed else key
+    if rows and name not in columns:
+        raise ConfigError(f"--sort {name}: there is no such column. {valid(name, columns)}")
+    ascends = (has_direction(name) and _least_is_best(name)) is not is_reversed
+    numbers = [(_number(row.get(name)), row) for row in rows]
     numeric = [(number, row) for number, row in numbers if number is not None]
-    best_first = sorted(numeric, key=lambda pair: pair[0], reverse=not lower_is_better)
-    texts = [row for number, row in numbers if number is None and isinstance(row.get(key), str)]
-    rest = [row for number, row in numbers if number is None and not isinstance(row.get(key), str)]
-    return [*(row for _, row in best_first), *sorted(texts, key=lambda row: str(row[key])), *rest]
+    best_first = sorted(numeric, key=lambda pair: pair[0], reverse=not ascends)
+    texts = [row for number, row in numbers if number is None and isinstance(row.get(name), str)]
+    rest = [row for number, row in numbers if number is None and not isinstance(row.get(name), str)]
+    by_text = sorted(texts, key=lambda row: str(row[name]), reverse=is_reversed)
+    return [*(row for _, row in best_first), *by_text, *rest]
+
+
+def _columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    alike = dict.fromkeys(map(tuple, rows))  # most of 10,000 rows have the same columns
+    return list(dict.fromkeys(column for columns in alike for column in columns))
+
+
+def _least_is_best(column: str) -> bool:
+    return column.endswith(STD) or small_is_better(column.removeprefix(TOLD).removesuffix(BEST))
+
+
+def needs_best(names: Collection[str]) -> bool:
+    """Return True if one of these columns is of a metric's best value, or all columns are asked for."""
+    return any(name == "all" or name.removesuffix(STD).endswith((BEST, BEST_STEP)) for name in names)
 
 
 def _number(value: Any) -> float | None:

@@ -52,13 +52,21 @@ def naming(path: Path) -> Iterator[None]:
         OSError: the error of the block, with a file name; ESTALE in place of ENOENT.
     """
     try:
-        yield
+        with _naming(path):
+            yield
     except FileNotFoundError as error:
         gone = "its folder is gone; is the file system mounted?"
         raise OSError(errno.ESTALE, gone, str(path)) from error
+
+
+@contextlib.contextmanager
+def _naming(path: Place) -> Iterator[None]:
+    """Add the file's name to errors of the file system in the block that have none."""
+    try:
+        yield
     except OSError as error:
         if error.filename is None:
-            error.filename = str(path)
+            error.filename = os.fspath(path)
         raise
 
 
@@ -113,15 +121,16 @@ def write_marker(path: Path, *, sync: bool = True) -> None:
         if os.path.lexists(path) and error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             return  # a folder, pipe or link has this name: the marker exists
         raise
-    try:
-        if os.fstat(descriptor).st_size > 0:
-            return
-        set_file_mode(descriptor)
-        os.write(descriptor, f"{to_json({'time': time.time()})}\n".encode())
-        if sync:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _naming(path):
+        try:
+            if os.fstat(descriptor).st_size > 0:
+                return
+            set_file_mode(descriptor)
+            os.write(descriptor, f"{to_json({'time': time.time()})}\n".encode())
+            if sync:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     if sync:
         fsync_folder(path.parent)
 
@@ -163,10 +172,11 @@ def sha256_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
 def fsync_folder(folder: Path) -> None:
     """Sync `folder`, so that names created or renamed in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _naming(folder):
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = True, sealed: bool = False) -> None:
@@ -226,20 +236,20 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
         if error.errno in (errno.EISDIR, errno.ENXIO):
             raise RunStateError(_NO_FILE.format(path=path)) from error
         raise
-    try:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise RunStateError(_NO_FILE.format(path=path))
-        is_new = info.st_size == 0
-        if is_new:
-            set_file_mode(descriptor)
-        with naming(path):
+    with naming(path):
+        try:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
+                raise RunStateError(_NO_FILE.format(path=path))
+            is_new = info.st_size == 0
+            if is_new:
+                set_file_mode(descriptor)
             for text in texts:
                 _append(descriptor, path, text)
             if sync:
                 os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)
     if sync and is_new:
         fsync_folder(path.parent)  # the file's name must survive too
 
@@ -361,13 +371,8 @@ def claim(path: Place, content: bytes = b"", *, mode: int = 0o666) -> bool:
     own = own_name(path)
     descriptor = open_own(own, mode)
     try:
-        try:
-            set_file_mode(descriptor)
-            os.write(descriptor, content)
-            os.fsync(descriptor)
-            identity = _identity_of(os.fstat(descriptor))
-        finally:
-            os.close(descriptor)
+        with _naming(path):
+            identity = _filled(descriptor, content)
         try:
             os.link(own, path)
         except FileExistsError:
@@ -411,13 +416,20 @@ def _claim_without_links(path: Place, content: bytes, mode: int) -> bool:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:
         return False
+    with _naming(path):
+        _filled(descriptor, content)
+    return True
+
+
+def _filled(descriptor: int, content: bytes) -> tuple[int, int]:
+    """Write the content of a new file, sync and close it, and return the file's identity."""
     try:
         set_file_mode(descriptor)
         os.write(descriptor, content)
         os.fsync(descriptor)
+        return _identity_of(os.fstat(descriptor))
     finally:
         os.close(descriptor)
-    return True
 
 
 def make_folder_once(folder: Place, mode: int = 0o777) -> bool:

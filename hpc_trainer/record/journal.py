@@ -47,8 +47,9 @@ from hpc_trainer.record.reading import (
     tuple_of,
     typed,
 )
-from hpc_trainer.record.states import DONE, RunState
+from hpc_trainer.record.states import DONE, POOL, RunState
 from hpc_trainer.record.submissions import SUCCESSOR, read_ledger
+from hpc_trainer.slurm.queue import array_of
 
 # The small files: heartbeat.json and result.json; logs/attempt-NNN.failure.json, the error of the first failing rank,
 # which the journal's `error` repeats; first_weights.json, the weights that a run with `init_from` began with.
@@ -543,10 +544,17 @@ def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[A
     chain = attempts[-1:]
     for attempt in reversed(attempts[:-1]):
         follows = attempt.action == SUCCESSOR or chain[0].job_id in successors
-        if attempt.job_id != chain[0].job_id and not follows:
+        if not _is_of_one_job(attempt, chain[0]) and not follows:
             break
         chain.insert(0, attempt)
     return chain
+
+
+def _is_of_one_job(attempt: Attempt, later: Attempt) -> bool:
+    """Return True if Slurm or the slots of one pool restarted the run; the pool's slots are one array."""
+    if {attempt.executor, later.executor} == {POOL}:
+        return array_of(attempt.job_id) == array_of(later.job_id)
+    return attempt.job_id == later.job_id
 
 
 def successor_jobs(paths: RunPaths) -> frozenset[str]:
@@ -593,7 +601,15 @@ def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) ->
     Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the sequence, in two
     cases: the journal records another end of it, or the next start resumed at a later step.
     """
-    starts = {attempt.restart_count: attempt for attempt in attempts if attempt.job_id == job_id}
+    newest = attempts[-1] if attempts else None
+    starts = {
+        attempt.restart_count: attempt
+        for attempt in attempts
+        if attempt.job_id == job_id or (newest is not None and _is_of_one_job(attempt, newest))
+    }
+    if newest is not None and newest.executor == POOL:  # turns of earlier pools are no starts of this one
+        restart_count -= min(starts)
+        starts = {count - min(starts): attempt for count, attempt in starts.items()}
     count = 1
     while count <= restart_count:
         earlier, later = starts.get(restart_count - count), starts.get(restart_count - count + 1)

@@ -48,7 +48,7 @@ def _sign(pattern: str, says: str, *advice: str) -> Sign:
     return Sign(re.compile(pattern), says, advice)
 
 
-_NO_MODULE = "`module avail` on such a node shows what there is; then the right name in cluster.setup"
+_NO_MODULE = "run `module avail` on such a node, and write the right name into cluster.setup"
 # The first sign that fits the newest line counts.
 SIGNS = (
     _sign(
@@ -71,8 +71,8 @@ SIGNS = (
     _sign(
         r"\bconda: (?:command )?not found|Run 'conda init'|not been properly configured to use 'conda activate'",
         "the node's shell does not know conda",
-        "a line of cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
-        "or no activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
+        "add this line to cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
+        "or set the Python without activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
     ),
     _sign(
         r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
@@ -82,32 +82,32 @@ SIGNS = (
     _sign(
         r"version `?(GLIBC\w*_[\w.]+)'? not found",
         "a library or program was built for a newer system than the node's ({found})",
-        "an environment that was made on such a node; or a container",
+        "use an environment that was made on such a node, or a container",
     ),
     _sign(
         r"([\w.+-]+\.so[\w.]*): cannot open shared object file",
         "the library {found} is not found on the node",
-        "the module that brings it, in cluster.setup; or LD_LIBRARY_PATH by cluster.env",
+        "load the module that brings it in cluster.setup, or set LD_LIBRARY_PATH in cluster.env",
     ),
     _sign(
         r"Exec(?:utable file)? format error",
-        "a program was built for another kind of processor, or is no program",
-        "on such a node: file PROGRAM; then another cluster.python or environment",
+        "a program was built for another kind of processor, or is not a program",
+        "run `file PROGRAM` on such a node, then use another cluster.python or environment",
     ),
     _sign(
         r"(?:execve\(\)|bash|line \d+): (\S+): No such file|exec: (\S+): not found|can't open file '([^']+)'"
         r"|No such file or directory: '([^']+)'",
         "the node has no file {found}",
-        "is it on a disk that this node sees? cluster.python is the program of the ranks: its whole path is the surest",
+        "is the file on a disk that this node sees? If cluster.python is missing, write its full path",
     ),
     _sign(
         r"(\S+): command not found",
         "the node's shell finds no program {found}",
-        "its whole path, or the module that brings it, in cluster.setup",
+        "in cluster.setup, write its full path, or load the module that brings it",
     ),
     _sign(
         r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|line \d+: +\d+ Killed",
-        "something killed it, most likely for want of memory",
+        "it was killed, most likely because the memory was full",
         "hpc-trainer retry {run} {memory}",
     ),
     _sign(
@@ -118,7 +118,7 @@ SIGNS = (
     _sign(
         r"(\S+): Permission denied|Permission denied: '([^']+)'|Permission denied",
         "a file may not be read, written or run: {found}",
-        "ls -ld of it and the folders above it, on such a node",
+        "run `ls -ld` on it and on the folders above it, on such a node",
     ),
     _sign(
         r"(Segmentation fault|Bus error|Illegal instruction|Aborted)",
@@ -129,7 +129,7 @@ SIGNS = (
     _sign(
         r"^srun: (?:(?:error|fatal): )?(?!\S+: tasks? )(.*(?:option|[Ii]nvalid|[Uu]nable|permitted|requested).*)",
         "srun did not start the ranks: {found}",
-        "cluster.srun_args, and hardware.* where it names a resource",
+        "check cluster.srun_args, and hardware.* if the error names a resource",
     ),
 )  # fmt: skip
 
@@ -172,12 +172,12 @@ def words_before_the_worker(
         shown = own = [line for line in said if f": job {folder.job_id}, start " not in line] or shown
     message = "the job ended before the worker began"
     if shown:
-        return _words(f"{message}: {_most_telling(shown)}", own)
+        return _failure_before_start(f"{message}: {_most_telling(shown)}", own)
     printed = _output_of(folder)
     if not is_there(printed):  # Slurm creates the file on the node when the job starts
         blind = "does the node see this folder at the same path, and may it write there?"
-        return _words(f"{message}, and its node has made no {printed}: {blind}", own)
-    return _words(f"{message}.", own)
+        return _failure_before_start(f"{message}, and its node has made no {printed}: {blind}", own)
+    return _failure_before_start(f"{message}.", own)
 
 
 def words_of_setup(lines: Sequence[str], setup: Sequence[str], num_of_environment: int = 0) -> Mapping[str, Any] | None:
@@ -193,11 +193,11 @@ def words_of_setup(lines: Sequence[str], setup: Sequence[str], num_of_environmen
     said = [line for line in said[earlier[-1] + 1 if earlier else 0 :] if not _SETUP.match(line)]
     why = _most_telling(said) if said else f"exit status {status}"
     if any(_SYNTAX in line for line in said[-2:]):  # the number is of the line before; bash's own message is right
-        return _words(f"bash cannot parse cluster.setup: {why}", said)
+        return _failure_before_start(f"bash cannot parse cluster.setup: {why}", said)
     line = f"`{setup[number - 1]}`" if 0 < number <= len(setup) else f"exit status {status}"
     number -= num_of_environment
     where = f"cluster.setup line {number}" if number > 0 else "a line of cluster.environment"
-    return _words(f"{where} failed: {line}: {why}", said)
+    return _failure_before_start(f"{where} failed: {line}: {why}", said)
 
 
 def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
@@ -210,7 +210,7 @@ def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
     return {"message": _most_telling(said)[:_MAX_CHARS], "output": _last(said)} if said else {}
 
 
-def _words(message: str, said: Sequence[str]) -> Mapping[str, Any]:
+def _failure_before_start(message: str, said: Sequence[str]) -> Mapping[str, Any]:
     return {"cause": NOT_STARTED, "message": message[:_MAX_CHARS], "output": _last(said)}
 
 

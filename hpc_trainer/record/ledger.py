@@ -166,7 +166,7 @@ def read_allocations(paths: RunPaths, faults: Faults | None = None) -> list[Allo
 def _parse_allocations(record: Mapping[str, Any]) -> list[Allocation]:
     items = record["allocations"]
     if not isinstance(items, list):
-        raise ValueError("allocations are no list")
+        raise ValueError("allocations is not a list")
     return [Allocation(**typed(as_table(item), _ALLOCATION)) for item in items]
 
 
@@ -382,7 +382,7 @@ def _attempt(
 ) -> AttemptLedger:
     if spent is None:
         return _without_line(attempt, allocation)
-    seconds = _known(spent.seconds)
+    seconds = _seconds_by_kind(spent.seconds)
     measured_s = math.fsum(seconds.values())
     if allocation is not None:
         elapsed_s = allocation.elapsed_s
@@ -456,7 +456,7 @@ def _steps_back(rollback: Mapping[str, Any]) -> int:
     return max(0, rollback["step"] - to) if isinstance(to, int) and to >= 0 else 0
 
 
-def _known(spent: Mapping[str, float]) -> dict[Kind, float]:
+def _seconds_by_kind(spent: Mapping[str, float]) -> dict[Kind, float]:
     """Return seconds by kind; a kind that only a newer version knows counts as part of a step."""
     kinds, seconds = {kind.value: kind for kind in Kind}, dict[Kind, float]()
     for word, more_s in spent.items():

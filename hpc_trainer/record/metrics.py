@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
+import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +24,13 @@ from hpc_trainer.record.reading import (
     Faults,
     as_count,
     is_storage_error,
+    is_torn,
     metric_values,
     parse_record,
     parsed_lines,
+    raw_lines,
     read_ends,
+    tell,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -70,6 +75,42 @@ def _values(record: Mapping[str, Any]) -> dict[str, Any]:
 def scores_in(path: Path, metric: str) -> dict[int, float]:
     """Return step -> value of `metric` for the records of a metrics.jsonl that have a value."""
     return {record["step"]: float(record[metric]) for record in read_metrics(path) if record.get(metric) is not None}
+
+
+def best_in(
+    path: Path, names: Collection[str], is_least_best: Callable[[str], bool], *, last: int, faults: Faults | None = None
+) -> dict[str, tuple[float, int]]:
+    """Return each metric's best value in a metrics.jsonl, and the first step that had it; NaN is never the best.
+
+    Args:
+        path: the file; lines without any of the metrics are not parsed.
+        names: the metrics.
+        is_least_best: function that returns True for a metric whose least value is the best.
+        last: step up to which values count.
+        faults: gets a fault for each unreadable line among those with a metric.
+    """
+    best: dict[str, tuple[float, int]] = {}
+    if not names:
+        return best
+    quoted = {name: to_json(name).encode() for name in names}
+    has_one = re.compile(b"|".join(map(re.escape, quoted.values()))).search
+    for number, _, data in raw_lines(path, faults):
+        if has_one(data) is None:
+            continue
+        try:
+            record = _values(parse_record(data))
+        except (KeyError, ValueError) as error:
+            if not is_torn(data):
+                tell(faults, path, error, number)
+            continue
+        step = record["step"]
+        for name in quoted if step <= last else ():
+            value = record.get(name)
+            if value is None or math.isnan(value):
+                continue
+            if name not in best or (value < best[name][0] if is_least_best(name) else value > best[name][0]):
+                best[name] = float(value), step
+    return best
 
 
 class MetricsLog:
@@ -239,7 +280,7 @@ class NewLines:
         }
         lost = sorted(set(record) - set(numbers) - set(_NOT_METRICS))
         if lost:
-            self._tell(f"{', '.join(lost[:5])}: no number, left out")
+            self._tell(f"{', '.join(lost[:5])}: not a number, left out")
         return Told(step, num_steps, numbers)
 
     def _tell(self, problem: str) -> None:

@@ -20,8 +20,9 @@ from hpc_trainer.record import doubts
 from hpc_trainer.record.doubts import Doubt
 from hpc_trainer.record.doubts import untold_job as untold_job_doubt
 from hpc_trainer.record.files import append_lines, make_folder, write_atomic
+from hpc_trainer.record.holds import read_hold
 from hpc_trainer.record.journal import Attempt, Journal, read_heartbeat, read_result
-from hpc_trainer.record.layout import HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, SweepPaths, journals_in
+from hpc_trainer.record.layout import AFTER, HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, SweepPaths, journals_in
 from hpc_trainer.record.processes import is_alive
 from hpc_trainer.record.reading import (
     Faults,
@@ -41,7 +42,7 @@ from hpc_trainer.record.reading import (
     seal,
     typed,
 )
-from hpc_trainer.record.states import CANCEL, DONE, ENDS, UNEXPLAINED, RunState
+from hpc_trainer.record.states import CANCEL, DONE, ENDS, HOLD, POOL, UNEXPLAINED, RunState
 from hpc_trainer.record.submissions import (
     SUCCESSOR,
     Job,
@@ -52,6 +53,7 @@ from hpc_trainer.record.submissions import (
     read_ledger,
     winner_of,
 )
+from hpc_trainer.record.turns import Turn, pool_is_alive, pool_job
 from hpc_trainer.slurm import terms
 from hpc_trainer.slurm.commands import cluster_name
 from hpc_trainer.slurm.queue import (
@@ -98,6 +100,22 @@ class RunFolder:
     """The run's jobs on other hardware, which were submitted together with `submission` (`hardware=first:a,b`)."""
     is_claimed: bool = False
     """True if the job of `submission` has claimed the run, so that `rivals` end without starting it."""
+    removed: str | None = None
+    """Who removed the run and when, if `rm` did and it was not submitted since (record/removed.py)."""
+    held: str | None = None
+    """Who holds the run or its sweep, since when and why (record/holds.py); None if nobody does."""
+    turn: Turn | None = None
+    """The slot of a pool that has the run; `job_id` is the slot's job. None if no slot has it, or it is in no pool."""
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    """Decision of a run that follows others and has not begun (`record/chain.py`); {} if it has made none."""
+
+    @property
+    def waits_for(self) -> str | None:
+        """Reason why a run that follows others has not begun; None if there is none."""
+        if self.attempts or not self.decision.get("reason"):
+            return None
+        is_taken_back = self.decision.get("decision") == "cancelled" and CANCEL not in self.markers  # by `retry`
+        return None if is_taken_back else str(self.decision["reason"])
 
     @property
     def newest(self) -> Attempt | None:
@@ -110,7 +128,9 @@ class RunFolder:
         newest = self.newest
         if newest is None or self.submission is None:
             return newest
-        if self.is_on_slurm:
+        if self.is_in_pool:
+            is_its = newest.executor == POOL and array_of(newest.job_id) == pool_job(self.submission)
+        elif self.is_on_slurm:
             is_its = newest.job_id == self.job_id and newest.start_time > self.submission.time - CLOCKS_S
         elif self.element < len(self.submission.num_attempts):  # not by time: clocks of login nodes differ
             is_its = len(self.attempts) > self.submission.num_attempts[self.element]
@@ -134,19 +154,25 @@ class RunFolder:
         return self.submission is not None and self.submission.executor == "slurm"
 
     @property
+    def is_in_pool(self) -> bool:
+        """True if the latest submission is a pool, whose slots share the run's job with other runs."""
+        return self.submission is not None and self.submission.is_pool
+
+    @property
     def needs_scheduler(self) -> bool:
         """True if only Slurm knows whether this run is alive."""
-        return self.is_on_slurm and DONE not in self.markers and self.waits is None
+        return self.is_on_slurm and DONE not in self.markers and self.waits is None and self.removed is None
 
     @property
     def is_settled(self) -> bool:
         """True if the run's files record its end, whatever a scheduler says."""
-        return DONE in self.markers or journal_settles(self.current)
+        return DONE in self.markers or self.removed is not None or journal_settles(self.current)
 
 
 def read_folder(
     paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
     names: Collection[str] | None = None, *, is_listed: bool = False, rivals: Sequence[Job] = (),
+    turn: Turn | None = None, held: str | None = None,
 ) -> RunFolder:  # fmt: skip
     """Read the folder of a run; damaged files are reported in `faults`.
 
@@ -161,6 +187,8 @@ def read_folder(
         is_listed: True if a listing of the sweep's folder showed this folder a moment ago. If the folder is missing
             now, the state of the run is unknown.
         rivals: all jobs of the newest submission, if it went to several shapes.
+        held: who holds the whole sweep.
+        turn: the slot that has the run, if the newest submission is a pool.
     """
     faults, journal_faults, unseen = Faults(), Faults(), Faults()
     listed = list_folder(paths.place, unseen) if names is None else names
@@ -174,7 +202,7 @@ def read_folder(
     if listed is not None and DONE not in present and story.attempts and story.attempts[-1].has_ended:
         # DONE is written before the journal's end, and the folder was listed before the journal was read.
         present = list_folder(paths.place, unseen) or present
-    markers = frozenset(name for name in (DONE, CANCEL) if name in present)
+    markers = frozenset(name for name in _MARKERS if name in present)
     if listed is None:  # the folder may be entered but not listed
         markers = frozenset(name for name in markers if exists(paths.at(name), unseen))
     lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
@@ -202,7 +230,7 @@ def read_folder(
         paths=paths,
         submission=submission,
         element=index,
-        job_id=submission.element_id(index) if submission else None,
+        job_id=_job_of(submission, index, turn),
         attempts=story.attempts,
         heartbeat=heartbeat,
         result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
@@ -215,7 +243,19 @@ def read_folder(
         untold_job=untold_job,
         rivals=tuple(rival for rival in rivals if latest is None or rival[0].uuid != latest[0].uuid),
         is_claimed=winner is not None,
+        held=read_hold(paths.marker(HOLD), unseen).words if HOLD in markers else held,
+        turn=turn,
+        decision=(read_json(paths.at(AFTER), faults) or {}) if AFTER in present and not story.attempts else {},
     )
+
+
+def _job_of(submission: Submission | None, index: int, turn: Turn | None) -> str | None:
+    """Return the id of a run's own job, or of the slot that has it; None if it has none (yet)."""
+    if submission is None:
+        return None
+    if submission.is_pool:
+        return None if turn is None else turn.holder.job_id
+    return submission.element_id(index)
 
 
 def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
@@ -227,7 +267,8 @@ def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
         return True
 
 
-_EVERYTHING = (HEARTBEAT, SUBMISSIONS, DONE, CANCEL)
+_MARKERS = (DONE, CANCEL, HOLD)
+_EVERYTHING = (HEARTBEAT, SUBMISSIONS, AFTER, *_MARKERS)
 
 
 def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
@@ -239,14 +280,15 @@ def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attem
 
 
 def unstarted_folder(
-    paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None, rivals: Sequence[Job] = ()
-) -> RunFolder:
-    """Return the RunFolder of a run that has no folder yet; arguments as for `read_folder`."""
+    paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None, rivals: Sequence[Job] = (),
+    turn: Turn | None = None, removed: str | None = None, held: str | None = None,
+) -> RunFolder:  # fmt: skip
+    """Return the RunFolder of a run that has no folder yet, or that is removed; arguments as for `read_folder`."""
     submission, index = latest or (None, 0)
     return RunFolder(
-        paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
+        paths=paths, submission=submission, element=index, job_id=_job_of(submission, index, turn), turn=turn,
         attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
-        rivals=tuple(rival for rival in rivals if rival[0] is not submission),
+        rivals=tuple(rival for rival in rivals if rival[0] is not submission), removed=removed, held=held,
     )  # fmt: skip
 
 
@@ -333,6 +375,8 @@ class SchedulerView:
     """Seconds for which this machine may show old content of the sweep's folder (`reading.cache_age_s`)."""
     _arrays: dict[str, list[AccountingEntry]] = field(init=False, default_factory=dict)
     _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
+    _slots: dict[str, list[QueueEntry]] = field(init=False, default_factory=dict)
+    _living: dict[str, bool | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for row in (self.accounting or {}).values():
@@ -378,8 +422,29 @@ class SchedulerView:
         """Return True if the run's job may be too young to show in Slurm's answers."""
         return folder.submission is not None and self.asked_time - folder.submission.time < _LAG_S
 
+    def slots_of(self, folder: RunFolder) -> list[QueueEntry]:
+        """Return the slots of the run's pool that are in the queue."""
+        return [] if folder.submission is None else self.slots_of_pool(folder.submission)
+
+    def slots_of_pool(self, pool: Submission) -> list[QueueEntry]:
+        """Return the slots of a pool that are in the queue."""
+        key = pool_job(pool)
+        if key not in self._slots:
+            entries = (entry for entry in (self.queue or {}).values() if array_of(entry.job_id) == key)
+            self._slots[key] = [entry for entry in entries if is_of(entry, pool.uuid)]
+        return self._slots[key]
+
+    def has_living_slot(self, folder: RunFolder) -> bool | None:
+        """Return True if the run's local pool has a living process; None if this machine cannot tell."""
+        if folder.uuid not in self._living and folder.submission is not None:
+            sweep = SweepPaths(folder.paths.folder.parent)
+            self._living[folder.uuid] = pool_is_alive(sweep, folder.submission)
+        return self._living.get(folder.uuid)
+
     def own_job(self, folder: RunFolder) -> str | None:
         """Return the id of the run's job if the job is certainly the run's: only such a job may get a signal."""
+        if folder.is_in_pool:
+            return None  # other runs are in the same job
         if self.queue is None or folder.waits is not None or not folder.is_on_slurm:
             return None
         if self.job_of(folder) is not None:
@@ -412,13 +477,19 @@ def _is_of_sweep(entry: JobRow, folder: RunFolder) -> bool:
 
 def decide(folder: RunFolder, view: SchedulerView) -> End:
     """Return the state, cause and node of one run."""
+    if folder.removed is not None:
+        return RunState.GONE, folder.removed, None
     if DONE in folder.markers:
         return RunState.COMPLETED, str(folder.result.get("cause", "done")), None
     if folder.waits is not None:
         if CANCEL in folder.markers:
             return RunState.CANCELLED, "cancelled", None
+        if folder.held is not None:
+            return RunState.HELD, folder.held, None
         return RunState.PENDING, folder.waits, None
-    if folder.is_on_slurm:
+    if folder.is_in_pool:
+        state, cause, node = _decide_pool(folder, view)
+    elif folder.is_on_slurm:
         state, cause, node = _decide_slurm(folder, view)
     else:
         (state, cause), node = _decide_local(folder), None
@@ -427,12 +498,42 @@ def decide(folder: RunFolder, view: SchedulerView) -> End:
         is_silent = folder.is_on_slurm and view.queue is None
         state, cause = RunState.UNKNOWN, doubts.silent("squeue") if is_silent else folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
-        return RunState.CANCELLED, "cancelled", node
+        return (
+            RunState.CANCELLED,
+            folder.waits_for if folder.decision.get("decision") == "cancelled" else "cancelled",
+            node,
+        )
+    if _is_held(folder, state, cause):
+        return RunState.HELD, folder.held, node
+    canaries = folder.submission.canaries if folder.submission is not None else ()
+    if state is RunState.HELD and canaries:
+        return state, f"waits until its canary has trained and saved: {', '.join(canaries)}", node
+    if state is RunState.HELD and _left_for_a_hold(folder) and view.job_of(folder) is None:  # which is no more
+        return RunState.PREEMPTED, "released", node
     if state is RunState.COMPLETED:  # by the journal, but DONE is missing: a restart from the last checkpoint makes it
         end_time = folder.current.end_time if folder.current is not None else None
         unseen = _unseen_result("COMPLETED", "0:0", end_time, view)
         return (RunState.PREEMPTED, "DONE is missing", node) if unseen is None else (RunState.UNKNOWN, unseen, node)
     return state, cause, node
+
+
+_LEFT_AT_ONCE = f"Slurm: {terms.COMPLETED} (0:0)"
+
+
+def _is_held(folder: RunFolder, state: RunState, cause: str | None) -> bool:
+    """Return True if a hold keeps the run from starting. The hold of a sweep counts for runs that wait only."""
+    if folder.held is None or folder.is_in_pool:
+        return False
+    if state in (RunState.PENDING, RunState.REQUEUED, RunState.HELD):
+        return True
+    if HOLD not in folder.markers:
+        return False
+    # A job that began in spite of the hold has left without a word.
+    return state.needs_submit or (state is RunState.FAILED and cause == _LEFT_AT_ONCE)
+
+
+def _left_for_a_hold(folder: RunFolder) -> bool:
+    return folder.current is not None and folder.current.state is RunState.HELD
 
 
 def _unseen_result(state: str, exit_code: str, end_time: float | None, view: SchedulerView) -> Doubt | None:
@@ -456,8 +557,91 @@ def _is_seen_alive(folder: RunFolder, view: SchedulerView) -> bool:
     A living local queue is not enough, because it may be done with this run.
     """
     if folder.is_on_slurm:
-        return view.job_of(folder) is not None
+        return _is_in_queue(folder, view)
     return folder.current is not None and bool(is_alive(folder.current.process))
+
+
+def _decide_pool(folder: RunFolder, view: SchedulerView) -> End:
+    """Return the state of a run of a pool: by its own end, then by the slot that has it, then by the other slots."""
+    current, submission = folder.current, folder.submission
+    assert submission is not None
+    if current is not None and current.has_ended and current.state is not None and not current.state.needs_submit:
+        return current.state, current.cause, None
+    if submission.job_id is None:
+        return RunState.UNKNOWN, doubts.interrupted(), None
+    if not folder.is_on_slurm:
+        return _decide_local_pool(folder, view)
+    elsewhere = view.elsewhere(folder)
+    if elsewhere:
+        return RunState.UNKNOWN, doubts.other_cluster(elsewhere), None
+    if view.queue is None:
+        return RunState.UNKNOWN, doubts.silent("squeue"), None
+    slots = view.slots_of(folder)
+    own = next((entry for entry in slots if entry.job_id == folder.job_id), None)
+    if own is not None and own.state in terms.HAS_NODES and folder.turn is not None:
+        return RunState.RUNNING, None, own.node or None
+    if slots:
+        held = all(entry.state in terms.HELD or says_held(entry.reason) for entry in slots)
+        waits = RunState.PENDING if current is None else RunState.REQUEUED
+        return RunState.HELD if held else waits, _words_of_slots(slots), None
+    if view.is_young(folder):
+        return RunState.PENDING, None, None
+    return _decide_without_slots(folder, view)
+
+
+def _words_of_slots(slots: Sequence[QueueEntry]) -> str:
+    """Return what a run waits for in its pool."""
+    num_at_work = sum(entry.state in terms.HAS_NODES for entry in slots)
+    if num_at_work:
+        return f"waits in the pool of job {array_of(slots[0].job_id)}: {num_at_work} of {len(slots)} slot(s) at work"
+    return f"waits in the pool of job {array_of(slots[0].job_id)}, whose {len(slots)} slot(s) have not begun"
+
+
+def _decide_without_slots(folder: RunFolder, view: SchedulerView) -> End:
+    """Return the state of a run of a pool that has no slot in the queue any more."""
+    current = folder.current
+    if view.accounting is None:
+        return RunState.UNKNOWN, doubts.silent("sacct"), None
+    rows = view.rows_of_array(folder)
+    ended_time = max((row.end_time for row in rows if row.end_time is not None), default=None)
+    unseen = _unseen_result(terms.COMPLETED, "0:0", ended_time, view)
+    if unseen is not None:
+        return RunState.UNKNOWN, unseen, None
+    if current is None:
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None, None
+    if current.has_ended:
+        return current.state or RunState.PREEMPTED, current.cause, None
+    row = view.row_of(folder)
+    if row is None or row.state in terms.NOT_ENDED:
+        quiet_s = view.asked_time - last_sign(folder)
+        if quiet_s < _ALIVE_S + (view.cache_age_s and view.cache_age_s + CLOCKS_APART_S):
+            return RunState.UNKNOWN, doubts.alive_without_job(quiet_s), None
+        return RunState.NODE_FAIL, "its slot is gone without a word", None
+    ended = ENDS.get(row.state)
+    state = ended if ended is not None and ended.is_interrupted else RunState.PREEMPTED
+    return state, f"its slot ended: {row.state} ({row.exit_code})", row.node
+
+
+def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
+    current, submission = folder.current, folder.submission
+    assert submission is not None
+    if folder.turn is not None:
+        signs = [is_alive(name) for name in (folder.turn.holder.process, current.process if current else None) if name]
+        if any(signs):
+            return RunState.RUNNING, None, folder.turn.holder.node
+        if None in signs:
+            return RunState.UNKNOWN, doubts.other_host(), None
+    living = view.has_living_slot(folder)
+    if living:
+        words = f"waits in the pool {pool_job(submission)}"
+        return (RunState.PENDING if current is None else RunState.REQUEUED), words, None
+    if living is None:
+        return RunState.UNKNOWN, doubts.other_host(), None
+    if current is None:
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None, None
+    if current.has_ended:
+        return current.state or RunState.PREEMPTED, current.cause, None
+    return RunState.NODE_FAIL, "its processes are gone without a word", None
 
 
 def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
@@ -467,6 +651,8 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
     # The run may outlive its queue if that was killed; the queue is alive before the run has recorded its process.
     signs = [is_alive(name) for name in (folder.job_id, current.process if current else None) if name]
     if any(signs):
+        if current is None and folder.waits_for is not None:
+            return RunState.HELD if folder.decision.get("decision") == "held" else RunState.PENDING, folder.waits_for
         return (RunState.PENDING if current is None else RunState.RUNNING), None
     if folder.submission is not None and folder.job_id is None:
         return RunState.UNKNOWN, doubts.interrupted()  # its queue may be alive nevertheless
@@ -505,7 +691,8 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
         state = _state_in_queue(entry, current, is_successor=is_successor)
         if state is RunState.UNKNOWN:
             return state, doubts.new_word("squeue", entry.state), entry.node or None
-        return state, cause if current and current.has_ended else None, entry.node or None
+        waits_for = folder.waits_for if state in (RunState.HELD, RunState.PENDING) else None
+        return state, cause if current and current.has_ended else waits_for, entry.node or None
     if journal_settles(current):
         assert current is not None
         return current.state or RunState.UNKNOWN, cause, None
@@ -753,7 +940,7 @@ def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
     is_over = not state.is_active and state not in (RunState.NEW, RunState.COMPLETED)
     if not is_over or cause is None or folder.job_id is None or view.queue is None or view.accounting is None:
         return False
-    if folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
+    if folder.is_in_pool or folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
         return False
     # A job that neither the queue nor the accounting knows is FAILED too, but is not recorded.
     return view.job_of(folder) is None and (state is not RunState.FAILED or view.row_of(folder) is not None)
@@ -801,15 +988,15 @@ def ask_slurm(
     view = SchedulerView(queue, {}, asked_time=begin, cache_age_s=age_s)
     _take_rivals(folders, asked, queue)
     _take_found_jobs(folders, asked, queue)
-    left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
+    left = [run_id for run_id in asked if not _is_in_queue(folders[run_id], view) and not folders[run_id].is_settled]
     if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
         raise went_away(sweep)
     for run_id in left:
         folders[run_id] = read(run_id)  # now shows the files that the run wrote at its end
     _take_rivals(folders, left, queue)
-    left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
+    left = [run_id for run_id in left if not folders[run_id].is_settled and not _is_in_queue(folders[run_id], view)]
     try:
-        gone = [(folder.job_id, folder.submission) for folder in map(folders.__getitem__, left)]
+        gone = [(_asked_job(folder), folder.submission) for folder in map(folders.__getitem__, left)]
         jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
         rows = read_accounting(jobs, min(jobs.values(), default=begin))
         view = SchedulerView(queue, rows, asked_time=begin, cache_age_s=age_s)
@@ -826,6 +1013,16 @@ def ask_slurm(
     return _with_cluster(view, [folders[run_id] for run_id in left])
 
 
+def _is_in_queue(folder: RunFolder, view: SchedulerView) -> bool:
+    """Return True if the queue has the run's job, or a slot of its pool."""
+    return bool(view.slots_of(folder)) if folder.is_in_pool else view.job_of(folder) is not None
+
+
+def _asked_job(folder: RunFolder) -> str | None:
+    """Return the job about which the accounting is asked; for a run of a pool the pool's array."""
+    return folder.submission.job_id if folder.is_in_pool and folder.submission else folder.job_id
+
+
 # Seconds until Slurm is asked a second time. An element that began between squeue's and sacct's answers was in neither
 # for 2.4 s on a busy machine (22.05): slurmctld sends rows to slurmdbd later.
 _LATE_ROW_S = 4.0
@@ -833,7 +1030,7 @@ _LATE_ROW_S = 4.0
 
 def _rests_on_a_missing_row(folder: RunFolder, view: SchedulerView) -> bool:
     """Return True if the run counts as cancelled for no other reason than that the accounting has no row for it."""
-    if view.accounting is None or view.is_young(folder) or folder.job_key in view.remembered:
+    if folder.is_in_pool or view.accounting is None or view.is_young(folder) or folder.job_key in view.remembered:
         return False
     if CANCEL in folder.markers or not _is_cancelled_unbegun(folder, view):
         return False
@@ -921,12 +1118,12 @@ def _take_rivals(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: M
 
 def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
     """Set the job of each folder that has an intent without an answer, if the queue shows the job."""
-    lost = [run_id for run_id in run_ids if folders[run_id].job_id is None]
+    lost = [run_id for run_id in run_ids if _asked_job(folders[run_id]) is None]
     jobs = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
     for run_id in lost:
         folder = folders[run_id]
         job_id = jobs[folder.uuid]
         if folder.submission is not None and job_id is not None:
             confirmed = dataclasses.replace(folder.submission, job_id=job_id)
-            element = confirmed.element_id(folder.element)
+            element = _job_of(confirmed, folder.element, folder.turn)
             folders[run_id] = dataclasses.replace(folder, submission=confirmed, job_id=element)

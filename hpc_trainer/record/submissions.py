@@ -74,6 +74,7 @@ INTENT = {
 MAY_INTENT = {
     "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": tuple_of(as_count),
     "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time, "race": as_race, "choice": as_count,
+    "slots": as_count, "per_node": as_count, "source": as_text, "canaries": as_run_ids,
 }  # fmt: skip
 
 
@@ -81,7 +82,7 @@ TOP_UP = "top-up"
 SUCCESSOR = "successor"
 Book = SweepPaths | RunPaths
 """Owner of a submissions.jsonl: a sweep, or a run, whose file has the successor jobs that its attempts submitted."""
-_Told = list[tuple[int | None, dict[str, Any] | None]]
+_Lines = list[tuple[int | None, dict[str, Any] | None]]
 """Pairs of line number and record; the number is None for a copy, the record None for an unreadable line."""
 
 
@@ -111,13 +112,34 @@ class Submission:
     """Identifier that the submissions of a run to several shapes share; the first job that starts has the run."""
     choice: int = 0
     """Item of the run's list of hardware to which the job was submitted (`RunSpec.on`)."""
+    canaries: tuple[str, ...] = ()
+    """Runs that must have trained and saved before Slurm may start this array, which is submitted with --hold."""
+    slots: int = 0
+    """Jobs of a pool, which work through `run_ids` in turns (record/turns.py); 0: each run has its own element."""
+    per_node: int = 0
+    """Runs that a slot of a pool runs beside each other; 0 if the submission is no pool."""
+    source: str | None = None
+    """Name of what draws the pool's runs while it works (`worker/slot.py`, `RunSource`); None: `run_ids` are all."""
     doubt_time: float | None = None
     """Time when sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job."""
     job_id: str | None = None
     dropped: bool = False
 
+    @property
+    def is_pool(self) -> bool:
+        """True if slots work through its runs."""
+        return self.slots > 0
+
+    @property
+    def num_elements(self) -> int:
+        """Number of its jobs: one for each run, or one for each slot."""
+        return self.slots or len(self.run_ids)
+
     def element_id(self, index: int) -> str | None:
-        """Return the job id of one run: `<array>_<index>` on Slurm, the queue's id locally; None if unconfirmed."""
+        """Return the job id of one element: `<array>_<index>` on Slurm, the queue's id locally; None if unconfirmed.
+
+        An element is a run, or a slot of a pool.
+        """
         if self.job_id is None:
             return None
         return f"{self.job_id}_{index}" if self.executor == "slurm" and self.kind != SUCCESSOR else self.job_id
@@ -174,12 +196,15 @@ def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
     parallelism: int | None = None, code: str | None = None, after: str | None = None,
     num_attempts: Sequence[int] = (), cluster: str | None = None, race: str | None = None, choice: int = 0,
+    slots: int = 0, per_node: int = 0, source: str | None = None,
+    canaries: Sequence[str] = (),
 ) -> Submission:  # fmt: skip
     """Record what will be submitted next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
-        cluster=cluster, race=race, choice=choice,
+        cluster=cluster, race=race, choice=choice, slots=slots, per_node=per_node, source=source,
+        canaries=tuple(canaries),
     )  # fmt: skip
     append_lines(paths.submissions, [_record(intent)], sealed=True)
     _write_copy(paths, intent)
@@ -259,7 +284,7 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     is_there = is_ours(place, damage)
     if not is_there and not damage and isinstance(paths, RunPaths):
         return Ledger()  # the case of almost every run: none of its attempts had to submit a successor
-    lines: _Told = [*records(place, damage)] if is_there else []
+    lines: _Lines = [*records(place, damage)] if is_there else []
     book = _read(paths, lines, faults)
     lost = _lost_copies(paths, book, damage)
     if lost:
@@ -279,7 +304,7 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     )
 
 
-def _read(paths: Book, records: _Told, faults: Faults) -> _Reader:
+def _read(paths: Book, records: _Lines, faults: Faults) -> _Reader:
     book = _Reader()
     for number, record in records:
         if record is not None:
@@ -309,7 +334,7 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
     return sorted(copies, key=lambda record: float(record["time"]))
 
 
-def _with_copies(records: _Told, copies: Sequence[dict[str, Any]], answered: Collection[str]) -> _Told:
+def _with_copies(records: _Lines, copies: Sequence[dict[str, Any]], answered: Collection[str]) -> _Lines:
     """Return the records with the copies inserted.
 
     A copy whose uuid is in `answered` comes last. Other copies come before the lines about their submission, or else
@@ -443,14 +468,14 @@ def claim_run(paths: RunPaths, own: Submission) -> bool:
         return True
     holder = claimed_by(paths, own.race)
     if holder is None:
-        raise RunStateError(f"{place} is there and cannot be read: which job has {paths.run_id} is not known.")
+        raise RunStateError(f"{place} exists but cannot be read, so the job that has {paths.run_id} is unknown.")
     return holder == own.uuid
 
 
 def claimed_by(paths: RunPaths, race: str, faults: Faults | None = None) -> str | None:
     """Return the uuid of the submission that has claimed the run; None if none has, or the claim cannot be read."""
-    found = (read_json(paths.claim(race), Faults() if faults is None else faults) or {}).get("uuid")
-    return found if isinstance(found, str) else None
+    uuid = (read_json(paths.claim(race), Faults() if faults is None else faults) or {}).get("uuid")
+    return uuid if isinstance(uuid, str) else None
 
 
 def winner_of(paths: RunPaths, rivals: Sequence[Job], jobs_seen: Collection[str] = ()) -> Job | None:

@@ -187,12 +187,12 @@ def packages_digest(versions: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(f"{name}=={versions[name]}\n" for name in sorted(versions)).encode()).hexdigest()
 
 
-def file_facts(path: str, told: str | None = None) -> dict[str, Any]:
+def file_facts(path: str, seen: str | None = None) -> dict[str, Any]:
     """Return size, time of change and SHA-256 of a file; a file of more than 64 MiB has no SHA-256.
 
     Args:
         path: path of the file; from inside a container it may lead nowhere.
-        told: "SIZE SECONDS" of the file as another process saw it; used if this process cannot see it.
+        seen: "SIZE SECONDS" of the file as another process saw it; used if this process cannot see it.
     """
     facts: dict[str, Any] = {"path": path, "bytes": None, "changed": None, "sha256": None}
     try:
@@ -201,7 +201,7 @@ def file_facts(path: str, told: str | None = None) -> dict[str, Any]:
         if info.st_size <= _LARGEST_READ:
             facts["sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
-        size, _, changed = (told or "").replace("-", " ").partition(" ")
+        size, _, changed = (seen or "").replace("-", " ").partition(" ")
         if size.isdecimal() and changed.isdecimal():
             facts |= {"bytes": int(size), "changed": int(changed)}
     return facts

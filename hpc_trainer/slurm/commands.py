@@ -93,7 +93,7 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
         kind = SilentError if is_silent else UnclearError if done.returncode < 0 else RefusedError
         if _NO_CLUSTER in said:
             raise SilentError(
-                f"{argv[0]} finds no Slurm controller: this host is none of a cluster's, or its slurm.conf cannot be "
+                f"{argv[0]} finds no Slurm controller: this host belongs to no cluster, or its slurm.conf cannot be "
                 "read. cluster=local runs on this machine.",
                 said,
             )
@@ -326,7 +326,7 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
         SilentError, UnclearError: any other failure. The scheduler may have the job.
     """
     code, output, said = _run(["sbatch", *options, str(script)], "", timeout_s)
-    message = _error_words(said)
+    message = _error_text(said)
     # The text after the number shows that the number is complete; in a truncated answer it would be another job's id.
     match = re.search(r"Submitted batch job (\d+)\s", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*\n\s*", output)
     if match:  # whatever happened to sbatch afterwards: it prints this when the controller has accepted the job
@@ -351,7 +351,7 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
 
 
 _AGAIN = (
-    "The controller may have the job all the same: give the same command again in a minute, it asks Slurm first and "
+    "The controller may have the job all the same: run the same command again in a minute; it asks Slurm first and "
     "submits only what is missing."
 )
 
@@ -371,7 +371,7 @@ def estimate_start(text: str, options: Sequence[str] = ()) -> str | None:
         MissingCommandError, SilentError: Slurm gives no answer.
     """
     code, output, errors = _run(["sbatch", "--test-only", *options], text, timeout_s=30.0)
-    message = _error_words(errors)
+    message = _error_text(errors)
     if code == 0:
         start = re.search(r"to start at (\S+)", f"{output}\n{message}")
         return start[1] if start else None
@@ -387,9 +387,9 @@ def is_of_nodes(refusal: RefusedError) -> bool:
     return bool(_OF_NODES.search(refusal.said))
 
 
-def _has_no_room(words: str) -> bool:
-    reasons = _REASON.findall(words)
-    return bool(_SUBMIT_REASON.search(words)) if reasons else bool(_FULL.search(words))
+def _has_no_room(message: str) -> bool:
+    reasons = _REASON.findall(message)
+    return bool(_SUBMIT_REASON.search(message)) if reasons else bool(_FULL.search(message))
 
 
 def _run(argv: list[str], text: str, timeout_s: float) -> tuple[int | None, str, str]:
@@ -402,7 +402,7 @@ def _run(argv: list[str], text: str, timeout_s: float) -> tuple[int | None, str,
     return done.returncode, done.stdout, done.stderr
 
 
-def _error_words(text: str) -> str:
+def _error_text(text: str) -> str:
     """Join sbatch's error lines without their prefix; use all lines if none is marked as an error."""
     marked = [line for line in text.splitlines() if "error:" in line or "failure" in line]
     lines = (re.sub(r"^.*?error:\s*", "", line).strip() for line in marked or text.splitlines())

@@ -350,7 +350,7 @@ def _node_groups(text: str) -> Iterator[NodeGroup]:
         if len(parts) != 6:
             continue
         name, count, cpus, memory, gres, features = parts
-        sizes = [re.match(r"\d+", each) for each in (count, cpus, memory)]  # `8+` where nodes differ
+        sizes = [re.match(r"\d+", text) for text in (count, cpus, memory)]  # `8+` where nodes differ
         if all(sizes):
             yield NodeGroup(
                 partition=name,
@@ -492,8 +492,8 @@ def _cpus_per_node(shape: Shape) -> int:
     return shape.tasks_per_node * shape.cpus_per_task
 
 
-def _nearest(wrong: str, known: Sequence[str]) -> str:
-    return f"{did_you_mean(wrong, known)}There are: {', '.join(sorted(known)) or 'none'}."
+def _nearest(wrong: str, names: Sequence[str]) -> str:
+    return f"{did_you_mean(wrong, names)}There are: {', '.join(sorted(names)) or 'none'}."
 
 
 def _no_partition(name: str | None, limits: Limits) -> str:
@@ -528,11 +528,11 @@ def _qos(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[
         return
     account = limits.account_of(shape.account)
     own = [name for association in limits.associations if association.account == account for name in association.qos]
-    known = own or list(limits.qos_caps)
+    names = own or list(limits.qos_caps)
     named = shape.qos.split(",")  # Slurm 24.11 and later take several
-    wrong = [qos for qos in named if qos not in known]
-    if "qos" in limits.enforced and known and wrong:
-        yield f"hardware.qos={shape.qos}: {wrong[0]} is not among your QOS. {_nearest(wrong[0], known)}"
+    wrong = [qos for qos in named if qos not in names]
+    if "qos" in limits.enforced and names and wrong:
+        yield f"hardware.qos={shape.qos}: {wrong[0]} is not among your QOS. {_nearest(wrong[0], names)}"
     elif partition is not None:
         allowed = partition.allow_qos
         if (allowed is not None and not set(named) & set(allowed)) or set(named) <= set(partition.deny_qos):
@@ -545,14 +545,14 @@ def _time(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator
     if bound is not None and shape.time_limit_min > bound[0]:
         limit, name = bound
         longer = [
-            each.name
-            for each in limits.partitions.values()
-            if each.max_time_min is None or each.max_time_min >= shape.time_limit_min
+            candidate.name
+            for candidate in limits.partitions.values()
+            if candidate.max_time_min is None or candidate.max_time_min >= shape.time_limit_min
         ]
         other = f" Or a partition that allows more: {', '.join(longer)}." if longer and "partition" in name else ""
         yield (
             f"hardware.time_limit_min={shape.time_limit_min} must be at most {limit}, the {name}. "
-            f"Use hardware.time_limit_min={limit}: a run that needs longer comes back by itself.{other}"
+            f"Use hardware.time_limit_min={limit}: a longer run is requeued and continues.{other}"
         )
 
 
@@ -611,9 +611,9 @@ def _too_much_memory(shape: Shape, memory_mb: int, limit_mb: int, name: str) -> 
 def _too_many_cpus(shape: Shape, limit: int, name: str) -> str:
     cpus_per_rank = max(1, limit // shape.ranks_per_node)
     key = "cpus_per_gpu" if shape.gpus_per_node else "cpus_per_task"
-    each = shape.cpus_per_task // shape.ranks_per_task
+    cpus = shape.cpus_per_task // shape.ranks_per_task
     return (
-        f"hardware: {shape.ranks_per_node} rank(s) × {each} CPUs = {_cpus_per_node(shape)} CPUs a node; "
+        f"hardware: {shape.ranks_per_node} rank(s) × {cpus} CPUs = {_cpus_per_node(shape)} CPUs a node; "
         f"it must be at most {limit}, the {name}. Use hardware.{key}={cpus_per_rank}."
     )
 
@@ -643,7 +643,7 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
         if shape.gpus_per_node > most:
             fit = f"hardware.num_nodes={-(-shape.gpus_per_node * shape.num_nodes // most)}"
             yield (
-                f"hardware.gpus_per_node={shape.gpus_per_node} must be at most {most}, what a node {where} has. "
+                f"hardware.gpus_per_node={shape.gpus_per_node} must be at most {most}, the number of a node {where}. "
                 f"Use hardware.gpus_per_node={most} (and {fit} for as many GPUs in all)."
             )
             return
@@ -662,8 +662,8 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
     count = sum(node.num_nodes for node in left if memory is None or node.memory_mb >= memory)
     if shape.num_nodes > count:
         yield (
-            f"hardware.num_nodes={shape.num_nodes} must be at most {count}: so many nodes {where} have what it asks. "
-            f"Use hardware.num_nodes={count}."
+            f"hardware.num_nodes={shape.num_nodes} must be at most {count}: only that many nodes {where} have what it "
+            f"requests. Use hardware.num_nodes={count}."
         )
 
 

@@ -53,17 +53,18 @@ def read_queue() -> dict[str, QueueEntry]:
 _STARTS_FORMAT = f"%i|%S{_END}"
 
 
-def read_starts(job_ids: Sequence[str]) -> dict[str, float]:
+def read_starts(job_ids: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, float]:
     """Return when Slurm expects these waiting jobs to start, in seconds since the epoch; unknown starts are left out.
 
     Args:
         job_ids: jobs, or elements of arrays.
+        timeout_s: seconds after which squeue counts as silent.
 
     Raises:
         SlurmError: squeue gives no answer, or one that is unreadable or incomplete.
     """
     arrays = ",".join(dict.fromkeys(map(array_of, job_ids)))
-    text = run_slurm(["squeue", "--start", "-a", "-r", "-j", arrays, "-o", _STARTS_FORMAT], timeout_s=30.0)
+    text = run_slurm(["squeue", "--start", "-a", "-r", "-j", arrays, "-o", _STARTS_FORMAT], timeout_s=timeout_s)
     rows = (row.split("|") for row in table_rows("squeue", text, first="JOBID", num_columns=2, end=_END))
     starts = {row[0].strip(): parse_time(row[1].strip()) for row in rows if len(row) == 2}
     return {job_id: start for job_id in job_ids if (start := starts.get(job_id)) is not None}
@@ -229,7 +230,7 @@ def _listed(job_ids: Iterable[str]) -> Iterator[str]:
     return (",".join(ids[start : start + _IDS_A_CALL]) for start in range(0, len(ids), _IDS_A_CALL))
 
 
-def _ask(fields: str, words: Sequence[str], since: float, timeout_s: float = _TIMEOUT_S) -> str | None:
+def _ask(fields: str, options: Sequence[str], since: float, timeout_s: float = _TIMEOUT_S) -> str | None:
     """Return sacct's output with these fields for jobs since `since`; None if the site keeps no accounting.
 
     Raises:
@@ -239,7 +240,7 @@ def _ask(fields: str, words: Sequence[str], since: float, timeout_s: float = _TI
     # -S stands beside -j too, because sacct's default without it differs between releases.
     start = f"now-{max(0, int(time.time() - since)) + CLOCKS_S:.0f}seconds"
     try:
-        return run_slurm(["sacct", "-p", "-X", "-S", start, "-o", fields, *words], timeout_s=timeout_s)
+        return run_slurm(["sacct", "-p", "-X", "-S", start, "-o", fields, *options], timeout_s=timeout_s)
     except SlurmError as error:
         if isinstance(error, MissingCommandError) or _is_disabled(error):
             return None
@@ -266,7 +267,7 @@ def parse_accounting(text: str) -> dict[str, AccountingEntry]:
         job_id, state, exit_code, node, name, comment = parts
         entries[job_id] = AccountingEntry(
             job_id=job_id,
-            state=_word(state),
+            state=_plain_state(state),
             exit_code=exit_code,
             node="" if node == "None assigned" else node,
             end_time=float(end) if end.isdecimal() and int(end) > 0 else None,
@@ -294,7 +295,7 @@ def parse_allocations(text: str) -> list[Allocation]:
             allocations.append(
                 Allocation(
                     job_id=job_id, start_time=float(start), end_time=float(end), elapsed_s=float(elapsed),
-                    state=_word(state),
+                    state=_plain_state(state),
                 )
             )  # fmt: skip
     return allocations
@@ -305,7 +306,7 @@ def _rows(text: str, fields: str) -> list[str]:
     return table_rows("sacct", text, first="JobID", num_columns=fields.count(",") + 1, end="|")
 
 
-def _word(state: str) -> str:
+def _plain_state(state: str) -> str:
     """Return a state without its tail (`CANCELLED by 1000`) and truncation mark (`CANCELLED+`)."""
     return state.split(maxsplit=1)[0].rstrip("+") if state.split() else "UNKNOWN"
 

@@ -53,7 +53,7 @@ class Saver:
     """True if a save was due while another one was being written: it follows when that one is done."""
     stop_is_covered: bool = False
     """True if a stop needs no save: repeating the steps since the last save is faster, or nothing is ever saved."""
-    _is_told: bool = False
+    _is_reported: bool = False
     _stall_s: float = 0.0
 
     @property
@@ -110,7 +110,7 @@ class Saver:
             begin = time.perf_counter()
             self.give_way()
             if self.store.writer.begin(step, **self._trees(step, objects)):
-                self.running_step, self._is_told = step, False
+                self.running_step, self._is_reported = step, False
                 self._stall_s = time.perf_counter() - begin
                 self.timer.add_stall(self._stall_s, self.group)
             else:
@@ -130,7 +130,10 @@ class Saver:
             again_s = (step - running) * (self.timer.pace.typical_step_s or float("inf"))
             if self.group.broadcast(again_s <= ended.seconds):
                 if self.group.is_rank_zero:
-                    print(f"step {running} is saved: the {step - running} steps after it are sooner done again.")
+                    print(
+                        f"step {running} is saved: repeating the {step - running} steps after it takes less time than "
+                        "another save."
+                    )
                 self.stop_is_covered = True
                 return
         self.save(step, objects)
@@ -165,7 +168,10 @@ class Saver:
             if error is not None:
                 raise error
         if self.keep_best is not None and self.group.is_rank_zero and not self.store.writer.scores:
-            print(f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; none is kept for it.")
+            print(
+                f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; no checkpoint is kept for "
+                "it."
+            )
 
     def keep_regular(self, every_steps: int) -> None:
         """Keep the newest checkpoint of a step that `every_steps` divides at all times, and put no save off."""
@@ -189,8 +195,8 @@ class Saver:
             if info is not None:
                 return info
         raise CheckpointError(
-            f"the run is to go back to before step {before}, and no checkpoint of a step before it can be read in "
-            f"{self.store.folder}."
+            f"the run must go back to a step before {before}, but {self.store.folder} has no readable checkpoint of "
+            "such a step."
         )
 
     def forget_after(self, step: int) -> None:
@@ -205,7 +211,7 @@ class Saver:
 
     def tell_when_done(self) -> None:
         """Print on rank 0 that a save is done, and record its time, as soon as it is complete. Not collective."""
-        if self.running_step is not None and not self._is_told:
+        if self.running_step is not None and not self._is_reported:
             self._tell(self.store.writer.seconds)
 
     def _check_names(self, objects: Objects) -> None:
@@ -225,9 +231,9 @@ class Saver:
         }
 
     def _tell(self, seconds: float | None) -> None:
-        if seconds is None or self._is_told:
+        if seconds is None or self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         if self.group.is_rank_zero:
             self.timer.pace.add_save(self._stall_s + seconds)
             print(

@@ -51,8 +51,8 @@ def run_agent(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag
     # Else torchrun sets 1 for several ranks. It is the number of threads that each rank sets for itself.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.hardware.cpus_per_rank))
     result: list[int] = []
-    words = [*_options(env, place, ranks), *rank_command(sys.executable, sys.orig_argv)]
-    thread = threading.Thread(target=lambda: result.append(_launch(words)), name="torchrun", daemon=True)
+    arguments = [*_options(env, place, ranks), *rank_command(sys.executable, sys.orig_argv)]
+    thread = threading.Thread(target=lambda: result.append(_launch(arguments)), name="torchrun", daemon=True)
     passing_on = _PassingOn(stop)
     thread.start()
     while thread.is_alive():
@@ -66,10 +66,10 @@ def end_with_agent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def rank_command(python: str, words: Sequence[str]) -> list[str]:
+def rank_command(python: str, command: Sequence[str]) -> list[str]:
     """Return the command of each rank: that of this process, without the option that made it the node's agent."""
-    place = len(words) - 1 - list(reversed(words)).index(OPTION)
-    return [python, *words[1:place], *words[place + 2 :]]
+    place = len(command) - 1 - list(reversed(command)).index(OPTION)
+    return [python, *command[1:place], *command[place + 2 :]]
 
 
 def _options(env: RankEnv, place: tuple[str, int], ranks: int) -> list[str]:
@@ -81,8 +81,8 @@ def _options(env: RankEnv, place: tuple[str, int], ranks: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _launch(words: Sequence[str]) -> int:
-    """Run torchrun with these words, and return the exit code."""
+def _launch(arguments: Sequence[str]) -> int:
+    """Run torchrun with these arguments, and return the exit code."""
     try:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args
@@ -91,7 +91,7 @@ def _launch(words: Sequence[str]) -> int:
         # It warns that it handles no signals in this thread, which is what the thread is for.
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
         try:
-            torchrun(parse_args(list(words)))  # type: ignore[no-untyped-call]
+            torchrun(parse_args(list(arguments)))  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
             _, failure = error.get_first_failure()
             code = int(failure.exitcode)

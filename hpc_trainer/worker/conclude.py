@@ -57,8 +57,10 @@ from hpc_trainer.record.states import (
     BATCH_SHELL,
     CANCEL,
     ENDS,
+    HOLD,
     LOW_GOODPUT,
     OUT_OF_MEMORY,
+    POOL,
     TIMEOUT,
     UNEXPLAINED,
     RunState,
@@ -73,6 +75,7 @@ from hpc_trainer.slurm.jobs import DEFAULT_KILL_WAIT_S, WORKER_TIMEOUT_S, requeu
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.slurm.shape import shape_of
 from hpc_trainer.slurm.terms import AT_WORK
+from hpc_trainer.worker.line import stop_the_line, tell_end
 
 if TYPE_CHECKING:
     from hpc_trainer.runtime.rank_group import RankGroup
@@ -109,6 +112,7 @@ class StopFacts:
     Attributes:
         on_slurm: the run is a Slurm job.
         has_cancel_marker: `hpc-trainer cancel` was given.
+        has_hold_marker: `hpc-trainer hold --save` was given.
         has_token: this incarnation of the job asked for a requeue before.
         can_submit: sbatch is on PATH here.
         job_state: None if Slurm did not answer.
@@ -124,10 +128,13 @@ class StopFacts:
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
         move_cause: why the run itself leaves a node (`record/journal.py`, `Move`); "" if it does not.
+        in_pool: the run is in a slot of a pool, which brings it back; the job is the slot's.
     """
 
     on_slurm: bool
     has_cancel_marker: bool
+    has_hold_marker: bool = False
+    in_pool: bool = False
     has_token: bool = False
     can_submit: bool = False
     job_state: str | None = None
@@ -171,6 +178,10 @@ def decide_stop(facts: StopFacts) -> Decision:
     """
     if facts.has_cancel_marker or facts.job_state == terms.CANCELLED:
         return cancelled()
+    if facts.has_hold_marker:
+        return Decision(action=Action.none, state=RunState.HELD, cause="held", exit_code=ExitCode.OK)
+    if facts.in_pool:
+        return _interrupted(RunState.PREEMPTED, _cause(facts) if facts.is_deadline or facts.move_cause else "stopped")
     if not facts.on_slurm:
         # Only the user restarts a local run: the next `submit` or `train` goes on from here.
         return _interrupted(RunState.PREEMPTED, "stopped")
@@ -231,6 +242,8 @@ def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failu
     """
     if facts.has_cancel_marker or (facts.on_slurm and terms.CANCELLED in (facts.job_state, facts.accounting_state)):
         return cancelled()  # the error results from the cancel: --retry-failed must not restart the run
+    if facts.in_pool and num_failures <= max_failures:
+        return replace(_interrupted(RunState.PREEMPTED, cause), exit_code=ExitCode.STORAGE)
     if not facts.on_slurm or num_failures > max_failures:
         return None
     if facts.has_token or facts.was_requeued or facts.job_state in terms.NOT_BEGUN:
@@ -385,6 +398,10 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
             _facts(stop), cause=cause, num_failures=_num_failures(stop), max_failures=stop.config.cluster.max_failures
         )
     record(made or failed)
+    if made is None and is_first:
+        if stop.env.launcher != POOL:  # the jobs of a pool take the runs in turn, and cannot be held
+            stop_the_line(stop.paths, stop.config.cluster.stop_after_alike, cause, error)
+        tell_end(stop.config, stop.paths, failed.state, cause, error)
     if made is None or made.action is Action.none or not is_first:
         return
     ended = _bring_back(stop, made)
@@ -434,6 +451,8 @@ def _conclude(stop: Stop) -> ExitCode:
     if Action.successor in (decision.action, ended.action) or ended != decision:
         # A second record of the same end: the action in the first one failed, or another action succeeded.
         _record(stop, ended)
+    if ended.state is RunState.CANCELLED:
+        tell_end(stop.config, stop.paths, ended.state, ended.cause)
     return ended.exit_code
 
 
@@ -471,6 +490,15 @@ def _bring_back(stop: Stop, decision: Decision) -> Decision:
         # The action is kept: it tells the journal's reader how the run came back.
         return dataclasses.replace(ended, action=done.action if is_accepted else Action.none, fallback=None)
     return done
+
+
+def bring_back(stop: Stop) -> bool:
+    """Send the job of a run that does not start yet back into the queue; return False if that failed."""
+    wanted = Decision(
+        action=Action.requeue, state=RunState.REQUEUED, cause="follows", exit_code=ExitCode.REQUEUED,
+        fallback=RunState.PREEMPTED,
+    )  # fmt: skip
+    return _bring_back(stop, wanted).state is not RunState.PREEMPTED
 
 
 def _ask_requeue(job_id: str) -> Answer:
@@ -552,16 +580,22 @@ def _is_cancelled(stop: Stop) -> bool:
 
 
 def _facts(stop: Stop) -> StopFacts:
-    has_cancel_marker = _is_cancelled(stop)
+    has_cancel_marker, has_hold_marker = _is_cancelled(stop), is_there(stop.paths.marker(HOLD))
     job_id = stop.env.job_id
     on_slurm = job_id[:1].isdecimal()  # torchrun inside a Slurm job has that job's id
-    if not on_slurm:
-        return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
     move = _move(stop)
+    if stop.env.launcher == POOL:
+        return StopFacts(
+            on_slurm=on_slurm, has_cancel_marker=has_cancel_marker, has_hold_marker=has_hold_marker, in_pool=True,
+            is_deadline=stop.flag.signal_name == DEADLINE, move_cause="" if move is None else move.cause,
+        )  # fmt: skip
+    if not on_slurm:
+        return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker, has_hold_marker=has_hold_marker)
     facts = StopFacts(
         on_slurm=True,
         move_cause="" if move is None else move.cause,
         has_cancel_marker=has_cancel_marker,
+        has_hold_marker=has_hold_marker,
         has_token=read_json(stop.paths.requeue_token) == _incarnation(stop.env),
         can_submit=has_slurm(),
         is_deadline=stop.flag.signal_name == DEADLINE,

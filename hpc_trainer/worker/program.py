@@ -23,7 +23,7 @@ from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metrics_in
 from hpc_trainer.record.reading import Watch, names_in
 from hpc_trainer.record.redaction import Redaction
-from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.states import CANCEL, POOL, RunState
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
@@ -39,6 +39,7 @@ from hpc_trainer.worker.conclude import (
     record_of,
     record_of_error,
 )
+from hpc_trainer.worker.line import end_well, tell_end
 from hpc_trainer.worker.program_start import Program, environment_of, folder_of, meeting_place, one_line, words_of
 
 
@@ -182,10 +183,10 @@ def _check_progress(attempts: list[Attempt], successors: frozenset[str], most: i
             break
         same += 1
     if same > most:
-        where = "without a step told" if ended[-1].step is None else f"at step {ended[-1].step}"
+        where = "without a reported step" if ended[-1].step is None else f"at step {ended[-1].step}"
         raise NoProgressError(
             f"the program ended {same} times in a row {where}, and cluster.max_no_progress={most}: it got no further, "
-            "and is not started again. A program that tells its steps ($HPC_TRAINER_METRICS) is judged by them."
+            "and is not started again. A program that reports its steps ($HPC_TRAINER_METRICS) is judged by them."
         )
 
 
@@ -202,6 +203,8 @@ class _Rank:
         self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size)
         self._looked, self._has_stopped = 0.0, False
         self._is_cancelled = Watch(paths.marker(CANCEL), _CANCEL_LOOK_S)
+        # Slurm ends the program of its own ranks, and of a slot, after KillWait.
+        self._has_no_kill = env.launcher not in ("slurm", *([POOL] if env.job_id[:1].isdecimal() else []))
         self._late = LateStop(self.as_stop, lambda: self._step, leave=self._leave)
 
     @property
@@ -251,7 +254,7 @@ class _Rank:
             self._stop.request(ASKED)
             self._tell_stop()
         if self._must_stop():
-            print(f"the program ended with {_told(code)} after {self._stop.signal_name}: it goes on later.")
+            print(f"the program ended with {_ending(code)} after {self._stop.signal_name}: it goes on later.")
             return conclude_start(self.as_stop)
         if code != 0:
             self._fail(code)
@@ -276,7 +279,7 @@ class _Rank:
                     print(f"{self._stop.signal_name}: the program gets SIG{self._config.train.command_signal.value}.")
                     program.send(getattr(signal, f"SIG{self._config.train.command_signal.value}"))
                 self._late.look(float("inf"))
-                if self._env.launcher != "slurm" and now - told_time > _DEAF_S:
+                if self._has_no_kill and now - told_time > _DEAF_S:
                     program.send(signal.SIGKILL)
             elif program.code is not None:
                 left_time = left_time or now
@@ -284,7 +287,7 @@ class _Rank:
                     program.send(signal.SIGKILL if now - left_time > 2 * _LEFT_BEHIND_S else signal.SIGTERM)
             if self._story is not None:
                 self._story.look()
-            time.sleep(_POLL_S)
+            program.wait(_POLL_S)
 
     def _finish(self) -> int:
         """Conclude after the program is done. Rank 0 waits for the other ranks, then records that the run is done."""
@@ -302,13 +305,15 @@ class _Rank:
         Journal(self._paths).end(
             self._attempt, state=RunState.COMPLETED, cause=cause, step=self._step, saved_step=self._step
         )
+        end_well(self._paths, self.as_stop.config.cluster.stop_after_alike)
+        tell_end(self.as_stop.config, self._paths, RunState.COMPLETED, cause)
         return ExitCode.OK
 
     def _fail(self, code: int | None) -> None:
         is_killed = code == -signal.SIGKILL
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
         frame = own_frame(output)
-        message = f"the program ended with {_told(code)}"
+        message = f"the program ended with {_ending(code)}"
         print(
             f"{message}: {self._shown(self._program.arguments if self._program else ())}", file=sys.stderr, flush=True
         )
@@ -357,7 +362,7 @@ class _Rank:
             write_json(self._paths.program_stop(self._attempt), {"why": self._stop.signal_name}, sync=False)
 
 
-def _told(code: int | None) -> str:
+def _ending(code: int | None) -> str:
     if code is None or code >= 0:
         return f"exit code {code}"
     try:

@@ -9,20 +9,30 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.record.chain import started
 from hpc_trainer.record.files import make_folder, set_umask
+from hpc_trainer.record.holds import read_hold, write_hold
 from hpc_trainer.record.journal import Journal, failures_of_storage, log_header, read_failure
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import check_place, check_trusted, is_storage_error, look_anew, names_in
+from hpc_trainer.record.reading import (
+    Faults,
+    check_place,
+    check_trusted,
+    is_storage_error,
+    is_there,
+    look_anew,
+    names_in,
+)
 from hpc_trainer.record.spec import RunSpec, read_spec
-from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, POOL, RunState
 from hpc_trainer.record.submissions import (
     Job,
     Submission,
@@ -32,11 +42,13 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
     winner_of,
 )
+from hpc_trainer.runtime.pace import job_start_time
 from hpc_trainer.runtime.rank_env import BY_OUR_TORCHRUN, RankEnv, read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.slurm.jobs import cancel_named
 from hpc_trainer.slurm.queue import job_name
+from hpc_trainer.worker.follow import look_before_start
 
 
 def run(argv: list[str] | None, stop: StopFlag) -> int:
@@ -51,13 +63,19 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--array", metavar="UUID", help="the submission; SLURM_ARRAY_TASK_ID tells the run in it")
     which.add_argument("--run", metavar="RUN_ID", help="one run")
+    which.add_argument("--pool", metavar="UUID", help="the pool whose runs this slot works through")
+    parser.add_argument("--slots", type=int, default=0, metavar="N", help="start all N slots of a local pool")
     parser.add_argument("--choice", type=int, default=0, help="item of the run's list of hardware, from 0")
     parser.add_argument("--torchrun", type=int, metavar="RANKS", help="start that many ranks of this node by torchrun")
     arguments = parser.parse_args(argv)
 
-    try:
+    def work() -> int:
         sweep = SweepPaths(arguments.sweep_dir.resolve())
         check_place(sweep.folder)
+        if arguments.pool:
+            from hpc_trainer.worker.slot import run_slot
+
+            return run_slot(sweep, arguments.pool, stop, run_turn, arguments.slots)
         run_id = arguments.run or _run_of_element(sweep, arguments.array)
         if arguments.torchrun is not None:
             from hpc_trainer.worker.agent import run_agent
@@ -67,6 +85,19 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
             return run_agent(config, sweep.run(run_id), read_rank_env(), stop, arguments.torchrun)
         job = _Job(uuid=arguments.array, choice=arguments.choice)
         return run_rank(sweep, run_id, read_rank_env(), stop, spans, job)
+
+    return _exit_code_of(work)
+
+
+def run_turn(sweep: SweepPaths, spec: RunSpec, env: RankEnv, stop: StopFlag, spans: Spans) -> int:
+    """Run one rank of a run that a slot of a pool has claimed, and return the exit code."""
+    return _exit_code_of(lambda: run_rank(sweep, spec.run_id, env, stop, spans, spec=spec))
+
+
+def _exit_code_of(work: Callable[[], int]) -> int:
+    """Return the exit code of `work`, also if it ends by an error that came before the attempt had a journal."""
+    try:
+        return work()
     except HpcTrainerError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         # A spec that cannot be read or built now never can be: a retry is useless.
@@ -86,10 +117,16 @@ class _Job:
     choice: int = 0
 
 
-def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans: Spans, job: _Job = _Job()) -> int:
-    """Run one rank of one run, and return its exit code; at once, without torch, if the run is done or cancelled."""
+def run_rank(
+    sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans: Spans, job: _Job = _Job(), *,
+    spec: RunSpec | None = None,
+) -> int:  # fmt: skip
+    """Run one rank of one run, and return its exit code; at once, without torch, if the run is done or cancelled.
+
+    `spec` is the run's spec if the caller has read it.
+    """
     paths = sweep.run(run_id)
-    spec = read_spec(sweep, run_id)
+    spec = read_spec(sweep, run_id) if spec is None else spec
     config = spec.typed()
     set_umask(config.paths.group_readable)
     # A node that worked for this run before may still see the folder as it was then: with a marker that `retry` has
@@ -100,12 +137,37 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans
         if marker in present:
             print(f"{run_id}: {marker} stands; nothing to do.")
             return ExitCode.OK
+    if _is_held(sweep, paths, present, env):
+        print(f"{run_id}: HOLD stands; nothing to do until `hpc-trainer release`.")
+        return ExitCode.OK
     try:
         return _start_attempt(config, sweep, paths, env, stop, spans, job, spec)
     except OSError as error:
         if not is_storage_error(error):
             raise
         return _storage_failed(error, config, paths, env, stop)
+
+
+def _is_held(sweep: SweepPaths, paths: RunPaths, present: Sequence[str], env: RankEnv) -> bool:
+    """Return True if the run or its sweep was held before this job began: Slurm started it in spite of the hold.
+
+    All ranks compare with the start of the job, so that a hold that comes meanwhile does not divide them. Rank 0 copies
+    the hold of a sweep into the run's folder, by which readers know why the job left.
+    """
+    begin = job_start_time()
+    if begin is None:
+        return False  # the local queue starts no held run
+    if HOLD in present:
+        return read_hold(paths.marker(HOLD), Faults()).time < begin
+    if not is_there(sweep.hold, parents=0):
+        return False
+    hold = read_hold(sweep.hold, Faults())
+    if hold.time >= begin:
+        return False
+    if env.rank == 0:
+        make_folder(paths.folder)
+        write_hold(paths.marker(HOLD), hold.why, user=hold.user)
+    return True
 
 
 def _start_attempt(
@@ -115,11 +177,16 @@ def _start_attempt(
     run_id = paths.run_id
     make_folder(paths.folder)
     check_trusted(paths.folder)
-    newer = _newer_job(sweep, paths, env, job.uuid)
+    # A slot has claimed the run: that decides.
+    newer = None if env.launcher == POOL else _newer_job(sweep, paths, env, job.uuid)
     if newer is not None:
         print(f"{run_id}: job {newer} has this run now; nothing to do for job {env.job_id}.")
         return ExitCode.OK
     config = spec.on(job.choice).typed() if spec.others else config
+    code = look_before_start(spec, config, paths, env, stop)
+    if code is not None:
+        return code
+    config = started(config, paths)
     for folder in (paths.logs, paths.checkpoints):
         make_folder(folder)
     look_anew(paths.logs, parents=0)  # failure files of other nodes

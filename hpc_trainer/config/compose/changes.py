@@ -37,7 +37,7 @@ def with_changes(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
 
 
 def with_data(
-    config: TrainConfig, words: Sequence[str], config_dirs: Sequence[Path] = (),
+    config: TrainConfig, overrides: Sequence[str], config_dirs: Sequence[Path] = (),
     inherited: Callable[[DataConfig, Collection[str]], Mapping[str, Any]] = lambda data, given: {},
 ) -> tuple[TrainConfig, frozenset[str]]:  # fmt: skip
     """Return a configuration with other data (`eval RUN data=.. data.path=..`), and the keys that the user gave.
@@ -52,17 +52,17 @@ def with_data(
         ConfigError: an override is of another section, has more than one value, or does not fit the schema.
     """
     changed, given = config, frozenset[str]()
-    if words:
+    if overrides:
         with Composer(config_dirs) as composer:
-            overrides = composer.parse(words)
-            _refuse(map(_problem_of_data, overrides))
-            given = frozenset(override.key_or_group.partition(".")[2] for override in overrides)
-            if any(override.key_or_group == "data" for override in overrides):
-                changed = dataclasses.replace(config, data=composer.compose(words).data)
+            parsed = composer.parse(overrides)
+            _refuse(map(_problem_of_data, parsed))
+            given = frozenset(override.key_or_group.partition(".")[2] for override in parsed)
+            if any(override.key_or_group == "data" for override in parsed):
+                changed = dataclasses.replace(config, data=composer.compose(overrides).data)
                 usual, here = plain_value(type(changed.data)()), plain_value(changed.data)
                 given |= {name for name, value in here.items() if value != usual[name]}
             else:
-                changed = _changed(composer, config, words, ("data",), _problem_of_data)
+                changed = _changed(composer, config, overrides, ("data",), _problem_of_data)
     more = inherited(changed.data, given)
     if more:
         data = section_from_plain(type(changed.data), {**plain_value(changed.data), **more})
@@ -71,19 +71,19 @@ def with_data(
 
 
 def _changed(
-    composer: Composer, config: TrainConfig, words: Sequence[str], names: Sequence[str],
+    composer: Composer, config: TrainConfig, overrides: Sequence[str], names: Sequence[str],
     problem_of: Callable[[Override], str | None],
 ) -> TrainConfig:  # fmt: skip
     """Return `config` with single keys of these sections changed."""
-    overrides = composer.parse(words)
+    parsed = composer.parse(overrides)
     sections = OmegaConf.create({name: OmegaConf.structured(getattr(config, name)) for name in names})
     OmegaConf.set_struct(sections, True)
-    _refuse(problem_of(override) or composer.problem_of_key(override, lambda: sections) for override in overrides)
+    _refuse(problem_of(override) or composer.problem_of_key(override, lambda: sections) for override in parsed)
     try:
-        HydraParts(ROOT).apply(overrides, sections)
+        HydraParts(ROOT).apply(parsed, sections)
         made: dict[str, Any] = {name: OmegaConf.to_object(sections[name]) for name in names}
     except (HydraException, OmegaConfBaseException) as error:
-        raise composer.explain(error, words) from error
+        raise composer.explain(error, overrides) from error
     return dataclasses.replace(config, **made)
 
 
@@ -107,7 +107,7 @@ def _problem(override: Override) -> str | None:
     if section not in CHANGEABLE:
         return f"{said}: only cluster.* and hardware.* can be changed. For another {key} submit another run."
     if not name:
-        return f"{said}: change single keys, as {key}.KEY=VALUE. For another profile submit another run."
+        return f"{said}: change single keys, as {key}.KEY=VALUE. To use another profile, submit another run."
     if key == _STAYS:
         return f"{said}: the executor of a sweep cannot be changed. Submit the run under another sweep_name."
-    return f"{said}: a run has one value of {key}. Give one." if override.is_sweep_override() else None
+    return f"{said}: a run has one value of {key}. Give a single value." if override.is_sweep_override() else None

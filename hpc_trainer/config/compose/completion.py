@@ -30,8 +30,8 @@ def conf_dir() -> Path:
 def choices_in(group: str, folders: Iterable[Path]) -> list[str]:
     """Return the choices of a group in these folders of configurations, sorted; in a subfolder they are `SITE/NAME`."""
     places = {folder / group for folder in folders}
-    found = ((path, path.relative_to(place)) for place in places for path in place.rglob("*.yaml") if path.is_file())
-    names = {path.with_suffix("").as_posix() for _, path in found}
+    files = ((path, path.relative_to(place)) for place in places for path in place.rglob("*.yaml") if path.is_file())
+    names = {path.with_suffix("").as_posix() for _, path in files}
     return sorted(name for name in names if not name.startswith(".") and "/." not in name)
 
 

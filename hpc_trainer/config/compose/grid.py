@@ -23,6 +23,23 @@ from hpc_trainer.errors import ConfigError
 
 _GRID_KEYS = frozenset(("axes", "zip", "exclude", "blocks"))
 """Keys of the section `sweep` that describe a grid of runs."""
+STAGES = "stages"
+
+
+def read_stages(composer: GridComposer, given_words: Sequence[str]) -> SweepConfig | None:
+    """Return the section `sweep` if the command line chooses a file with stages; None otherwise.
+
+    A configuration that does not compose returns None: the grid reports the problem.
+    """
+    overrides = [in_full(line) for line in given_words]
+    if not any(_key(line) == "sweep" for line in overrides):
+        return None
+    with contextlib.suppress(ConfigError):
+        parsed = composer.parse(overrides)
+        given = [each.input_line or "" for each in parsed if not each.is_sweep_override() and not _items(each)]
+        sweep = composer.compose_point([*default_overrides(overrides), *given], 0).config.sweep
+        return sweep if sweep.stages else None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +69,9 @@ class Point:
                     f"Use {key}={FIRST}{','.join(dict.fromkeys(filter(None, items))) or 'A,B'}."
                 )
         if math.prod(map(len, lists.values())) > _MOST_ITEMS:
-            raise ConfigError(f"a run goes to at most {_MOST_ITEMS} shapes. Shorten {', '.join(lists)}={FIRST}..")
+            raise ConfigError(
+                f"the lists of a run make more than {_MOST_ITEMS} shapes. Shorten {', '.join(lists)}={FIRST}.."
+            )
         points = []
         for chosen in itertools.product(*lists.values()):
             lines = {f"{key}={self.axes[key]}": f"{key}={item}" for key, item in zip(lists, chosen, strict=True)}
@@ -115,15 +134,19 @@ def expand_grid(composer: GridComposer, overrides: Sequence[str]) -> Expansion:
     return Expansion(points=points, num_excluded=num_excluded)
 
 
-def _blocks(composer: GridComposer, given_words: Sequence[str]) -> Iterator[_Block]:
-    overrides = [in_full(line) for line in given_words]
+def _blocks(composer: GridComposer, given_overrides: Sequence[str]) -> Iterator[_Block]:
+    overrides = [in_full(line) for line in given_overrides]
     parsed = composer.parse(overrides)
     given = [override.input_line or "" for override in parsed if not (override.is_sweep_override() or _items(override))]
     defaults = list(default_overrides(overrides))
     last = {_key(override.input_line or ""): override for override in parsed}  # of one key the last override counts
-    swept = [each for each in parsed if each.is_sweep_override() and last[_key(each.input_line or "")] is each]
+    swept = [
+        override
+        for override in parsed
+        if override.is_sweep_override() and last[_key(override.input_line or "")] is override
+    ]
     axes = {override.get_key_element(): sweep_values(override, composer.choices) for override in swept}
-    listed = [each for each in parsed if _items(each) and last[_key(each.input_line or "")] is each]
+    listed = [override for override in parsed if _items(override) and last[_key(override.input_line or "")] is override]
     axes |= {override.get_key_element(): [FIRST + ",".join(_items(override))] for override in listed}
     # A sweep over choices of sweep/ or experiment/ may bring axes of its own: they are read for each choice.
     heads = [_axis(key, values) for key, values in axes.items() if key in ("sweep", "experiment")]
@@ -172,12 +195,17 @@ def _axes_of(
 
 
 def _refuse_other_keys(sweep: SweepConfig) -> None:
-    """Raise ConfigError if a key of the section `sweep` is set that is not a grid's: a verb of a domain reads it."""
+    """Raise ConfigError if the section `sweep` sets a key that does not describe a grid, but is for another verb."""
     for field in dataclasses.fields(sweep):
         if field.name in _GRID_KEYS or not getattr(sweep, field.name):
             continue
+        if field.name == STAGES:
+            raise ConfigError(
+                "sweep.stages is a chain of several grids (docs/chain.md), which `hpc-trainer plan` and `submit` take, "
+                "without other keys of `sweep`. For one grid, choose another file of sweep/."
+            )
         uses = (keys[field.name] for keys in contributions("sweep_keys") if field.name in keys)
-        use = next(uses, "is read by no part of this installation")
+        use = next(uses, "is not used by any part of this installation")
         raise ConfigError(
             f"sweep.{field.name} {use}. For a grid of runs, leave it out or choose another file of sweep/."
         )
@@ -298,7 +326,7 @@ _MOST_ITEMS = 8
 
 
 def list_of(key: str, text: str) -> list[str] | None:
-    """Return the items of the list `first:a,b`; None if the text is no list, or the key is none of `hardware`."""
+    """Return the items of the list `first:a,b`; None if the text is not a list, or the key is not of `hardware`."""
     if not text.startswith(FIRST) or (key != "hardware" and not key.startswith("hardware.")):
         return None
     return text[len(FIRST) :].split(",")
@@ -364,7 +392,7 @@ def _check(override: Override, pattern: object, choices: Callable[[str], list[st
         tried = choices(override.key_or_group) or _between(pattern, is_whole=is_whole)
         raise ConfigError(
             f"{line}: interval() is a range to draw values from, but a grid needs a list of values. "
-            f"Use values, as {key}={','.join(tried)}."
+            f"Use values, as {key}={','.join(tried)}, or add search=random to draw from the range."
         )
     if isinstance(pattern, RangeSweep):
         _check_range(f"{line}", pattern)

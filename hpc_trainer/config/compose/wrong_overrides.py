@@ -58,8 +58,8 @@ def wrong_value(key: str, message: str, line: str | None) -> str | None:
     if kind is list:
         items = typing.get_args(hint)[0]
         of_names = typing.get_origin(items) is dict or dataclasses.is_dataclass(items)
-        words = "names with values" if of_names else {str: "texts", float: "numbers"}[items]
-        return f"{what} must be a list of {words}. Use '{name}={_example_list(declared, items)}'."
+        kinds = "names with values" if of_names else {str: "texts", float: "numbers"}[items]
+        return f"{what} must be a list of {kinds}. Use '{name}={_example_list(declared, items)}'."
     if kind is dict:
         return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."
     if issubclass(kind, enum.Enum):
@@ -130,11 +130,11 @@ def _of_unit(name: str, text: str) -> tuple[str, float] | None:
 
 
 def as_sweep(text: str) -> str | None:
-    """Return `1e-3,2e-3` for `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None if it is no list of plain words."""
-    words = [word for word in re.split(r"[\s,;]+", text.strip("'\"()[]{}")) if word]
-    is_list = len(words) > 1 or (bool(words) and words[0] != text.strip("'\""))
+    """Return `1e-3,2e-3` for `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None if it is no list of plain values."""
+    values = [value for value in re.split(r"[\s,;]+", text.strip("'\"()[]{}")) if value]
+    is_list = len(values) > 1 or (bool(values) and values[0] != text.strip("'\""))
     is_list = is_list and not re.match(r"\w+\(", text)  # choice(), range(1)
-    return ",".join(words) if is_list and all(map(_PLAIN_WORDS.fullmatch, words)) else None
+    return ",".join(values) if is_list and all(map(_PLAIN_WORDS.fullmatch, values)) else None
 
 
 def _example(declared: Declared) -> str:
@@ -190,14 +190,14 @@ def _reason(error: Exception) -> str:
     return line[:_LONGEST].rstrip(".")
 
 
-def _parted(words: Sequence[str], index: int) -> Sequence[str]:
-    """Return the words around `index` that a space split from one override: `a=1,` `2`, or `a` `=1`."""
+def _parted(arguments: Sequence[str], index: int) -> Sequence[str]:
+    """Return the arguments around `index` that a space split from one override: `a=1,` `2`, or `a` `=1`."""
     first, last = index, index
-    while first > 0 and _is_one(words[first - 1], words[first]):
+    while first > 0 and _is_one(arguments[first - 1], arguments[first]):
         first -= 1
-    while last + 1 < len(words) and _is_one(words[last], words[last + 1]):
+    while last + 1 < len(arguments) and _is_one(arguments[last], arguments[last + 1]):
         last += 1
-    return words[first : last + 1]
+    return arguments[first : last + 1]
 
 
 def _is_one(left: str, right: str) -> bool:
@@ -247,12 +247,12 @@ _OTHER_NAMES = {
 _MEANT = {word: meant for meant, names in _OTHER_NAMES.items() for word in names.split()}
 
 
-def key_meant(key: str, known: Iterable[str]) -> str:
+def key_meant(key: str, names: Iterable[str]) -> str:
     """Return a sentence that suggests an existing key, with a space after it; "" if no key is similar.
 
     Args:
         key: the key that does not exist, with its section if it has one.
-        known: the keys that exist in that place.
+        names: the keys that exist in that place.
     """
     import difflib  # imported late, as in errors.py: most commands have no misspelled key
 
@@ -264,11 +264,11 @@ def key_meant(key: str, known: Iterable[str]) -> str:
     inner: dict[str, list[str]] = {}
     for key_name in DECLARED:
         inner.setdefault(key_name.rpartition(".")[2], []).append(key_name)
-    own = difflib.get_close_matches(word, known, n=1, cutoff=0.6 if parent else _NEARLY)
+    own = difflib.get_close_matches(word, names, n=1, cutoff=0.6 if parent else _NEARLY)
     if own and (parent or name not in inner):
         return f"Did you mean {own[0]}? "
     close = [name] if name in inner else [] if parent else difflib.get_close_matches(name, inner, n=_MOST_MEANT)
-    others = [other for found in close for other in inner[found] if other != key][:_MOST_MEANT]
+    others = [other for close_name in close for other in inner[close_name] if other != key][:_MOST_MEANT]
     return f"Did you mean {' or '.join(others)}? " if others else ""
 
 

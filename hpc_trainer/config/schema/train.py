@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, SnapshotConfig
+from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, PoolConfig, SnapshotConfig
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
@@ -23,7 +23,7 @@ from hpc_trainer.config.schema.key import (
 )
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.optim import OptimConfig, ScheduleConfig
-from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, TrackerConfig
+from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, NotifyConfig, TrackerConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.task import TaskConfig
 
@@ -194,6 +194,29 @@ class LoopConfig:
         return self.micro_batch_size if isinstance(self.micro_batch_size, int) else None
 
 
+class OnFailure(str, enum.Enum):
+    """Reaction of a run to the failure or cancel of a run that it follows."""
+
+    wait = "wait"
+    cancel = "cancel"
+    start = "start"
+
+
+@dataclass(kw_only=True, slots=True)
+class AfterConfig:
+    """`after`: runs that must be COMPLETED before the run starts (docs/chain.md)."""
+
+    runs: list[str] = key([], ALWAYS, APART)
+    """Sweeps and runs that the run follows: SWEEP, SWEEP/RUN, or the folder of either. A sweep means all its runs.
+    `after=A,B/RUN` is short for it. A source of `init_from` that is not complete is followed by itself."""
+    on_failure: OnFailure = key(OnFailure.wait, ALWAYS, APART)
+    """What happens if a run that is followed fails or is cancelled. wait: the run is HELD until that one is retried and
+    complete. cancel: the run is cancelled. start: it starts as if that one were complete."""
+    content: str | None = key(None, only_with("after.runs"), ONCE_SET)
+    """SHA-256 that stands for the runs whose places the command names by {after.NAME.checkpoint}; filled in by
+    `plan`."""
+
+
 @dataclass(kw_only=True, slots=True)
 class LocalConfig:
     """`local`: the executor for machines without Slurm."""
@@ -223,6 +246,19 @@ class SweepBlock:
 
 
 @dataclass(kw_only=True, slots=True)
+class SweepStage:
+    """Stage of `sweep.stages`: a grid of its own, which may follow earlier stages by their names."""
+
+    name: str = key("", ALWAYS)
+    """Name of the stage; its sweep is NAME-STAGE."""
+    hardware: str | None = key(None, ALWAYS)
+    """Hardware profile of the stage; null: that of the command line."""
+    overrides: list[str] = key([], ALWAYS)
+    """Overrides as on the command line, axes too: `init_from=best:pretrain`, `optim.lr=1e-3,1e-4`. A key on the command
+    line wins."""
+
+
+@dataclass(kw_only=True, slots=True)
 class SweepConfig:
     """`sweep`: a grid, kept in a file instead of the command line."""
 
@@ -234,9 +270,67 @@ class SweepConfig:
     """Conditions, such as `model == 'mlp' and optim.lr > 1e-3`: points for which one is true are left out."""
     blocks: list[SweepBlock] = key([], ALWAYS)
     """Grids that are joined, one after the other; []: one grid."""
+    stages: list[SweepStage] = key([], ALWAYS)
+    """Chain of grids, each in a sweep of its own (docs/chain.md); []: one grid. Other keys of `sweep` exclude it."""
     forms: list[dict[str, Any]] = key([], ALWAYS)
     """Exports of one trained run, for `hpc-trainer export RUN sweep=compress`: each with `to`, and with `quantize` and
     `prune` as the options of that name take them. Not a grid."""
+
+
+class Sampler(str, enum.Enum):
+    """Way in which a search draws the values of its next trial, and whether trials pause at rungs."""
+
+    none = "none"
+    random = "random"
+    quasi_random = "quasi_random"
+    tpe = "tpe"
+    gp = "gp"
+    asha = "asha"
+    hyperband = "hyperband"
+    asha_tpe = "asha_tpe"
+
+
+class SearchMode(str, enum.Enum):
+    """Direction in which the metric of a search improves."""
+
+    min = "min"
+    max = "max"
+
+
+class FailedTrial(str, enum.Enum):
+    """Value of a trial that has failed, as the sampler gets it."""
+
+    worst = "worst"
+    skip = "skip"
+
+
+@dataclass(kw_only=True, slots=True)
+class SearchConfig:
+    """`search`: trials drawn from ranges of values, in place of a grid (docs/search.md)."""
+
+    sampler: Sampler = key(Sampler.none, ALWAYS)
+    """Way to draw trials; `search=tpe` is short for `search.sampler=tpe`. random, quasi_random, asha and hyperband need
+    no package, the others Optuna. asha, hyperband and asha_tpe pause trials at rungs. none: no search."""
+    metric: str = key("eval_loss", only_with("search.sampler"))
+    """Metric that the search improves: one that runs log or return."""
+    mode: SearchMode | None = key(None, only_with("search.sampler"))
+    """min: smaller is better; max: larger is better; null: min for losses, errors and perplexity, else max."""
+    trials: int = key(32, only_with("search.sampler"), limits="≥ 1")
+    """Number of trials. A larger number later continues the search."""
+    parallel: int = key(1, only_with("search.sampler"), limits="≥ 1")
+    """Number of trials that work at the same time."""
+    seed: int = key(0, only_with("search.sampler"), limits="≥ 0")
+    """Seed of the draws. The seed of the runs is `seed`."""
+    failed: FailedTrial = key(FailedTrial.worst, only_with("search.sampler"))
+    """worst: a failed trial, or one whose metric is NaN, counts as the worst value so far. skip: it is left out."""
+    rungs: list[int] = key(
+        [], only_with("search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe"), limits="≥ 1"
+    )
+    """Steps at which trials pause, in ascending order; [] takes train.num_steps divided by powers of `search.eta`."""
+    eta: int = key(
+        4, only_with("search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe"), limits="≥ 2"
+    )
+    """One of this many trials at a rung is promoted to the next rung."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -261,17 +355,21 @@ class TrainConfig:
     train: LoopConfig = section(LoopConfig, in_graph=False)
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
     """Values for your own code, under your own names: `params.dim=64` needs no `+`. JSON must be able to hold them."""
+    after: AfterConfig = section(AfterConfig, resume=SAFE, in_graph=False)
     init_from: InitFromConfig = of_feature("init_from")
     replay: ReplayConfig = of_feature("replay")
     prune: PruneConfig = of_feature("prune")
     qat: QatConfig = of_feature("qat")
     checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)
     monitor: MonitorConfig = section(MonitorConfig, APART, SAFE, in_graph=False)
+    notify: NotifyConfig = section(NotifyConfig, APART, SAFE, in_graph=False)
     tracker: TrackerConfig = section(TrackerConfig, APART, SAFE, in_graph=False)
     snapshot: SnapshotConfig = section(SnapshotConfig, APART, SAFE, in_graph=False)
     local: LocalConfig = section(LocalConfig, APART, SAFE, in_graph=False)
     paths: PathsConfig = section(PathsConfig, APART, SAFE, in_graph=False)
     sweep: SweepConfig = section(SweepConfig, APART, SAFE, in_graph=False)
+    search: SearchConfig = section(SearchConfig, APART, SAFE, in_graph=False)
     budget: BudgetConfig = section(BudgetConfig, APART, SAFE, in_graph=False)
+    pool: PoolConfig = section(PoolConfig, APART, SAFE, in_graph=False)
     trust: list[str] = key([], ALWAYS, APART, SAFE, in_graph=False)
     """Module prefixes that `_target_` and `train.main` may name, besides ours and torch (`--trust`)."""

@@ -64,7 +64,7 @@ from hpc_trainer.record.files import write_json
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 CHANNELS, LEVELS = 3, 256
 _FORMATS_READ = (*PILLOW, "BMP", "GIF", "TIFF", "PPM")
-_TOLD_EVERY = 32
+_REPORT_EVERY = 32
 # Errors of one file, not of the file system.
 _OF_THE_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EFBIG, errno.ENXIO})
 
@@ -104,12 +104,12 @@ class ImageMaker:
                     _add(tar, f"{key}.cls", str(label).encode())
                     if part == TRAIN:
                         levels += histogram
-                if index % _TOLD_EVERY == _TOLD_EVERY - 1:
-                    tell(_TOLD_EVERY)
+                if index % _REPORT_EVERY == _REPORT_EVERY - 1:
+                    tell(_REPORT_EVERY)
             tar.close()
             out.flush()
             os.fsync(out.fileno())
-        tell(len(piece.items) % _TOLD_EVERY)
+        tell(len(piece.items) % _REPORT_EVERY)
         if rows:
             commit(temporary, path)
         else:
@@ -251,11 +251,11 @@ def prepare_images(source: Path, folder: Path, options: ImageOptions, settings: 
     return Prepared(
         folder=str(job.folder), is_whole=True, num_pieces=len(pieces), num_made=made, num_missing=0,
         counts={part: _counts(pieces, records, part) for part in (TRAIN, EVAL)}, num_broken=len(broken),
-        overrides=_words(job.folder, options.size),
+        overrides=_training_overrides(job.folder, options.size),
     )  # fmt: skip
 
 
-def _words(folder: Path, size: int) -> tuple[str, ...]:
+def _training_overrides(folder: Path, size: int) -> tuple[str, ...]:
     """Return the overrides that train on the folder; models see 7/8 of the shorter side, as `data.resize` does."""
     cut = round(size * 224 / 256)
     return ("data=image_shards", f"data.path={folder}", *([] if cut == 224 else [f"data.image_size={cut}"]))
@@ -309,8 +309,8 @@ def _listing(source: Path) -> tuple[list[str], list[tuple[InputFile, int]], bool
         )
     if empty:
         raise ConfigError(
-            f"{source / empty[0]} has no picture, and each folder is a class ({', '.join(_READ)} are read). "
-            "Put pictures into it, or take it away."
+            f"{source / empty[0]} has no picture, and each folder is a class ({', '.join(_READ)} are read). Put "
+            "pictures into it, or remove it."
         )
     pictures.sort(key=lambda pair: pair[0].name)
     return classes, pictures, is_split
@@ -341,7 +341,7 @@ def _pictures(folder: Path, name: str, above: tuple[tuple[int, int], ...] = ()) 
             if _is_folder(entry):
                 yield from _pictures(folder / entry.name, f"{name}/{entry.name}", (*above, here))
             elif os.path.splitext(entry.name)[1].lower() in _READ:  # noqa: PTH122  (a Path takes ten times as long)
-                info = _told(entry)
+                info = _attributes(entry)
                 yield InputFile(
                     name=f"{name}/{entry.name}", path=entry.path, size=info.st_size, mtime_ns=info.st_mtime_ns
                 )
@@ -354,7 +354,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _told(entry: os.DirEntry[str]) -> os.stat_result:
+def _attributes(entry: os.DirEntry[str]) -> os.stat_result:
     """Return the attributes of an entry, or of the link itself if it leads nowhere: such a picture is broken."""
     try:
         return entry.stat()

@@ -28,8 +28,9 @@ _WITH_PATH = only_with("init_from.path")
 class InitFromConfig:
     path: str | None = key(None, ALWAYS, APART)
     """Source of the weights: a run (its id, or the beginning or end of the id, or its folder), one of its checkpoints,
-    a .safetensors file, or a folder of such files as Hugging Face writes it. `init_from=PATH` is short for it. null:
-    the model's own initial weights. The run's identity includes the content (`digest`), not the path."""
+    a .safetensors file, or a folder of such files as Hugging Face writes it; best:SWEEP is the best run of a sweep. A
+    run waits until its source is complete (docs/chain.md). `init_from=PATH` is short for it. null: the model's own
+    initial weights. The run's identity includes the content (`digest`), not the path."""
     checkpoint: WhichCheckpoint = key(WhichCheckpoint.last, _WITH_PATH, APART)
     """For a run: its last checkpoint, or the best one by its own `checkpoint.keep_best`."""
     include: list[str] = key([], _WITH_PATH)
@@ -41,6 +42,9 @@ class InitFromConfig:
     """Names in the source -> names in the model, as {'bert.*': 'encoder.*'}: the text that a * matches is kept."""
     digest: str | None = key(None, _WITH_PATH)
     """SHA-256 of the content; filled in by `plan`. If you set it, other content is refused."""
+    awaits: str | None = key(None, _WITH_PATH)
+    """SHA-256 that stands for the content of a source that is not complete, or is the best of a sweep; filled in by
+    `plan`. The run finds the content itself when it starts."""
 
 
 class Keys:
@@ -75,6 +79,6 @@ def pattern_problems(config: InitFromConfig) -> Iterator[str]:
     for there, here in config.rename.items():
         if there.count("*") != here.count("*") or not there or not here:
             yield (
-                f"init_from.rename has {there!r}: {here!r}, and both must have as many *: what each stands for is "
-                "carried over. Use names as {'bert.*': 'encoder.*'}."
+                f"init_from.rename has {there!r}: {here!r}, and both need the same number of *: the text that each * "
+                f"matches is copied. Use names as {{'bert.*': 'encoder.*'}}."
             )

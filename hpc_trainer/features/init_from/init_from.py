@@ -30,7 +30,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import FileRecord, OpenFiles, SavedTensor
 from hpc_trainer.training.context import RunContext
 
-Found = FirstWeights | str
+WeightsOrError = FirstWeights | str
 """Record of loaded weights, or an error message: an error of all ranks is raised where no rank waits for another."""
 
 
@@ -56,8 +56,8 @@ def load(
             return str(error)
         except FileNotFoundError:
             return (
-                f"init_from={place} is not there: it was moved or deleted since this run was planned, or is not to be "
-                "seen from this node. Put it back, or submit with another source."
+                f"init_from={place} is not there: it was moved or deleted since this run was planned, or this node "
+                "does not see it. Put it back, or submit with another source."
             )
         if digest == planned:
             return None
@@ -76,19 +76,21 @@ def load(
     return result
 
 
-def _from_checkpoint(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], Found]) -> Found:
+def _from_checkpoint(
+    place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], WeightsOrError]
+) -> WeightsOrError:
     """Load the model of a checkpoint. Collective. Raises CheckpointError, UntrustedFileError."""
     store = CheckpointStore(place.parent, group=group, keep_last=1, attempt=0, read_only=True)
     info = store.newest_valid(only=step_of(place))
     if info is None:
-        raise CheckpointError(f"init_from={place} is damaged, or not to be read now. Name another checkpoint.")
+        raise CheckpointError(f"init_from={place} is damaged, or cannot be read now. Name another checkpoint.")
     return store.load(info, lambda shared, own: take(shared["objects"]["model"]))
 
 
-def _from_files(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], Found]) -> Found:
+def _from_files(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]], WeightsOrError]) -> WeightsOrError:
     """Load .safetensors files. Collective. Raises CheckpointError."""
 
-    def read() -> tuple[Found, None]:
+    def read() -> tuple[WeightsOrError, None]:
         where = files_in(place)
         paths = {path.name: path for path in where.values()}
         records = [FileRecord(name, path.stat().st_size, 0) for name, path in paths.items()]
@@ -111,7 +113,7 @@ def _open(path: Path) -> Iterator[int]:
 
 
 @torch.no_grad()
-def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) -> Found:
+def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) -> WeightsOrError:
     """Fill `model` from `saved`; return what was loaded, or an error message. Not collective; the same on all ranks."""
     tensors = {name: tensor for name, tensor in saved.items() if isinstance(tensor, SavedTensor)}
     try:
@@ -168,7 +170,7 @@ def _problems(
         forms = [f"{name} {_form(there[name])} and not {_form(here[name])}" for name in other]
         yield (
             f"{where} has other shapes than the model: {listed(forms)}. Let them begin anew: "
-            f"init_from.exclude={parents(other)[:5]}, or choose the model that they are of."
+            f"init_from.exclude={parents(other)[:5]}, or choose the model that they belong to."
         )
 
 
@@ -214,8 +216,8 @@ class InitFromAbility(Ability):
         is_left_out = self._has_saved and not self.loads_always
         if is_left_out and self._run is not None and self._run.saved_step is None:
             raise StorageError(
-                "no checkpoint of this run can be read, and it counted on one: it has not loaded init_from. The next "
-                "start begins at step 0 where damaged ones were put away."
+                "no checkpoint of this run can be read. The run expected one and has not loaded init_from. The next "
+                "start begins at step 0 if the damaged checkpoints were moved away."
             )
 
 

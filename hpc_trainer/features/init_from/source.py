@@ -1,9 +1,9 @@
 """Source of weights that the user named: its place on the disk, the names in it, and its digest. No torch.
 
-a run             its last or best checkpoint, then as that
+a run             its last or best checkpoint, read as a checkpoint
 a checkpoint      names in its manifest.json, which has the checksums of all its files: the digest is its own
 a .safetensors    names in its header; the digest is that of its bytes
-a folder of them  as Hugging Face writes it, with an index or one file alone
+a folder of them  as Hugging Face writes it: with an index, or only one file
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.features.init_from import InitFromConfig, WhichCheckpoint
+from hpc_trainer.record import chain
 from hpc_trainer.record import checkpoint_folders as folders
 from hpc_trainer.record.checkpoint_folders import Retention
 from hpc_trainer.record.files import sha256_of, write_atomic
-from hpc_trainer.record.layout import RunPaths, default_runs_dir
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths, SweepPaths, default_runs_dir
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.record.reading import check_trusted
+from hpc_trainer.record.reading import check_trusted, is_there
+from hpc_trainer.record.run_state import journal_settles
+from hpc_trainer.record.states import CANCEL, DONE
 
 _SMALL = 64 << 20  # bytes; below, nothing is remembered
 _MOST = 200  # files
@@ -59,13 +63,21 @@ def fill(config: TrainConfig, memo: Memo) -> None:
 def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
     """Return `config` with the absolute place and the digest of its content now.
 
+    A source that is not complete, or the best run of a sweep, gets `awaits` instead: the run finds it when it starts.
+
     Raises:
-        ConfigError: there is nothing, the format is none that we read, patterns do not fit the names in it, or its
+        ConfigError: there is nothing, the format is not supported, patterns do not fit the names in it, or its
             digest is not that of `config`.
     """
     assert config.path is not None
+    folder = (Path(runs_dir).expanduser() if runs_dir else default_runs_dir()).absolute()
+    awaited = _as_awaited(config, folder)
+    return awaited or _as_there(config, folder)
+
+
+def _as_there(config: InitFromConfig, runs_dir: Path) -> InitFromConfig:
     try:
-        place = _find(config, Path(runs_dir).expanduser() if runs_dir else default_runs_dir())
+        place = _find(config, runs_dir)
         where = f"init_from={place}"
         check_patterns(config, renamed(names_in(place), config, where), where)
         digest = digest_of(place)
@@ -73,10 +85,104 @@ def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
         raise ConfigError(f"init_from={config.path} cannot be read: {error}.") from error
     if config.digest not in (None, digest):
         raise ConfigError(
-            f"{where} has the digest {digest}, and init_from.digest={config.digest} is wanted: the content is "
-            "another one. Name the content that you mean, or use init_from.digest=null."
+            f"{where} has the digest {digest}, and init_from.digest={config.digest} is required: the content differs. "
+            "Name the content that you want, or use init_from.digest=null."
         )
     return dataclasses.replace(config, path=str(place), digest=digest)
+
+
+def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None:
+    """Return `config` for a source that the run finds when it starts; None if the source is there now.
+
+    A run that has ended without being complete is taken as it is now, with its last checkpoint.
+
+    Raises:
+        ConfigError: there is no such sweep, or it is not known which of its runs will be the best.
+    """
+    named = str(config.path)
+    is_best = named.startswith(chain.BEST)
+    if is_best:
+        awaited = chain.find_awaited(named.removeprefix(chain.BEST), runs_dir, f"init_from={chain.BEST[:-1]}")
+        if awaited.run_id is not None:
+            raise ConfigError(f"init_from={named} is one run. Use init_from={awaited.text(runs_dir)}.")
+        specs = chain.specs_of(awaited.folder)
+        metric = chain.metric_of(specs.values())
+        if metric is None:
+            raise ConfigError(
+                f"init_from={named}: which run of {awaited.folder.name} is the best is not known, because its runs "
+                "set no checkpoint.keep_best, and have no eval_accuracy or eval_loss of the shared loop. Name a run: "
+                f"init_from={awaited.folder.name}/{next(iter(specs), 'RUN')}."
+            )
+        awaits = chain.digest_of(f"best by {metric}, {config.checkpoint.value}", specs.values())
+    else:
+        found = _unfinished_run(named, runs_dir)
+        if found is None:
+            return None
+        awaited, awaits = found, awaited_digest(found, config.checkpoint)
+    if config.digest is not None:
+        raise ConfigError(
+            f"init_from.digest={config.digest} is the content of a complete source, and {named} is not complete. Leave "
+            "it out."
+        )
+    return dataclasses.replace(config, path=f"{chain.BEST * is_best}{awaited.text(runs_dir)}", awaits=awaits)
+
+
+def awaited_digest(awaited: chain.Awaited, which: WhichCheckpoint) -> str:
+    """Return the digest that stands for the content of a run that is not complete."""
+    return chain.digest_of(f"run, {which.value}", [chain.specs_of(awaited.folder)[str(awaited.run_id)]])
+
+
+def _unfinished_run(named: str, runs_dir: Path) -> chain.Awaited | None:
+    """Return the run that a name means if the run has not ended; None for anything else."""
+    given = Path(named).expanduser()
+    if given.is_file() or is_checkpoint(given) or (given.is_dir() and not SweepPaths(given.absolute().parent).exists):
+        return None
+    place = str(given.absolute()) if given.is_dir() else named
+    if "/" not in named and not given.is_dir():  # a run's id, or its beginning or end
+        matches = [path for path in _runs(runs_dir) if _fits_run(path, named)]
+        if matches:
+            place = f"{matches[0].parent.name}/{matches[0].name}"
+            if len(matches) > 1:
+                return None  # `_find` lists them
+    try:
+        awaited = chain.find_awaited(place, runs_dir, "init_from")
+    except ConfigError:
+        return None  # `_find` says what is wrong
+    if awaited.run_id is None:
+        return None
+    run = awaited.sweep.run(awaited.run_id)
+    if any(is_there(run.marker(name)) for name in (DONE, CANCEL)):
+        return None
+    attempts = Journal(run).read() if awaited.folder not in chain.PLANNED.get().sweeps else []
+    if attempts and journal_settles(attempts[-1]) and folders.committed(run.checkpoints):
+        return None
+    return awaited
+
+
+def _fits_run(path: Path, named: str) -> bool:
+    return path.name == named or (
+        not _SET_ASIDE.search(path.name) and (path.name.startswith(named) or path.name.endswith(named))
+    )
+
+
+def resolve_awaited(config: InitFromConfig, runs_dir: Path) -> tuple[InitFromConfig, dict[str, Any]]:
+    """Return `config` with the place and digest of an awaited source, which is there now, and facts to record.
+
+    Raises:
+        ConfigError: there is no checkpoint, no run with the metric, or patterns do not fit the names in it.
+    """
+    named = str(config.path)
+    facts: dict[str, Any] = {}
+    if named.startswith(chain.BEST):
+        sweep = chain.find_awaited(named.removeprefix(chain.BEST), runs_dir, "init_from=best")
+        best, metric = chain.best_of(sweep.folder)
+        run = sweep.sweep.run(best.run_id)
+        facts = {"best_by": metric, "value": best.metrics[metric]}
+    else:
+        awaited = chain.find_awaited(named, runs_dir, "init_from")
+        run = awaited.sweep.run(str(awaited.run_id))
+    found = _as_there(dataclasses.replace(config, path=str(run.folder)), runs_dir)
+    return found, {"path": found.path, "digest": found.digest, "run": f"{run.folder.parent.name}/{run.run_id}", **facts}
 
 
 def is_checkpoint(place: Path) -> bool:
@@ -88,7 +194,7 @@ def files_in(place: Path) -> dict[str, Path]:
     """Return name of each tensor -> the file that has it, for a file or a folder of files.
 
     Raises:
-        ConfigError: the index or a file is none, or they contradict each other.
+        ConfigError: the index or a file is invalid, or they contradict each other.
         OSError: the folder cannot be read.
     """
     if place.is_file():
@@ -110,7 +216,7 @@ def read_names(path: Path) -> list[str]:
     """Return the names of the tensors in a .safetensors file, from its header; the file has each of them whole.
 
     Raises:
-        ConfigError: it is no safetensors file, it is damaged, or it cannot be read.
+        ConfigError: it is not a safetensors file, it is damaged, or it cannot be read.
     """
     try:
         open_given(path).close()  # the library reports each error of the system as a missing file
@@ -121,13 +227,13 @@ def read_names(path: Path) -> list[str]:
     except SafetensorError as error:
         said = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{path} is no safetensors file that we can read, or a damaged one: {said}. Copy it again."
+            f"{path} is not a safetensors file that this version can read, or is damaged: {said}. Copy it again."
         ) from error
     wrong = next((name for name, kind in formats.items() if kind not in _FORMATS), None)
     if wrong is not None:
         raise ConfigError(
-            f"{path} is no safetensors file that we can read: {wrong} has the number format {formats[wrong]}, and we "
-            f"read {', '.join(sorted(_FORMATS))}. Convert it."
+            f"{path} is not a safetensors file that this version can read: {wrong} has the number format "
+            f"{formats[wrong]}; supported are {', '.join(sorted(_FORMATS))}. Convert it."
         )
     return list(formats)
 
@@ -215,7 +321,7 @@ def _manifest(place: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place / _MANIFEST} is damaged: {error}. Name another checkpoint.") from error
     if not isinstance(manifest, dict):
-        raise ConfigError(f"{place / _MANIFEST} is damaged: it is no mapping. Name another checkpoint.")
+        raise ConfigError(f"{place / _MANIFEST} is damaged: it is not a mapping. Name another checkpoint.")
     return manifest
 
 
@@ -230,7 +336,9 @@ def _find(config: InitFromConfig, runs_dir: Path) -> Path:
     try:
         path = Path(named).expanduser().absolute()
     except RuntimeError as error:
-        raise ConfigError(f"init_from={named} begins with the home of a user who is not known here.") from error
+        raise ConfigError(
+            f"init_from={named} begins with the home of a user whom this machine does not know."
+        ) from error
     if path.suffix in _PICKLES:
         raise ConfigError(f"init_from={named} must be safetensors. {_CONVERT.format(name=path.name)}")
     if path.is_file():
@@ -242,7 +350,7 @@ def _find(config: InitFromConfig, runs_dir: Path) -> Path:
     if is_checkpoint(path):
         if folders.step_of(path) is None:
             raise ConfigError(
-                f"init_from={named} is a checkpoint under another name. Call it step-00001200, by its step."
+                f"init_from={named} is a renamed checkpoint. Rename it to step-00001200, with the number of its step."
             )
         return path
     if (path / "checkpoints").is_dir():
@@ -264,8 +372,8 @@ def _find_run(named: str, runs_dir: Path) -> Path:
         raise ConfigError(f"init_from={named} may be {names}. Write one of these.")
     if not matches:
         raise ConfigError(
-            f"init_from={named} is no file and no folder, and no run in {runs_dir} that has checkpoints is named so. "
-            "Name a run, a .safetensors file or a folder of these; `hpc-trainer status` has the ids of runs."
+            f"init_from={named} is neither a file nor a folder, and no run in {runs_dir} with checkpoints has that "
+            "name. Name a run, a .safetensors file or a folder of these; `hpc-trainer status` has the ids of runs."
         )
     return matches[0]
 
@@ -290,8 +398,8 @@ def _checkpoint_of(run: Path, which: WhichCheckpoint) -> Path:
     metric = how.keep_best
     if metric is None:
         raise ConfigError(
-            f"init_from.checkpoint=best: {run} was trained without checkpoint.keep_best, so nobody knows its best. "
-            "Use init_from.checkpoint=last, or name one: .../checkpoints/step-00000200."
+            f"init_from.checkpoint=best: {run} was trained without checkpoint.keep_best, so its best checkpoint is "
+            "unknown. Use init_from.checkpoint=last, or name one: .../checkpoints/step-00000200."
         )
     scores = scores_in(RunPaths(run).metrics, metric)
     best = Retention(best_is_max=best_is_max(how)).best({step: scores[step] for step, _ in saved if step in scores})
@@ -327,7 +435,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         file_of = json.loads(read_given(index))["weight_map"]
         wrong = next((name for name in file_of.values() if Path(name).name != name or not name.endswith(_FILE)), None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{index} is no index of safetensors files: {error!r}. Copy the folder again.") from error
+        raise ConfigError(f"{index} is not an index of safetensors files: {error!r}. Copy the folder again.") from error
     if wrong is not None or not file_of:
         raise ConfigError(
             f"{index} names {wrong!r}, and must name .safetensors files beside it. Copy the folder again."
@@ -350,20 +458,20 @@ def renamed(names: Collection[str], config: InitFromConfig, where: str) -> dict[
     for pattern, regex, _ in ways:
         if not any(map(regex.fullmatch, names)):
             raise ConfigError(
-                f"init_from.rename has {pattern!r}, and no name in {where} fits it. {there_are(pattern, names)}"
+                f"init_from.rename has {pattern!r}, which matches no name in {where}. {there_are(pattern, names)}"
             )
     origins: dict[str, str] = {}
     for name in names:
         fitting = [(pattern, match, here) for pattern, regex, here in ways if (match := regex.fullmatch(name))]
         if len(fitting) > 1:
             raise ConfigError(
-                f"init_from.rename has {fitting[0][0]!r} and {fitting[1][0]!r}, which both fit {name}. Make one of "
+                f"init_from.rename has {fitting[0][0]!r} and {fitting[1][0]!r}, which both match {name}. Make one of "
                 "them narrower."
             )
         here = _filled(fitting[0][2], fitting[0][1].groups()) if fitting else name
         if here in origins:
             raise ConfigError(
-                f"init_from.rename makes {here} of {origins[here]} and of {name}. Give one of them another name."
+                f"init_from.rename maps both {origins[here]} and {name} to {here}. Give one of them another name."
             )
         origins[here] = name
     return origins
@@ -373,16 +481,16 @@ def check_patterns(config: InitFromConfig, here: Mapping[str, str], where: str) 
     """Check the patterns against the names `here`, as `renamed` returns them.
 
     Raises:
-        ConfigError: a pattern of `include` fits none, or nothing is left.
+        ConfigError: a pattern of `include` matches none, or nothing is left.
     """
     for pattern in config.include:
         if not any(fnmatchcase(name, pattern) for name in here):
             raise ConfigError(
-                f"init_from.include has {pattern!r}, and no name in {where} fits it. {there_are(pattern, here)}"
+                f"init_from.include has {pattern!r}, which matches no name in {where}. {there_are(pattern, here)}"
             )
     if not any(is_wanted(name, config) for name in here):
         raise ConfigError(
-            f"init_from.exclude={config.exclude} leaves nothing of {where} to begin with. Leave out a pattern, or "
+            f"init_from.exclude={config.exclude} leaves nothing of {where} to load. Leave out a pattern, or "
             "init_from.path."
         )
 

@@ -30,7 +30,7 @@ class MemoryReportAbility(Ability):
     _state: TrainState | None = None
     _micro_batch_size: int | None = None
     _abilities: Sequence[Ability] = ()
-    _is_told: bool = False
+    _is_reported: bool = False
 
     def begin(self, mesh: Mesh, run: RunContext | None) -> None:
         if run is not None:
@@ -43,16 +43,16 @@ class MemoryReportAbility(Ability):
 
     def logged(self, step: int, values: dict[str, float]) -> None:
         """Write memory.json and a line of the log the first time in an attempt; that call is collective."""
-        if self._is_told:
+        if self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         ranks = self._run.group.gather(self.figures())
         if not self._run.is_rank_zero:
             return
         most = {key: _most([rank[key] for rank in ranks]) for key in ranks[0]}
         with contextlib.suppress(OSError):  # like a heartbeat: a failure must not end the training
             write_json(self._run.paths.memory, {**most, "step": step, "attempt": self._run.attempt}, sync=False)
-        print(_in_words(most))
+        print(_summary(most))
 
     def close(self, error: BaseException | None) -> None:
         """Add an attribute `memory` for the journal to an out-of-memory error, and write a snapshot."""
@@ -132,7 +132,7 @@ def _most(values: list[Any]) -> Any:
     return max(numbers) if numbers else values[0]
 
 
-def _in_words(most: dict[str, Any]) -> str:
+def _summary(most: dict[str, Any]) -> str:
     parts = [f"{name} {_size(most[name])}" for name in (*HELD, "activations", "cache") if most[name]]
     limit = "" if most["limit"] is None else f" of {_size(most['limit'])}"
     fragments = "" if most["fragmentation"] is None else f", {most['fragmentation']:.0%} of it fragments"

@@ -71,7 +71,7 @@ class PipelineStepper(Stepper):
     """Weights that another stage has too, and the group of both."""
     _schedule: Any = field(init=False, default=None)
     _may_omit_outputs: bool = field(init=False, default=False)
-    _told: Sequence[Any] = field(init=False, default=())
+    _batch_shares: Sequence[Any] = field(init=False, default=())
     _losses: list[torch.Tensor] = field(init=False, default_factory=list)
     _scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     _norm: torch.Tensor | None = field(init=False, default=None)
@@ -124,7 +124,7 @@ class PipelineStepper(Stepper):
         if self._may_omit_outputs:
             options["return_outputs"] = False  # the last stage needs no logits of the whole batch
         if stage.is_last:
-            self._told = self._shares(batches, self.grad_accum_steps)
+            self._batch_shares = self._shares(batches, self.grad_accum_steps)
         if stage.is_first or stage.is_last:
             micro = [next(batches) for _ in range(self.grad_accum_steps)]
             # torch cuts it into the same pieces again; one copy to the device instead of many.
@@ -145,7 +145,7 @@ class PipelineStepper(Stepper):
         assert self._scaler is not None
         with autocast(self.precision, self.device.type):
             loss = self.task.loss_of(logits, targets)
-        share = self._told[len(self._losses)]  # micro-batches come in their order
+        share = self._batch_shares[len(self._losses)]  # micro-batches come in their order
         if share is not None:
             loss = by_share(loss, share)
         if self.grad_accum_steps > 1:
@@ -269,9 +269,9 @@ def _run(
             value = part.of(model)(value)
     if value.dtype is not stage.outputs.dtype or value.shape[1:] != stage.outputs.shape[1:]:
         raise LoopError(
-            f"stage {stage.index} gives {value.dtype} {list(value.shape[1:])} on, and {stage.outputs.dtype} "
-            f"{list(stage.outputs.shape[1:])} was agreed: the inputs have another shape than the data set's first one, "
-            "or a part's result depends on numbers."
+            f"stage {stage.index} gives {value.dtype} {list(value.shape[1:])} to the next stage, which expects "
+            f"{stage.outputs.dtype} {list(stage.outputs.shape[1:])}: the inputs have another shape than the data set's "
+            "first sample, or the shape of a part's result depends on values."
         )
     return value.contiguous()  # gloo sends nothing else
 

@@ -55,7 +55,7 @@ class SpikeGuard(StepGuard):
         self._norms = torch.full((config.spike_window,), math.inf)
         self._row, self._worst_row, self._spikes, self._last, self._first = torch.zeros(5, dtype=torch.int64).unbind()
         self._of_first = torch.zeros(2)
-        self._told = 0
+        self._reported = 0
         self.rollbacks = 0
         """Number of rollbacks in the whole run."""
         self.offset = 0
@@ -119,7 +119,7 @@ class SpikeGuard(StepGuard):
 
         Waits for the device.
         """
-        new, self._told = int(self._spikes) - self._told, int(self._spikes)
+        new, self._reported = int(self._spikes) - self._reported, int(self._spikes)
         return (new, int(self._last)) if new > 0 and self._config.on_spike is OnSpike.skip else None
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
@@ -133,8 +133,8 @@ class SpikeGuard(StepGuard):
         assert self.max_in_a_row is not None
         if is_end and row > self.max_in_a_row:
             raise DivergedError(
-                f"{row} spikes in a row up to step {step}, and train.max_skipped_steps={self.max_in_a_row}: the "
-                f"gradients have become as large as that. {_ADVICE}"
+                f"{row} spikes in a row up to step {step}, and train.max_skipped_steps={self.max_in_a_row}: gradients "
+                f"of this size have become usual. {_ADVICE}"
             )
 
     def rolled_back(self, before: tuple[int, int], trouble: Trouble, step: int) -> None:
@@ -144,7 +144,7 @@ class SpikeGuard(StepGuard):
             before: (rollbacks, offset) before the rollback.
         """
         self.rollbacks, self.offset = before[0] + 1, before[1] + trouble.step - step
-        self._told = int(self._spikes)
+        self._reported = int(self._spikes)
 
     def check_rollbacks(self, trouble: Trouble) -> None:
         """Raise DivergedError if no further rollback is allowed."""
@@ -166,7 +166,7 @@ class SpikeGuard(StepGuard):
         for name in _COUNTERS:
             setattr(self, f"_{name}", torch.tensor(state[name]))
         self._norms, self._of_first = state["norms"].clone(), state["of_first"].clone()
-        self.rollbacks, self.offset, self._told = state["rollbacks"], state["offset"], state["spikes"]
+        self.rollbacks, self.offset, self._reported = state["rollbacks"], state["offset"], state["spikes"]
         self._move(self._norms.device)
 
 

@@ -45,11 +45,20 @@ def test_a_state_that_never_was_is_false_however_short() -> None:
     assert str(found) == "a FAILED (why) for 10.0 s while COMPLETED: never true"
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "UNKNOWN"])
-def test_a_state_is_late_beyond_the_caches_age(state: str) -> None:
-    pairs = (("RUNNING", "RUNNING"), *(("COMPLETED", state),) * 7, ("COMPLETED", "COMPLETED"))
+@pytest.mark.parametrize(("state", "num_looks"), [("RUNNING", 7), ("UNKNOWN", 16)])
+def test_a_state_is_late_beyond_the_caches_age(state: str, num_looks: int) -> None:
+    pairs = (("RUNNING", "RUNNING"), *(("COMPLETED", state),) * num_looks, ("COMPLETED", "COMPLETED"))
     (found,) = falsehoods(_looks(*pairs), _AGE_S)
-    assert (found.state, found.seconds, found.is_late) == (state, 70.0, state == "RUNNING")
+    assert (found.state, found.seconds, found.is_late) == (state, 10.0 * num_looks, state == "RUNNING")
+    assert not falsehoods(_looks(pairs[0], *pairs[2:]), _AGE_S)
+
+
+def test_while_the_server_does_not_know_either_an_end_is_no_falsehood() -> None:
+    """A full quota lets a worker record nothing (exit 74). Both looks wait for what may come, and one waits longer."""
+    ended = (("RUNNING", "RUNNING"), *(("UNKNOWN", "UNKNOWN"),) * 40, ("UNKNOWN", "FAILED"), ("PENDING", "PENDING"))
+    assert falsehoods(_looks(*ended), _AGE_S) == []
+    (found,) = falsehoods(_looks(("RUNNING", "RUNNING"), ("RUNNING", "FAILED"), ("RUNNING", "RUNNING")), _AGE_S)
+    assert found.state == "FAILED"
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

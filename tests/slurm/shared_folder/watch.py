@@ -2,7 +2,8 @@
 
 ``python -m tests.slurm.shared_folder.watch FILE SWEEP TRUE_SWEEP ...`` looks until SIGTERM and writes a line for each
 look. A state that the login shell sees is false if the run was not in it when it was seen. The state is late if the run
-was in it before, no longer ago than a client's caches may be old.
+was in it before, no longer ago than a client's caches may be old. UNKNOWN may last as long as the page on the shared
+folder says, a cache's age and 90 s for clocks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from hpc_trainer.record.run_state import CLOCKS_APART_S
 from tests.slurm.driver import Driver
 
 SHOWN, TRUE = "shown", "true"
@@ -86,16 +88,18 @@ def falsehoods(looks: list[Look], age_s: float) -> list[Falsehood]:
 
 def _of_one_run(looks: list[Look], run_id: str, age_s: float) -> Iterator[Falsehood]:
     true_until: dict[str, float] = {}
-    truth, began, wrong = "", 0.0, ("", "", "")
+    truth, began, wrong, is_open = "", 0.0, ("", "", ""), False
     for place, look in enumerate(looks):
         state, cause = look.states.get(run_id, ("", ""))
         if look.who == TRUE:
-            if state != _UNSURE:  # between the end of a job and what Slurm says of it the server's files tell nothing
+            is_open = state == _UNSURE
+            if not is_open:  # between the end of a job and what Slurm says of it the server's files tell nothing
                 true_until[state], truth = look.end, state
             continue
         truths = (later.states.get(run_id, ("", ""))[0] for later in looks[place + 1 :] if later.who == TRUE)
         after = next((state for state in truths if state != _UNSURE), truth)
         right = not state or _fits(state, truth, after) or not truth
+        right = right or (is_open and state not in _ACTIVE)  # the job is gone and has left nothing: an end, or UNKNOWN
         if wrong[0] and (right or wrong[:2] != (state, truth)):
             yield from _judge(run_id, wrong, look.begin - began, true_until, began, age_s)
             wrong = ("", "", "")
@@ -125,7 +129,8 @@ def _judge(
     was_true = state in true_until and true_until[state] <= began
     # The job is there all the while: how far it is comes from files.
     was_true |= {state, truth} <= set(_ACTIVE)
-    if (was_true or state == _UNSURE) and seconds <= age_s + _MARGIN_S:
+    longest_s = age_s + _MARGIN_S + (CLOCKS_APART_S if state == _UNSURE else 0.0)
+    if (was_true or state == _UNSURE) and seconds <= longest_s:
         return
     yield Falsehood(run_id, state, cause, truth, seconds, is_late=was_true)
 

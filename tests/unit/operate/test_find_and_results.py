@@ -167,8 +167,10 @@ def test_a_row_says_what_was_asked_what_came_out_and_what_it_cost(runs_dir: Path
     assert first == {
         "run_id": spec.run_id, "optim.lr": "0.1", "model": "mlp", "hardware": "gpu_x8", "eval_accuracy": 0.9,
         "eval_loss": 0.3, "state": "COMPLETED", "step": 200, "gpu_hours": pytest.approx(4.0, abs=0.1), "attempts": 1,
+        "core_hours": pytest.approx(0.5 * 8 * spec.shape.cpus_per_task, abs=0.1), "redone_s": 0.0,
+        "wall_s": pytest.approx(1800, abs=5), "queue_s": pytest.approx(1800, abs=5),
     }  # fmt: skip
-    assert list(first)[:1] + list(first)[-4:] == ["run_id", "state", "step", "gpu_hours", "attempts"]
+    assert list(first)[:1] + list(first)[5:9] == ["run_id", "eval_loss", "state", "step", "gpu_hours"]
     assert (second["state"], second["gpu_hours"], second["attempts"]) == ("PENDING", 0, 0)
 
 
@@ -205,6 +207,10 @@ ROWS = [{"n": 1, "acc": 0.5, "eval_loss": 2.0}, {"n": 2}, {"n": 3, "acc": 0.9, "
 @pytest.mark.parametrize(("key", "order"), [("acc", [3, 1, 2, 4]), ("eval_loss", [3, 1, 2, 4]), ("n", [4, 3, 2, 1])])
 def test_best_first_and_rows_without_a_value_last(key: str, order: list[int]) -> None:
     assert [row["n"] for row in sort_rows(ROWS, key)] == order
+    with_value, without = [n for n in order if any(row["n"] == n and row.get(key) is not None for row in ROWS)], 4
+    reversed_order = [row["n"] for row in sort_rows(ROWS, f"-{key}")]
+    assert reversed_order[: len(with_value)] == with_value[::-1]
+    assert key == "n" or reversed_order[-1] == without
 
 
 def test_a_column_that_is_not_there_is_refused() -> None:

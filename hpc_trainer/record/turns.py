@@ -1,0 +1,256 @@
+"""Turns of the runs of a pool: which slot has a run, and how each turn ended.
+
+A pool is one submission whose jobs, the slots, work through its runs. A slot takes a run by a claim: the file
+turns/RUN.T in the sweep's folder, which a link creates once. T counts the turns of the run, and no claim is ever
+removed: whoever finds that turn T is over tries to create turn T + 1, and of any number of slots one succeeds. The
+names of the folder are therefore enough to know which runs have been taken.
+
+Each slot has a folder of its own, slot-UUID-ELEMENT, with the files of a run's folder: its journal tells when the slot
+began and why it ended. The slot appends the ends of its turns to ends.jsonl there. A lost end does no harm: the run's
+own files tell it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_trainer.record.files import OwnLines, claim, make_folder, to_json
+from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.processes import is_alive
+from hpc_trainer.record.reading import (
+    Faults,
+    Kinds,
+    as_amount,
+    as_count,
+    as_text,
+    as_time,
+    list_folder,
+    look_anew,
+    parse_record,
+    read_bytes,
+    read_json,
+    seal,
+    tell,
+    typed,
+)
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.submissions import Submission
+
+_CLAIM: Kinds = {
+    "uuid": as_text, "slot": as_text, "job_id": as_text, "restart_count": as_count, "place": as_count,
+    "node": as_text, "process": as_text, "time": as_time,
+}  # fmt: skip
+_END: Kinds = {"run_id": as_text, "turn": as_count, "uuid": as_text, "state": RunState, "time": as_time}
+_MAY_END: Kinds = {"seconds": as_amount}
+_SLOT = "slot-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Slot that takes runs, in one incarnation of its job.
+
+    Attributes:
+        uuid: the pool's submission.
+        slot: name of the slot's folder (`slot_name`).
+        job_id: the slot's job, `123_4` on Slurm.
+        restart_count: how often Slurm has restarted the job.
+        node: the slot's node.
+        process: name of the slot's process (`record.processes.process_name`).
+        cluster: name of the cluster, None without Slurm.
+    """
+
+    uuid: str
+    slot: str
+    job_id: str
+    restart_count: int
+    node: str
+    process: str
+    cluster: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of a run: the slot that has claimed it, the place in the slot, and when (seconds since the epoch)."""
+
+    run_id: str
+    number: int
+    holder: Holder
+    place: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnd:
+    """End of a turn, as its slot recorded it: the run's state, the pool, and the seconds that the turn took."""
+
+    run_id: str
+    turn: int
+    uuid: str
+    state: RunState
+    time: float
+    seconds: float = 0.0
+
+    @property
+    def is_final(self) -> bool:
+        """True if the run is done, failed or cancelled, so that the pool does not take it again."""
+        return not (self.state.needs_submit or self.state.is_active)
+
+
+def slot_name(uuid: str, element: int) -> str:
+    """Return the name of a slot's folder."""
+    return f"{_SLOT}{uuid[:8]}-{element}"
+
+
+def is_slot(name: str) -> bool:
+    """Return True if a name in the sweep's folder is that of a slot's folder."""
+    return name.startswith(_SLOT)
+
+
+def pool_job(pool: Submission) -> str:
+    """Return the part that the ids of a pool's slots share: the array's id, or a name for slots without Slurm."""
+    return (pool.job_id or "") if pool.executor == "slurm" else f"pool-{pool.uuid[:8]}"
+
+
+def living_slots(sweep: SweepPaths, pool: Submission) -> list[str]:
+    """Return the names of the processes of a local pool's slots that are alive on this machine."""
+    found = []
+    for element in range(pool.slots):
+        attempts = Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())
+        found += [each.process for each in attempts[-1:] if not each.has_ended and is_alive(each.process)]
+    return found
+
+
+def pool_is_alive(sweep: SweepPaths, pool: Submission) -> bool | None:
+    """Return True if a process of a local pool is alive; None if it is not known, as on another host."""
+    signs = [is_alive(pool.job_id)] if pool.job_id else []
+    for element in range(pool.slots):
+        attempts = Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())
+        signs += [is_alive(attempt.process) for attempt in attempts[-1:] if not attempt.has_ended]
+    return True if any(signs) else None if None in signs else False
+
+
+def slot_folder(sweep: SweepPaths, uuid: str, element: int) -> RunPaths:
+    """Return the paths of a slot's folder, which has the files of a run's folder."""
+    return RunPaths(sweep.at(slot_name(uuid, element)))
+
+
+def read_turn(sweep: SweepPaths, run_id: str, number: int, faults: Faults | None = None) -> Turn | None:
+    """Return a turn by its claim; None if there is none, or if it cannot be read."""
+    faults = Faults() if faults is None else faults
+    path = sweep.turns / f"{run_id}.{number}"
+    record = read_json(path, faults)
+    if record is None:
+        return None
+    try:
+        values = typed(record, _CLAIM, {"cluster": as_text})
+    except (KeyError, ValueError) as error:
+        tell(faults, path, error)
+        return None
+    place, since = values.pop("place"), values.pop("time")
+    return Turn(run_id=run_id, number=number, holder=Holder(**values), place=place, time=since)
+
+
+class Turns:
+    """All turns of a sweep, as of the last look; with a holder also its own claims and ends.
+
+    Args:
+        sweep: the sweep.
+        holder: the slot that takes turns; None only to read.
+    """
+
+    def __init__(self, sweep: SweepPaths, holder: Holder | None = None) -> None:
+        self.sweep, self.holder = sweep, holder
+        self.newest: dict[str, int] = {}
+        """Run id -> its newest turn."""
+        self.ends: dict[str, TurnEnd] = {}
+        """Run id -> the end of its newest turn that has ended."""
+        self.faults = Faults()
+        self._read: dict[str, int] = {}  # slot -> bytes of its ends that were read
+        self._own = None if holder is None else OwnLines(Path(sweep.at(holder.slot)) / "ends.jsonl")
+
+    def begin(self) -> None:
+        """Create the folders for claims and ends, and look."""
+        assert self.holder is not None
+        make_folder(self.sweep.turns)
+        make_folder(Path(self.sweep.at(self.holder.slot)))
+        self.look()
+
+    def look(self, slots: Iterable[str] | None = None) -> None:
+        """Read the claims' names, and the ends that were recorded since the last look.
+
+        Args:
+            slots: names of the slots' folders; None: those in the sweep's folder.
+        """
+        with contextlib.suppress(OSError):
+            look_anew(self.sweep.turns)
+        for name in list_folder(self.sweep.turns, self.faults) or ():
+            run_id, _, number = name.rpartition(".")
+            if run_id and number.isdecimal() and not name.startswith("."):  # a dot: a claim that is being written
+                self.newest[run_id] = max(self.newest.get(run_id, 0), int(number))
+        if slots is None:
+            slots = [name for name in list_folder(self.sweep.folder, self.faults) or () if is_slot(name)]
+        for slot in slots:
+            for end in self._new_ends(slot):
+                self._take_end(end)
+
+    def _new_ends(self, slot: str) -> Iterator[TurnEnd]:
+        path = Path(self.sweep.at(slot)) / "ends.jsonl"
+        data = (read_bytes(path, self.faults) or b"")[self._read.get(slot, 0) :]
+        whole = data.rpartition(b"\n")[0]
+        self._read[slot] = self._read.get(slot, 0) + (len(whole) + 1 if whole else 0)
+        for line in whole.splitlines():
+            try:
+                values = typed(parse_record(line), _END, _MAY_END)
+            except (KeyError, ValueError) as error:  # noqa: PERF203  (one damaged line hides no other)
+                tell(self.faults, path, error)
+            else:
+                yield TurnEnd(**values)
+
+    def _take_end(self, end: TurnEnd) -> None:
+        if end.run_id not in self.ends or self.ends[end.run_id].turn <= end.turn:
+            self.ends[end.run_id] = end
+
+    def end_of(self, run_id: str) -> TurnEnd | None:
+        """Return the end of the run's newest turn; None if that turn is not over, or if there is none."""
+        end = self.ends.get(run_id)
+        return end if end is not None and end.turn == self.newest.get(run_id) else None
+
+    def take(self, run_id: str, place: int = 0) -> Turn | None:
+        """Claim the run's next turn; None if another slot was faster.
+
+        Only call it for a run that nobody has: it has no turn, or its newest one is over or was left by a dead slot.
+
+        Raises:
+            OSError: the file system refused.
+        """
+        assert self.holder is not None
+        number = self.newest.get(run_id, -1) + 1
+        now = time.time()
+        holder = {name: value for name in Holder.__slots__ if (value := getattr(self.holder, name)) is not None}
+        record = {**holder, "place": place, "time": now}
+        is_ours = claim(self.sweep.turns / f"{run_id}.{number}", f"{seal(to_json(record))}\n".encode())
+        self.newest[run_id] = number
+        if not is_ours:
+            return None
+        return Turn(run_id=run_id, number=number, holder=self.holder, place=place, time=now)
+
+    def end(self, turn: Turn, state: RunState, seconds: float | None = None) -> None:
+        """Record how a turn of this slot ended; a full disk is no reason to stop."""
+        assert self._own is not None
+        spent = max(0.0, time.time() - turn.time) if seconds is None else seconds
+        end = TurnEnd(
+            run_id=turn.run_id, turn=turn.number, uuid=turn.holder.uuid, state=state, time=time.time(), seconds=spent
+        )
+        self._take_end(end)
+        record = {name: getattr(end, name) for name in TurnEnd.__slots__} | {"state": state.value}
+        with contextlib.suppress(OSError):
+            self._own.append([record])
+
+    def seconds_of_whole_runs(self) -> list[float]:
+        """Return the durations of the turns in which a run was completed in its first turn, so from begin to end."""
+        return [end.seconds for end in self.ends.values() if end.state is RunState.COMPLETED and end.turn == 0]

@@ -1,0 +1,558 @@
+"""Slot of a pool: one job that works through runs, some of them beside each other. No torch unless a run needs it.
+
+    python -m hpc_trainer.worker --sweep-dir DIR --pool UUID
+
+The slot takes the next run that nobody has (record/turns.py), forks a process for each of its ranks, and waits until
+they end. So Python and the imports are paid once a job, not once a run. It ends when nothing is left to take. If it has
+to stop, or the time left is too short for another run, its runs save and go back to the pool, and the slot
+brings its own job back once (worker/conclude.py). Where the next run comes from is a `RunSource`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.domains import contributions
+from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
+from hpc_trainer.record.files import set_umask
+from hpc_trainer.record.journal import Attempt, Journal
+from hpc_trainer.record.last_words import NOT_STARTED
+from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.processes import is_alive, process_name
+from hpc_trainer.record.reading import is_storage_error, is_there, look_anew, names_in
+from hpc_trainer.record.spec import RunSpec, read_specs
+from hpc_trainer.record.states import CANCEL, DONE, POOL, RunState
+from hpc_trainer.record.submissions import Submission, read_submissions
+from hpc_trainer.record.turns import (
+    Holder,
+    Turn,
+    Turns,
+    read_turn,
+    slot_folder,
+    slot_name,
+)
+from hpc_trainer.runtime.cores import shares
+from hpc_trainer.runtime.pace import DEADLINE, JOB_START, job_end_time
+from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
+from hpc_trainer.runtime.spans import Spans
+from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
+from hpc_trainer.slurm import terms
+from hpc_trainer.slurm.queue import QueueEntry, is_of, read_queue
+from hpc_trainer.worker.conclude import Stop, conclude_start
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+# Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
+_AGAIN_S = 30.0
+_IDLE_S = 2.0
+# Longest wait for the end of a process before the stop flag is looked at again.
+_WAIT_S = 1.0
+# Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
+_START_S, _START_PROGRAM_S = 30.0, 2.0
+
+
+RunTurn = Callable[[SweepPaths, RunSpec, RankEnv, StopFlag, Spans], int]
+"""`worker.rank.run_turn`, which is passed on because that file imports this one."""
+
+
+class RunSource(Protocol):
+    """Source of a slot's runs. One slot has one; other slots of the pool have their own, in other processes.
+
+    Everything that the sources must agree on lies in the sweep's folder: claims (`Turns.take`) decide who runs what.
+    """
+
+    @property
+    def template(self) -> RunSpec:
+        """A run that stands for all: of its shape, with the environment, time limit and budgets of all runs."""
+
+    def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
+        """Claim the next run for a place of this slot by `turns.take`, and return it; None if none can be had now."""
+
+    def has_ended(self, turn: Turn, state: RunState) -> None:
+        """Take note that a turn of this slot has ended; its end is recorded already (`Turns.end`)."""
+
+    def is_empty(self, turns: Turns) -> bool:
+        """Return True if there is nothing that this slot could ever take: the slot then ends.
+
+        Runs that other living slots have do not count, those that this slot has given back do.
+        """
+
+
+class ListedRuns:
+    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left."""
+
+    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> None:
+        self._sweep, self._pool = sweep, pool
+        self._specs = {run_id: specs[run_id] for run_id in pool.run_ids if run_id in specs}
+        if not self._specs:
+            raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
+        self._fresh = list(reversed(self._specs))
+        self._order: dict[str, int] = {}
+
+    @property
+    def template(self) -> RunSpec:
+        """The first run: all runs of a pool have one shape and one environment."""
+        return next(iter(self._specs.values()))
+
+    def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
+        """Claim the first run that nobody has taken yet, or else one that was given back or left."""
+        while self._fresh:
+            run_id = self._fresh.pop()
+            if run_id in turns.newest:
+                continue
+            turn = turns.take(run_id, place)
+            if turn is not None:
+                return self._specs[run_id], turn
+            turns.look()  # others are ahead of us in the list
+        turns.look()
+        self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
+        queue = Queue()
+        for run_id in self._specs:
+            if self._may_take(run_id, turns, queue):
+                turn = turns.take(run_id, place)
+                if turn is not None:
+                    return self._specs[run_id], turn
+        return None
+
+    def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
+        number = turns.newest.get(run_id)
+        if number is None:
+            return True
+        end = turns.end_of(run_id)
+        if end is not None:
+            return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
+        turn = read_turn(self._sweep, run_id, number, turns.faults)
+        if turn is None or turns.holder is None or self._is_later(turn.holder.uuid):
+            return False
+        if not _is_left(self._sweep, turn, turns.holder, queue):
+            return False
+        return not _settle(self._sweep, turn, turns)
+
+    def _is_later(self, uuid: str) -> bool:
+        """Return True for a submission after this pool's, or one that is not known: the run is its."""
+        own = self._order.get(self._pool.uuid, len(self._order))
+        return uuid != self._pool.uuid and self._order.get(uuid, len(self._order)) >= own
+
+    def has_ended(self, turn: Turn, state: RunState) -> None:
+        """Do nothing: the recorded ends say all."""
+
+    def is_empty(self, turns: Turns) -> bool:
+        """Return True if each run has ended for good, or has a turn of another slot."""
+        return not any(self._is_open(run_id, turns) for run_id in self._specs)
+
+    def _is_open(self, run_id: str, turns: Turns) -> bool:
+        if run_id not in turns.newest:
+            return True
+        end = turns.end_of(run_id)
+        if end is not None:
+            return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
+        turn = read_turn(self._sweep, run_id, turns.newest[run_id], turns.faults)
+        return turn is not None and turns.holder is not None and turn.holder.slot == turns.holder.slot
+
+
+class Queue:
+    """Slurm's queue, asked at most once for all runs of one look."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, QueueEntry] | None = None
+        self._is_silent = False
+
+    def has_ended(self, holder: Holder) -> bool:
+        """Return True if Slurm says that the job of a slot does not work; False if it does, or if nobody knows."""
+        if self._entries is None and not self._is_silent:
+            try:
+                self._entries = read_queue()
+            except SlurmError as error:
+                print(f"whether job {holder.job_id} works is not known: {error}")
+                self._is_silent = True
+        if self._entries is None:
+            return False
+        entry = self._entries.get(holder.job_id)
+        return entry is None or not is_of(entry, holder.uuid) or entry.state in terms.NOT_BEGUN
+
+
+def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: Queue) -> bool:
+    """Return True if the slot that has the turn is surely dead, and the run's process too."""
+    holder = turn.holder
+    if holder.slot == own.slot and holder.job_id == own.job_id:
+        # Slurm starts one incarnation of a job at a time, and this is the newest one.
+        return holder.restart_count < own.restart_count
+    if holder.job_id[:1].isdecimal():
+        return holder.cluster == own.cluster and queue.has_ended(holder)
+    if is_alive(holder.process) is not False:
+        return False
+    attempt = _attempt_of(sweep.run(turn.run_id), turn)
+    return attempt is None or attempt.has_ended or is_alive(attempt.process) is False
+
+
+def _settle(sweep: SweepPaths, turn: Turn, turns: Turns) -> bool:
+    """Record the end of a turn whose slot died before it could; return True if the run has ended for good."""
+    paths = sweep.run(turn.run_id)
+    look_anew(paths.folder)
+    names = names_in(paths.folder) or ()
+    if DONE in names:
+        state = RunState.COMPLETED
+    elif CANCEL in names:
+        state = RunState.CANCELLED
+    else:
+        attempt = _attempt_of(paths, turn)
+        if attempt is None or attempt.state is None or attempt.state.needs_submit or attempt.state.is_active:
+            return False
+        state = attempt.state
+    turns.end(turn, state)
+    return True
+
+
+def _attempt_of(paths: RunPaths, turn: Turn) -> Attempt | None:
+    """Return the attempt of a turn, by its journal; None if it has not begun."""
+    key = turn.holder.job_id, turn.number
+    return next((each for each in Journal(paths).read() if (each.job_id, each.restart_count) == key), None)
+
+
+def source_of(sweep: SweepPaths, pool: Submission) -> RunSource:
+    """Return where the pool's runs come from: what a domain contributes (hook `run_sources`), or the listed runs."""
+    specs = read_specs(sweep)
+    if pool.source is not None:
+        for make in contributions("run_sources"):
+            source: RunSource | None = make(sweep, pool, specs)
+            if source is not None:
+                return source
+        raise RunStateError(f"{sweep.folder}: the pool's runs come from {pool.source!r}, which is not installed here.")
+    return ListedRuns(sweep, pool, specs)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """Place for one run in a slot, with the GPUs and cores that no other place has; `ranks` are process ids."""
+
+    number: int
+    gpus: tuple[str, ...] = ()
+    cores: frozenset[int] = frozenset()
+    spec: RunSpec | None = None
+    turn: Turn | None = None
+    ranks: dict[int, int] = field(default_factory=dict)
+    """Process id -> pidfd of each rank that works; -1 if the kernel has none."""
+    codes: list[int] = field(default_factory=list)
+
+
+class Slot:
+    """One slot at work, in one incarnation of its job.
+
+    Args:
+        sweep: the sweep.
+        pool: the pool's submission.
+        element: number of the slot in the pool.
+        env: place of this process.
+        stop: flag that stop signals set.
+        run_turn: function that runs one rank of a run in a new process, and returns its exit code.
+    """
+
+    def __init__(
+        self, sweep: SweepPaths, pool: Submission, element: int, env: RankEnv, stop: StopFlag, run_turn: RunTurn
+    ) -> None:
+        self._sweep, self._stop, self._run_turn = sweep, stop, run_turn
+        self._source = source_of(sweep, pool)
+        self._config: TrainConfig = self._source.template.typed()
+        set_umask(self._config.paths.group_readable)
+        holder = Holder(
+            uuid=pool.uuid, slot=slot_name(pool.uuid, element), job_id=env.job_id, restart_count=env.restart_count,
+            node=env.node, process=process_name(), cluster=os.environ.get("SLURM_CLUSTER_NAME") or None,
+        )  # fmt: skip
+        self._env, self._paths = env, slot_folder(sweep, pool.uuid, element)
+        self._turns = Turns(sweep, holder)
+        self._places = _places(max(1, pool.per_node), self._source.template, element, env)
+        self._is_closing = False
+        self._told_to_stop = False
+        self._looked = -_AGAIN_S
+        self._attempt = 0
+
+    def run(self) -> int:
+        """Work until nothing is left or the slot must stop; return the exit code of the job."""
+        self._turns.begin()
+        journal = Journal(self._paths)
+        self._attempt = journal.attempt_number(self._env.job_id, self._env.restart_count)
+        journal.start(
+            self._attempt, job_id=self._env.job_id, restart_count=self._env.restart_count, node=self._env.node,
+            pid=os.getpid(), executor=self._env.launcher, world_size=1,
+        )  # fmt: skip
+        self._preload()
+        while True:
+            self._fill()
+            busy = [place for place in self._places if place.turn is not None]
+            if busy:
+                self._wait(busy)
+            elif self._must_leave() or self._source.is_empty(self._turns):
+                break
+            else:
+                time.sleep(_IDLE_S)  # the source waits for what other slots find out
+        return self._leave()
+
+    def _preload(self) -> None:
+        """Import what every run needs before the first fork, so that no run pays for it."""
+        import psutil  # noqa: F401
+
+        import hpc_trainer.worker.program
+
+        codecs.lookup("idna")  # for the first socket
+        contributions("samplers")
+        if self._config.train.command is None:
+            import hpc_trainer.worker.attempt  # noqa: F401  (with torch, which no process here has used yet)
+        gc.collect()
+        gc.freeze()  # a later collection would write into each page that the ranks share
+
+    def _fill(self) -> None:
+        """Give each free place a run, as long as there are runs and time for them."""
+        free = [place for place in self._places if place.turn is None]
+        is_busy = len(free) < len(self._places)
+        if not free or (is_busy and time.monotonic() - self._looked < _AGAIN_S):
+            return
+        for place in free:
+            if self._must_leave():
+                return
+            found = self._source.next_run(self._turns, place.number)
+            if found is None:
+                self._looked = time.monotonic()
+                return
+            place.spec, place.turn = found
+            self._start(place)
+
+    def _must_leave(self) -> bool:
+        if not self._stop.is_set and is_there(self._paths.marker(CANCEL)):
+            self._stop.request("CANCEL marker")
+        if not self._stop.is_set and not self._is_closing and not self._has_time():
+            print("the time left is too short for another run.", flush=True)
+            self._is_closing = True
+        return self._stop.is_set or self._is_closing
+
+    def _has_time(self) -> bool:
+        """Return True if the job has time for another run: a whole one if its duration is known and fits into a job."""
+        shape = self._source.template.shape
+        end_time = job_end_time(shape.time_limit_min)
+        if end_time is None:
+            return True
+        least_s = _START_PROGRAM_S if self._config.train.command is not None else _START_S
+        known = self._turns.seconds_of_whole_runs()
+        whole_s = statistics.median(known) if known else 0.0
+        if whole_s < 60 * shape.time_limit_min - shape.signal_lead_s - least_s:
+            least_s = max(least_s, whole_s)
+        return end_time - time.time() - shape.signal_lead_s >= least_s
+
+    def _start(self, place: _Place) -> None:
+        """Fork one process for each rank of the place's run."""
+        assert place.spec is not None
+        place.codes = []
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for rank in range(place.spec.shape.world_size):
+            with stop_signals_held_back():
+                pid = os.fork()
+                if pid == 0:
+                    self._become(place, rank)
+            place.ranks[pid] = _pidfd(pid)
+
+    def _become(self, place: _Place, rank: int) -> NoReturn:
+        """Run one rank in this new process, and end it."""
+        code: int = ExitCode.FAILED
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            assert place.spec is not None
+            assert place.turn is not None
+            env = RankEnv(
+                rank=rank, local_rank=rank, world_size=place.spec.shape.world_size,
+                local_world_size=place.spec.shape.world_size, launcher=POOL, job_id=self._env.job_id,
+                restart_count=place.turn.number, node=self._env.node,
+            )  # fmt: skip
+            if place.cores:
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(0, place.cores)
+            if place.gpus or place.spec.shape.gpus_per_node:
+                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
+            self._set_times()
+            stop = StopFlag()
+            stop.install()
+            code = self._run_turn(self._sweep, place.spec, env, stop, Spans())
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(int(code))
+
+    def _set_times(self) -> None:
+        """Tell a run when its job ends, and that its own time begins now: the time before is the slot's."""
+        end_time = job_end_time(self._source.template.shape.time_limit_min)
+        if end_time is not None:
+            os.environ["SLURM_JOB_END_TIME"] = f"{end_time:.0f}"
+            os.environ["SLURM_JOB_START_TIME"] = os.environ[JOB_START] = f"{time.time():.0f}"
+
+    def _wait(self, busy: Sequence[_Place]) -> None:
+        """Wait until a rank ends or the stop flag is set, and conclude the turns whose ranks have all ended."""
+        if self._stop.is_set and not self._told_to_stop:
+            self._told_to_stop = True
+            for pid in (pid for place in busy for pid in place.ranks):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        descriptors = [fd for place in busy for fd in place.ranks.values() if fd >= 0]
+        if len(descriptors) == sum(len(place.ranks) for place in busy):
+            select.select(descriptors, [], [], _WAIT_S)
+        else:
+            time.sleep(0.05)
+        for place in busy:
+            for pid in list(place.ranks):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    descriptor = place.ranks.pop(pid)
+                    if descriptor >= 0:
+                        os.close(descriptor)
+                    place.codes.append(os.waitstatus_to_exitcode(status))
+            if not place.ranks:
+                self._conclude(place)
+
+    def _conclude(self, place: _Place) -> None:
+        assert place.spec is not None
+        assert place.turn is not None
+        turn, place.turn = place.turn, None
+        paths = self._sweep.run(turn.run_id)
+        try:
+            state = _state_after(paths, turn, place, self._env)
+        except OSError as error:
+            if not is_storage_error(error):
+                raise
+            print(f"how {turn.run_id} ended is not known: {error}", file=sys.stderr, flush=True)
+            state = RunState.FAILED
+        self._turns.end(turn, state)
+        self._source.has_ended(turn, state)
+        self._looked = -_AGAIN_S  # its place is free
+
+    def _leave(self) -> int:
+        """Record the slot's end; bring its job back if the pool has runs for it."""
+        self._turns.look()
+        if self._source.is_empty(self._turns):
+            Journal(self._paths).end(self._attempt, state=RunState.COMPLETED, cause="done")
+            return ExitCode.OK
+        self._stop.request(DEADLINE)  # unless a signal came: the time left is too short
+        ended = Stop(
+            config=self._config, paths=self._paths, env=self._env, flag=self._stop, attempt=self._attempt,
+            saved_step=None,
+        )  # fmt: skip
+        return conclude_start(ended)
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # Linux before 5.3
+        return -1
+
+
+def _places(count: int, spec: RunSpec, element: int, env: RankEnv) -> list[_Place]:
+    """Return the places of a slot, each with its share of the GPUs and cores that the slot sees."""
+    each = spec.shape.gpus_per_node
+    named = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    is_local = not env.job_id[:1].isdecimal()
+    first = element * count * each if is_local else 0  # local slots share one machine
+    gpus = (named or [str(index) for index in range(first + count * each)])[first:]
+    cores: list[list[int]] = [[] for _ in range(count)]
+    if count > 1 and not is_local:
+        own = sorted(os.sched_getaffinity(0))
+        if len(own) >= count:
+            cores = shares(own, count, 1)
+    return [
+        _Place(number=number, gpus=tuple(gpus[number * each : (number + 1) * each]), cores=frozenset(cores[number]))
+        for number in range(count)
+    ]
+
+
+def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> RunState:
+    """Return the state of a run whose ranks have all ended; record an end that they could not record themselves."""
+    names = names_in(paths.folder) or ()
+    if DONE in names:
+        return RunState.COMPLETED
+    if CANCEL in names:
+        return RunState.CANCELLED
+    attempt = _attempt_of(paths, turn)
+    if attempt is not None and attempt.state is not None:
+        return attempt.state
+    if ExitCode.REQUEUED in place.codes:
+        return RunState.PREEMPTED  # it saved, and had no room to record its end
+    journal = Journal(paths)
+    code = min(place.codes, default=0)
+    if attempt is not None:
+        message = "the ranks ended without a word: killed, or out of memory?"
+        journal.end(attempt.attempt, state=RunState.FAILED, cause="killed", error={"message": message})
+    elif code != ExitCode.OK:
+        number = journal.attempt_number(env.job_id, turn.number)
+        journal.start(
+            number, job_id=env.job_id, restart_count=turn.number, node=env.node, pid=os.getpid(), executor=POOL,
+            world_size=len(place.codes),
+        )  # fmt: skip
+        message = f"the worker ended before it started, with code {code}; the slot's output has its words"
+        journal.end(number, state=RunState.FAILED, cause=NOT_STARTED, error={"message": message})
+    return RunState.FAILED
+
+
+def run_slot(sweep: SweepPaths, uuid: str, stop: StopFlag, run_turn: RunTurn, slots: int = 0) -> int:
+    """Run one slot of a pool, or all `slots` of a local pool, and return the exit code."""
+    pool = next((each for each in read_submissions(sweep) if each.uuid == uuid), None)
+    if pool is None:
+        raise RunStateError(f"{sweep.folder} holds no pool {uuid}.")
+    if slots:
+        return _run_local(sweep, pool, stop, run_turn, slots)
+    element = os.environ.get("SLURM_ARRAY_TASK_ID", "0")
+    return Slot(sweep, pool, int(element), read_rank_env(), stop, run_turn).run()
+
+
+def _run_local(sweep: SweepPaths, pool: Submission, stop: StopFlag, run_turn: RunTurn, slots: int) -> int:
+    """Fork the slots of a local pool, and wait for them; a stop signal goes on to each."""
+    children = []
+    for element in range(slots):
+        with stop_signals_held_back():
+            pid = os.fork()
+            if pid == 0:
+                _become_local(sweep, pool, element, run_turn)
+        children.append(pid)
+    told, codes = False, []
+    while children:
+        if stop.is_set and not told:
+            told = True
+            for pid in children:
+                os.kill(pid, signal.SIGTERM)
+        for pid in list(children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                children.remove(pid)
+                codes.append(os.waitstatus_to_exitcode(status))
+        time.sleep(0.1)
+    return max(codes, default=0)
+
+
+def _become_local(sweep: SweepPaths, pool: Submission, element: int, run_turn: RunTurn) -> NoReturn:
+    code: int = ExitCode.FAILED
+    try:
+        stop = StopFlag()
+        stop.install()
+        job_id = f"pool-{pool.uuid[:8]}_{element}"
+        env = RankEnv(launcher=POOL, job_id=job_id, restart_count=0, node=socket.gethostname())
+        code = Slot(sweep, pool, element, env, stop, run_turn).run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(int(code))
