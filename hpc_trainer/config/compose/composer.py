@@ -266,7 +266,7 @@ class Composer:
         files = [folder / group / f"{name}.yaml" for folder in (conf_dir(), *self._config_dirs)]
         present = [file for file in dict.fromkeys(files) if file.is_file()]
         first = present[0] if present else None
-        other = next((file for file in present if first is not None and not _is_copy(file, first)), None)
+        other = next((file for file in present[1:] if first is not None and not _is_copy(file, first)), None)
         if other is None:
             return None
         return (
