@@ -204,9 +204,9 @@ def _write(members: Iterator[tuple[Path, str]], source: Path, archive: Path) -> 
     digest, count = hashlib.sha256(), 0
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
         for path, name in members:
-            member = tar.gettarinfo(path, arcname=f"./{name}")
-            if member is None:  # a socket
+            if path.is_socket():  # tarfile has no member for one
                 continue
+            member = tar.gettarinfo(path, arcname=f"./{name}")
             member.uid = member.gid = 0
             member.uname = member.gname = ""
             data = None
@@ -226,7 +226,7 @@ def _add(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path, data: bytes 
         tar.addfile(member)
         return
     with io.BytesIO(data) if data is not None else path.open("rb") as file:
-        tar.addfile(member, _Hashed(file, digest))  # type: ignore[arg-type]
+        tar.addfile(member, _Hashed(file, digest))
 
 
 class _Hashed:

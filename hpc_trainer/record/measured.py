@@ -97,7 +97,7 @@ def read_figures(cluster: str | None, profile: str) -> Figures | None:
     writes, reduce, problems, ranks = (
         found.get(name) for name in ("write_bytes_per_s", "all_reduce", "problems", "ranks")
     )
-    write = writes.get("slowest_node") if isinstance(writes, dict) else None
+    write: Any = writes.get("slowest_node") if isinstance(writes, dict) else None
     nodes = {rank.get("node") for rank in ranks if isinstance(rank, dict)} if isinstance(ranks, list) else set()
     return Figures(
         hardware=profile,
@@ -112,7 +112,9 @@ def read_figures(cluster: str | None, profile: str) -> Figures | None:
 
 def _links(reduce: Mapping[str, Any]) -> Iterator[tuple[str, Link]]:
     for name, told in reduce.items():
-        values = [told.get(key) for key in ("ranks", "latency_s", "bus_bytes_per_s")] if isinstance(told, dict) else []
+        values: list[Any] = (
+            [told.get(key) for key in ("ranks", "latency_s", "bus_bytes_per_s")] if isinstance(told, dict) else []
+        )
         if values and all(is_number(value) and value > 0 for value in values):
             yield name, Link(int(values[0]), float(values[1]), float(values[2]))
 

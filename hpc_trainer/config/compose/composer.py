@@ -57,6 +57,14 @@ _ENDLESS = (
 )
 
 
+def _is_copy(file: Path, other: Path) -> bool:
+    """Return True if two files have the same contents; False if one cannot be read."""
+    try:
+        return file.read_bytes() == other.read_bytes()
+    except OSError:
+        return False
+
+
 def _is_names(value: object) -> bool:
     return isinstance(value, list) and len(value) > 1 and all(isinstance(item, str) for item in value)
 
@@ -258,7 +266,7 @@ class Composer:
         files = [folder / group / f"{name}.yaml" for folder in (conf_dir(), *self._config_dirs)]
         present = [file for file in dict.fromkeys(files) if file.is_file()]
         first = present[0] if present else None
-        other = next((file for file in present if first is not None and file.read_bytes() != first.read_bytes()), None)
+        other = next((file for file in present[1:] if first is not None and not _is_copy(file, first)), None)
         if other is None:
             return None
         return (

@@ -111,13 +111,15 @@ class GridComposer(Composer):
     def _line(self, text: str) -> Line:
         if text not in self._lines:
             try:
-                self._lines[text] = read_line(text, self.parse, self._parts.is_group)
+                line = read_line(text, self.parse, self._parts.is_group)
+                is_wrong = line.is_group and self._problem_of_choice(line.override) is not None
+                self._lines[text] = None if is_wrong else line
             except UnusualOverrideError:
                 self._lines[text] = None
-        line = self._lines[text]
-        if line is None:
+        known = self._lines[text]
+        if known is None:
             raise _DeclinedError
-        return line
+        return known
 
 
 class _Part:

@@ -179,7 +179,7 @@ def test_a_file_with_the_name_of_a_shipped_one_is_refused_in_place_of_not_being_
     twin.write_text("name: gpu_x1\ngpus_per_node: 1\ntime_limit_min: 99\n")
     with GridComposer([own]) as composer:
         with pytest.raises(ConfigError, match=r"two files have this name.*mv .*gpu_x1\.yaml .*gpu_x1_own\.yaml, then"):
-            composer.compose(["hardware=gpu_x1"])
+            composer.compose_point(["hardware=gpu_x1"])
         composer.compose(["hardware=gpu_x2"])
     twin.write_bytes((conf_dir() / "hardware" / "gpu_x1.yaml").read_bytes())
     with GridComposer([own]) as composer:
