@@ -56,13 +56,14 @@ ON_SLURM = {
     "data": ("test_data_prepare.py",),
     "hardware": ("test_hardware.py", "test_sites.py"),
     "hydra_apps": ("test_hydra_apps.py",),
-    "launch": ("test_submission.py", "test_snapshot.py", "test_first_day.py"),
+    "launch": ("test_submission.py", "test_pools.py", "test_snapshot.py", "test_first_day.py"),
     "observe": ("test_ledger.py",),
+    "operate": ("test_control.py",),
     "record": ("test_submission.py", "test_ownership.py"),
     "slurm": ("test_submission.py", "test_ownership.py"),
     "training": ("test_own_loop.py",),
     "verify": ("test_verify_preempt.py",),
-    "worker": ("test_own_loop.py", "test_device_move.py", "test_any_program.py"),
+    "worker": ("test_pools.py", "test_own_loop.py", "test_device_move.py", "test_any_program.py"),
 }
 """Files of tests/slurm whose long tests go through a folder of the package, the nearest first."""
 ALWAYS: dict[str, tuple[str, ...]] = {

@@ -60,6 +60,7 @@ def test_a_run_that_saves_for_a_hold_comes_back_where_it_was(driver: Driver) -> 
     driver.wait_for_states("saved", "CANCELLED")
 
 
+@pytest.mark.long
 def test_a_canary_releases_the_others_at_its_first_save(driver: Driver) -> None:
     words = (*INTERRUPTIBLE, "hardware=testbed_x1", "train.num_steps=60", "checkpoint.every_steps=20", "seed=0,1")
     answer = driver.submit(*words, "--canary", "1", "sweep_name=mine")

@@ -83,6 +83,7 @@ def test_three_slots_run_forty_runs_each_once_with_one_sbatch(driver: Driver) ->
     )["submitted"] == 0  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_slot_whose_node_dies_loses_its_run_to_another_slot(driver: Driver) -> None:
     job_id = _submit(driver, "power", 4, 40, 0.5, "pool.jobs=2", "hardware.whole_node=true")
     driver.slurm.wait_for(lambda: len(_folders(driver, "power")) >= 2, 120, "two runs at work")
@@ -114,6 +115,7 @@ def test_a_preempted_slot_gives_its_run_back_and_comes_back_itself(driver: Drive
     _check_exactly_once(driver, "preempted", 30)
 
 
+@pytest.mark.long
 def test_cancel_of_a_run_ends_it_alone_and_cancel_of_the_sweep_ends_the_slots(driver: Driver) -> None:
     job_id = _submit(driver, "cancel", 8, 400, 0.25, "pool.jobs=2")
     driver.slurm.wait_for(lambda: len(_folders(driver, "cancel")) >= 2, 120, "two runs at work")
@@ -135,6 +137,7 @@ def test_cancel_of_a_run_ends_it_alone_and_cancel_of_the_sweep_ends_the_slots(dr
     driver.run("cancel", "cancel")
 
 
+@pytest.mark.long
 def test_a_slot_at_its_time_limit_brings_itself_back_and_nothing_is_lost(driver: Driver) -> None:
     words = ("pool.jobs=1", "hardware.time_limit_min=1", "cluster.signal_lead_s=15")
     job_id = _submit(driver, "limit", 3, 60, 0.5, *words)
@@ -154,6 +157,7 @@ def test_a_slot_at_its_time_limit_brings_itself_back_and_nothing_is_lost(driver:
     _check_exactly_once(driver, "limit", 60)
 
 
+@pytest.mark.long
 def test_places_beside_each_other_have_their_own_gpus_and_cores(driver: Driver) -> None:
     show = "sh -c 'echo \"$CUDA_VISIBLE_DEVICES $(taskset -cp $$ | sed s/.*:.//)\" > {run.dir}/share; sleep 3'"
     driver.submit(
