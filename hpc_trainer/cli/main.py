@@ -112,6 +112,12 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all runs have ended.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Submit failed runs again.")] = False,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            "--canary", metavar="N", help="N runs of each shape first; the others wait until they have saved."
+        ),
+    ] = None,
     fresh: Fresh = False,
     extend: Extend = False,
     config_dir: ConfigDir = None,
@@ -126,7 +132,7 @@ def submit(
     if dry_run:
         run_plan(given, chosen, as_json=as_json)
     else:
-        run_submit(given, chosen, wait=wait, as_json=as_json)
+        run_submit(given, chosen, wait=wait, as_json=as_json, canary=canary)
 
 
 @app.command(cls=Verb)
@@ -139,6 +145,7 @@ def retry(
             autocompletion=complete_names,
         ),
     ] = None,
+    where: WhereOption = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -146,7 +153,7 @@ def retry(
     """Submit failed runs again, as they were frozen but for changes; they go on from their newest checkpoint."""
     from hpc_trainer.cli.grid_verbs import run_retry
 
-    run_retry(names or [], sweep, runs_dir, as_json=as_json)
+    run_retry(names or [], sweep, runs_dir, as_json=as_json, where=where)
 
 
 @app.command("top-up", cls=Verb, hidden=True)
@@ -161,6 +168,7 @@ def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="
 def cancel(
     names: Names = None,
     save: Annotated[bool, typer.Option("--save", help="Let running ones save a checkpoint, however long.")] = False,
+    where: WhereOption = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -168,7 +176,29 @@ def cancel(
     """Cancel runs, or a whole sweep; a cancelled run never comes back by itself."""
     from hpc_trainer.cli.run_verbs import run_cancel
 
-    run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
+    run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json, where=where)
+
+
+@app.command(cls=Verb)
+def hold(
+    names: Names = None,
+    save: Annotated[bool, typer.Option("--save", help="Running ones too: they save a checkpoint and leave.")] = False,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Keep waiting runs, or a whole sweep, from starting until they are released."""
+    from hpc_trainer.cli.run_verbs import run_hold
+
+    run_hold(names or [], sweep, runs_dir, save=save, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def release(names: Names = None, sweep: SweepOption = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
+    """Let held runs, or a held sweep, go on."""
+    from hpc_trainer.cli.grid_verbs import run_release
+
+    run_release(names or [], sweep, runs_dir, as_json=as_json)
 
 
 @app.command(cls=Verb)
@@ -217,11 +247,16 @@ def logs(
 
 
 @app.command(cls=Verb)
-def sweeps(runs_dir: RunsDir = None, as_json: Json = False) -> None:
+def sweeps(
+    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only sweeps with this tag.")] = None,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Count all files, however long it takes.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
     """List the sweeps in the folder of runs, the newest first; asks no scheduler."""
     from hpc_trainer.cli.show_verbs import run_sweeps
 
-    run_sweeps(runs_dir, as_json=as_json)
+    run_sweeps(runs_dir, tag=tag, sizes=sizes, as_json=as_json)
 
 
 @app.command(cls=Verb)

@@ -212,6 +212,16 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs)
 
 
+def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) -> list[str]:
+    """Return those of the runs whose row in the table of results fulfils a condition.
+
+    Raises:
+        ConfigError: the condition names a column that the table does not have.
+    """
+    chosen = {row["run_id"] for row in result_table(status, typed=True, best=True).where(condition).rows}
+    return [run_id for run_id in run_ids if run_id in chosen]
+
+
 def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
     """Return a flat dict for each run, as `result_table` without best values."""
     return list(result_table(status, typed=typed).rows)
