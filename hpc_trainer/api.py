@@ -109,7 +109,11 @@ class Rows(list[T]):
     """List of dicts or of objects with fields, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        rows = [item if isinstance(item, dict) else dataclasses.asdict(item) for item in self]  # type: ignore[call-overload]
+        rows: list[dict[str, Any]] = []
+        for item in self:
+            row: dict[str, Any] = dict(item) if isinstance(item, dict) else dataclasses.asdict(item)  # type: ignore[call-overload]
+            more = row.pop("more", {})  # what domains add to a sweep's line
+            rows.append({**row, **more})
         return html_text(ResultTable(rows=rows, axes=(), metrics=(), costs=()))
 
 

@@ -230,7 +230,7 @@ def read_folder(
         paths=paths,
         submission=submission,
         element=index,
-        job_id=_job_of(submission, index, turn),
+        job_id=job_of_run(submission, index, turn),
         attempts=story.attempts,
         heartbeat=heartbeat,
         result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
@@ -249,7 +249,7 @@ def read_folder(
     )
 
 
-def _job_of(submission: Submission | None, index: int, turn: Turn | None) -> str | None:
+def job_of_run(submission: Submission | None, index: int, turn: Turn | None) -> str | None:
     """Return the id of a run's own job, or of the slot that has it; None if it has none (yet)."""
     if submission is None:
         return None
@@ -286,7 +286,7 @@ def unstarted_folder(
     """Return the RunFolder of a run that has no folder yet, or that is removed; arguments as for `read_folder`."""
     submission, index = latest or (None, 0)
     return RunFolder(
-        paths=paths, submission=submission, element=index, job_id=_job_of(submission, index, turn), turn=turn,
+        paths=paths, submission=submission, element=index, job_id=job_of_run(submission, index, turn), turn=turn,
         attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
         rivals=tuple(rival for rival in rivals if rival[0] is not submission), removed=removed, held=held,
     )  # fmt: skip
@@ -1125,5 +1125,5 @@ def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queu
         job_id = jobs[folder.uuid]
         if folder.submission is not None and job_id is not None:
             confirmed = dataclasses.replace(folder.submission, job_id=job_id)
-            element = _job_of(confirmed, folder.element, folder.turn)
+            element = job_of_run(confirmed, folder.element, folder.turn)
             folders[run_id] = dataclasses.replace(folder, submission=confirmed, job_id=element)

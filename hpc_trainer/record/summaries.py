@@ -23,7 +23,7 @@ from hpc_trainer.record.journal import Attempt
 from hpc_trainer.record.layout import RESULT, SUBMISSIONS, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import SPEED
 from hpc_trainer.record.reading import Faults, check_place, is_ours, parse_record, read_bytes, seal
-from hpc_trainer.record.run_state import RunFolder
+from hpc_trainer.record.run_state import RunFolder, job_of_run
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.submissions import Submission
 
@@ -71,7 +71,7 @@ class Summary:
         """Return the run's folder as `read_folder` returned it."""
         submission, index = latest
         return RunFolder(
-            paths=paths, submission=submission, element=index, job_id=submission.element_id(index),
+            paths=paths, submission=submission, element=index, job_id=job_of_run(submission, index, None),
             attempts=[_attempt(record) for record in self.attempts], heartbeat=self.heartbeat, result=self.result,
             markers=frozenset({DONE}), waits=None,
         )  # fmt: skip
@@ -179,6 +179,7 @@ def _is_final(folder: RunFolder, stamp: Stamp) -> bool:
         DONE in folder.markers
         and not (folder.faults or folder.doubt or folder.untold_job or folder.rivals or folder.is_claimed)
         and bool(folder.uuid)
+        and folder.turn is None
         and newest is not None
         and newest.has_ended
         and 0 < max(stamp[0], stamp[2]) < (time.time() - _SETTLED_S) * 1e9

@@ -143,7 +143,7 @@ def test_what_is_left_out_is_said(sweep: SweepOnDisk, on_terminal: Terminal) -> 
     assert "JOB" in left_out
     assert {*head} & {*left_out} == set()
     assert {*head} | {*left_out} == {
-        "RUN", "STATE", "STEP", "ETA", "SEED", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE",
+        "RUN", "STATE", "STEP", "ETA", "SEED", "SPEED", "ATTEMPTS", "TIME", "JOB", "NODE", "METRICS", "CAUSE",
     }  # fmt: skip
 
 
