@@ -49,7 +49,7 @@ REFUSED = {
             "plan",
             "experiment=digits",
             "sweep.forms=[{to: onnx}]",
-        ): "sweep.forms is read by no part of this",
+        ): "sweep.forms is not used by any part of this",
         ("report", "--exports", "."): "--exports: no part of this installation reads it",
     },
     "search": {

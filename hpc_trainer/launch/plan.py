@@ -77,6 +77,11 @@ class ArrayPlan:
         return self.slots or len(self.specs)
 
     @property
+    def gpu_hours_max(self) -> float:
+        """GPU-hours if each of its jobs runs to its time limit once."""
+        return self.shape.gpu_hours * self.num_elements
+
+    @property
     def place(self) -> tuple[str, int | None]:
         """Key of the arrays that share `parallelism`. A list's items do not: one must not wait for another."""
         return f"{self.hardware}{' (pool)' if self.slots else ''}", self.choice
@@ -301,8 +306,11 @@ class SweepPlan:
 
     @property
     def gpu_hours_max(self) -> float:
-        """Return the GPU-hours if every run to be submitted takes one attempt of full length."""
-        return sum(map(gpu_hours_max, self.specs))
+        """Return the GPU-hours if every run to be submitted, or slot of a pool, takes one attempt of full length."""
+        pools = [array for array in self.arrays if array.slots]
+        in_pools = {spec.run_id for array in pools for spec in array.specs}
+        alone = sum(gpu_hours_max(spec) for spec in self.specs if spec.run_id not in in_pools)
+        return alone + sum(array.gpu_hours_max for array in pools)
 
     @property
     def num_to_submit(self) -> int:
@@ -417,10 +425,15 @@ def _state_of(spec: RunSpec, known: Known) -> RunState:
 def _over_budget(plan: SweepPlan) -> Sequence[str]:
     """Return a problem for each limit of `budget.*` that active runs and this plan's runs together exceed."""
     active = [spec for spec in plan.grid.specs if plan.states[spec.run_id].is_active]
-    counted = {spec.run_id: spec for spec in (*active, *plan.specs)}.values()
+    pools = [array for array in plan.arrays if array.slots]
+    in_pools = {spec.run_id for array in pools for spec in array.specs}
+    counted = {spec.run_id: spec for spec in (*active, *plan.specs) if spec.run_id not in in_pools}.values()
     if not plan.specs:
         return ()
-    jobs, hours = len(counted), sum(map(gpu_hours_max, counted))
+    share = [spec for spec in counted if asks_for_pool(spec)]  # at work in a pool, whose slots are at most so many
+    at_work = min(len(share), max((int(spec.config["pool"]["jobs"]) for spec in share), default=0))
+    jobs = len(counted) - len(share) + at_work + sum(array.slots for array in pools)
+    hours = sum(map(gpu_hours_max, counted)) + sum(array.gpu_hours_max for array in pools)
     budget = plan.grid.budget
     problems = []
     if budget.max_jobs is not None and jobs > budget.max_jobs:

@@ -56,6 +56,8 @@ class SubmittedArray:
     uuid: str = ""
     choice: int | None = None
     """As in `ArrayPlan`."""
+    slots: int = 0
+    """Slots of a pool that work through the runs; 0: each run is an element."""
 
     @property
     def place(self) -> tuple[str, int | None]:
@@ -216,7 +218,8 @@ class _SlurmSubmission:
                 after = (earlier[-array.behind].job_id,) if len(earlier) >= array.behind else after
             self._submit_what_fits(array, after)
         if self._top_up is not None:
-            new = [f"{submitted.job_id}_{index}" for submitted in self._done for index in range(len(submitted.run_ids))]
+            counts = [(submitted.job_id, submitted.slots or len(submitted.run_ids)) for submitted in self._done]
+            new = [f"{job_id}_{index}" for job_id, count in counts for index in range(count)]
             self._top_up.aim([*plan.known.elements, *new])
         return Outcome(
             arrays=tuple(self._done),
@@ -345,8 +348,9 @@ class _SlurmSubmission:
             release_jobs([job_id])
         self._end_losers(array, job_id)
         return SubmittedArray(
-            job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids), uuid=intent.uuid, choice=array.choice
-        )
+            job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids), uuid=intent.uuid, choice=array.choice,
+            slots=array.slots,
+        )  # fmt: skip
 
     def _renew(self) -> None:
         if self._lock is not None:
@@ -373,7 +377,11 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
         if array.slots:
             job_id = process_name(_start_pool(plan, array, intent).pid)
             write_confirmation(paths, intent, job_id)
-            submitted.append(SubmittedArray(job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids))
+            submitted.append(
+                SubmittedArray(
+                    job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids, slots=intent.slots,
+                )
+            )  # fmt: skip
         else:
             queued.append(intent)
     if queued:
@@ -393,6 +401,34 @@ def _start_queue(plan: SweepPlan, intents: Sequence[Submission]) -> subprocess.P
         argv += ["--archive", str(archive_of(paths, plan.code))]
     run_ids = [run_id for intent in intents for run_id in intent.run_ids]
     return _start_detached([*argv, "--max-parallel", str(plan.grid.max_parallel), *run_ids], paths.local_logs)
+
+
+def submit_source(plan: SweepPlan, array: ArrayPlan, source: str) -> SubmittedArray:
+    """Submit a pool that lists no runs: its slots take them from what a domain contributes (hook `run_sources`).
+
+    The caller holds the sweep's lock. Raises as `submit_plan`.
+
+    Args:
+        plan: a plan of runs of the same shape and environment; its code is stored already.
+        array: the slots, with one of these runs.
+        source: name by which the domain knows its pools.
+    """
+    paths = plan.grid.sweep
+    is_on_slurm = plan.grid.executor is Executor.slurm
+    make_folder(paths.scripts if is_on_slurm else paths.local_logs)
+    intent = write_intent(
+        paths, executor=plan.grid.executor.value, hardware=array.hardware, run_ids=[], code=plan.code,
+        parallelism=array.slots if is_on_slurm else None, cluster=plan.cluster if is_on_slurm else None,
+        slots=array.slots, per_node=array.per_node, source=source,
+    )  # fmt: skip
+    if is_on_slurm:
+        from hpc_trainer.launch.submitit_bridge import hand_over
+
+        job_id = hand_over(paths, intent, _job_of(plan, array, intent.uuid))
+    else:
+        job_id = process_name(_start_pool(plan, array, intent).pid)
+        write_confirmation(paths, intent, job_id)
+    return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=(), uuid=intent.uuid)
 
 
 def _start_pool(plan: SweepPlan, array: ArrayPlan, intent: Submission) -> subprocess.Popen[bytes]:

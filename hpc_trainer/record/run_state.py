@@ -112,7 +112,10 @@ class RunFolder:
     @property
     def waits_for(self) -> str | None:
         """Reason why a run that follows others has not begun; None if there is none."""
-        return str(self.decision["reason"]) if self.decision.get("reason") and not self.attempts else None
+        if self.attempts or not self.decision.get("reason"):
+            return None
+        is_taken_back = self.decision.get("decision") == "cancelled" and CANCEL not in self.markers  # by `retry`
+        return None if is_taken_back else str(self.decision["reason"])
 
     @property
     def newest(self) -> Attempt | None:
@@ -421,10 +424,14 @@ class SchedulerView:
 
     def slots_of(self, folder: RunFolder) -> list[QueueEntry]:
         """Return the slots of the run's pool that are in the queue."""
-        key = pool_job(folder.submission) if folder.submission is not None else ""
+        return [] if folder.submission is None else self.slots_of_pool(folder.submission)
+
+    def slots_of_pool(self, pool: Submission) -> list[QueueEntry]:
+        """Return the slots of a pool that are in the queue."""
+        key = pool_job(pool)
         if key not in self._slots:
             entries = (entry for entry in (self.queue or {}).values() if array_of(entry.job_id) == key)
-            self._slots[key] = [entry for entry in entries if is_of(entry, folder.uuid)]
+            self._slots[key] = [entry for entry in entries if is_of(entry, pool.uuid)]
         return self._slots[key]
 
     def has_living_slot(self, folder: RunFolder) -> bool | None:
@@ -626,7 +633,7 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
             return RunState.UNKNOWN, doubts.other_host(), None
     living = view.has_living_slot(folder)
     if living:
-        words = f"waits in the pool of process {submission.job_id}"
+        words = f"waits in the pool {pool_job(submission)}"
         return (RunState.PENDING if current is None else RunState.REQUEUED), words, None
     if living is None:
         return RunState.UNKNOWN, doubts.other_host(), None
@@ -931,16 +938,9 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
 def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
     state, cause, _ = end
     is_over = not state.is_active and state not in (RunState.NEW, RunState.COMPLETED)
-    if (
-        folder.is_in_pool
-        or not is_over
-        or cause is None
-        or folder.job_id is None
-        or view.queue is None
-        or view.accounting is None
-    ):
+    if not is_over or cause is None or folder.job_id is None or view.queue is None or view.accounting is None:
         return False
-    if folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
+    if folder.is_in_pool or folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
         return False
     # A job that neither the queue nor the accounting knows is FAILED too, but is not recorded.
     return view.job_of(folder) is None and (state is not RunState.FAILED or view.row_of(folder) is not None)

@@ -468,7 +468,7 @@ def claim_run(paths: RunPaths, own: Submission) -> bool:
         return True
     holder = claimed_by(paths, own.race)
     if holder is None:
-        raise RunStateError(f"{place} is there and cannot be read: which job has {paths.run_id} is not known.")
+        raise RunStateError(f"{place} exists but cannot be read, so the job that has {paths.run_id} is unknown.")
     return holder == own.uuid
 
 

@@ -169,7 +169,7 @@ class Recorder(Protocol):
     """Context of the run; None until it exists."""
 
     def write(self, why: str, error: BaseException | None = None) -> None:
-        """Record the present moment, because of `why`. Any thread may call this; it raises nothing."""
+        """Record the present moment, with `why` as the reason. Any thread may call this; it raises nothing."""
 
     def look(self, silent_s: float) -> None:
         """Check, in the watchdog's thread, if there is a reason to record; `silent_s` as in `Watchdog`."""

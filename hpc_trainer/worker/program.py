@@ -183,10 +183,10 @@ def _check_progress(attempts: list[Attempt], successors: frozenset[str], most: i
             break
         same += 1
     if same > most:
-        where = "without a step told" if ended[-1].step is None else f"at step {ended[-1].step}"
+        where = "without a reported step" if ended[-1].step is None else f"at step {ended[-1].step}"
         raise NoProgressError(
             f"the program ended {same} times in a row {where}, and cluster.max_no_progress={most}: it got no further, "
-            "and is not started again. A program that tells its steps ($HPC_TRAINER_METRICS) is judged by them."
+            "and is not started again. A program that reports its steps ($HPC_TRAINER_METRICS) is judged by them."
         )
 
 
@@ -287,7 +287,7 @@ class _Rank:
                     program.send(signal.SIGKILL if now - left_time > 2 * _LEFT_BEHIND_S else signal.SIGTERM)
             if self._story is not None:
                 self._story.look()
-            time.sleep(_POLL_S)
+            program.wait(_POLL_S)
 
     def _finish(self) -> int:
         """Conclude after the program is done. Rank 0 waits for the other ranks, then records that the run is done."""

@@ -75,7 +75,7 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
         if arguments.pool:
             from hpc_trainer.worker.slot import run_slot
 
-            return run_slot(sweep, arguments.pool, stop, arguments.slots)
+            return run_slot(sweep, arguments.pool, stop, run_turn, arguments.slots)
         run_id = arguments.run or _run_of_element(sweep, arguments.array)
         if arguments.torchrun is not None:
             from hpc_trainer.worker.agent import run_agent

@@ -179,7 +179,7 @@ class Composer:
             own = (
                 ""
                 if self._config_dirs
-                else f" For one of your own, name a folder with {group}/{name}.yaml by --config-dir."
+                else f" To use a choice of your own, pass the folder that has {group}/{name}.yaml with --config-dir."
             )
             return ConfigError(f"{group}={name}: no such choice. {_valid(name, self.choices(group))}{own}")
         parsed = self.parse(overrides)
@@ -256,8 +256,9 @@ class Composer:
     def _hidden_file(self, group: str, name: str) -> str | None:
         """Return the problem of a choice that two folders have with different contents: only the first would count."""
         files = [folder / group / f"{name}.yaml" for folder in (conf_dir(), *self._config_dirs)]
-        first, *others = [file for file in dict.fromkeys(files) if file.is_file()] or [None]
-        other = next((file for file in others if first is not None and file.read_bytes() != first.read_bytes()), None)
+        present = [file for file in dict.fromkeys(files) if file.is_file()]
+        first = present[0] if present else None
+        other = next((file for file in present if first is not None and file.read_bytes() != first.read_bytes()), None)
         if other is None:
             return None
         return (

@@ -128,7 +128,7 @@ _OURS = {
 _UNNEEDED = {
     "begin": "a pending job blocks no other; submit later instead",
     "comment": "hpc-trainer uses the comment to recognise its jobs",
-    "dependency": "hpc-trainer sets it for jobs that follow each other",
+    "dependency": "job ids change when runs come back; runs follow each other by after=SWEEP/RUN (docs/chain.md)",
     "requeue": "interrupted runs are requeued automatically",
 }
 _VALUE = Word(re.compile(r"[A-Za-z0-9_./:+@-][A-Za-z0-9_.,:@%+=/*\[\]-]*"), "END")
@@ -256,9 +256,9 @@ def _time_limit_note(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[
         return ()
     sizes = f" for {tight.min_nodes} to {tight.max_nodes} nodes" if tight.max_nodes is not None else ""
     return (
-        f"{of_site} gives {_queue(tight)} at most {tight.max_time_min} minutes{sizes}, and hardware.time_limit_min="
-        f"{hardware.time_limit_min}. Use hardware.time_limit_min={tight.max_time_min}: a run that needs longer comes "
-        "back by itself.",
+        f"{of_site} gives {_queue(tight)} at most {tight.max_time_min} minutes{sizes}, and "
+        f"hardware.time_limit_min={hardware.time_limit_min}. Use hardware.time_limit_min={tight.max_time_min}: a "
+        "longer run is requeued and continues.",
     )
 
 

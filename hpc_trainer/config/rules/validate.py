@@ -168,11 +168,11 @@ def _patches(model: ModelConfig, data: DataConfig) -> Iterator[str]:
 def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:
     for name in snapshot.packages:
         if not name.isidentifier():
-            yield f"snapshot.packages holds {name!r}: a top-level package, as my_lab."
+            yield f"snapshot.packages holds {name!r}: each entry is a top-level package, such as my_lab."
     for key in ("include", "exclude"):
         for pattern in getattr(snapshot, key):
             if not pattern.strip("/") or pattern.startswith("/") or ".." in pattern.split("/"):
-                yield f"snapshot.{key} holds {pattern!r}: a name (*.so), or a path from the top (data/raw)."
+                yield f"snapshot.{key} holds {pattern!r}: each entry is a name (*.so) or a path from the top (a/b)."
 
 
 def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
