@@ -49,6 +49,9 @@ from hpc_trainer.slurm.jobs import release_jobs, update_job
 _DIGITS = 10  # digits of the digest, at the end of a run's id
 # Runs that follow different ones need arrays of their own; above this number one array waits for all of them.
 _MOST_GROUPS = 16
+LOOK_AGAIN_S = 600
+"""Seconds until a job looks whose followed runs wait too, but have no job yet."""
+_ACTIVE = "followed runs wait or work"
 _NO_POOL = (
     "pool.jobs: a run that waits for others would keep a slot of the pool busy. Leave out pool.jobs, or submit when "
     "what the runs follow is complete."
@@ -117,7 +120,14 @@ class Follows:
     jobs: tuple[str, ...] = ()
     is_held: bool = False
     reason: str = ""
-    """Reason for a held run."""
+    """Reason why the runs wait; "" if they wait for nothing."""
+
+    @property
+    def options(self) -> list[str]:
+        """Options of sbatch besides a dependency: a job without one would start at once, only to go back."""
+        if self.is_held:
+            return ["--hold"]
+        return [f"--begin=now+{LOOK_AGAIN_S}"] if self.reason and not self.jobs else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +191,7 @@ def _follows(spec: RunSpec, waits: Sequence[Stand]) -> tuple[Follows | None, str
     if found.idle:
         return Follows(is_held=True, reason=held_reason(found.idle)), None
     jobs = tuple(dict.fromkeys(stand.job for stand in found.active if stand.job is not None))
-    return (Follows(jobs=jobs[-MOST_AWAITED:]) if found.active else None), None
+    return (Follows(jobs=jobs[-MOST_AWAITED:], reason=_ACTIVE) if found.active else None), None
 
 
 def _in_few_groups(of_run: Mapping[str, Follows]) -> dict[str, Follows]:
@@ -189,7 +199,9 @@ def _in_few_groups(of_run: Mapping[str, Follows]) -> dict[str, Follows]:
     if len(waiting) <= _MOST_GROUPS:
         return dict(of_run)
     jobs = tuple(dict.fromkeys(job for follows in of_run.values() for job in follows.jobs))[-MOST_AWAITED:]
-    return {run_id: follows if follows.is_held else Follows(jobs=jobs) for run_id, follows in of_run.items()}
+    return {
+        run_id: follows if follows.is_held else Follows(jobs=jobs, reason=_ACTIVE) for run_id, follows in of_run.items()
+    }
 
 
 def _line(each: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:

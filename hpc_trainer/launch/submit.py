@@ -338,10 +338,10 @@ class _SlurmSubmission:
             per_node=array.per_node,
         )
         jobs = [*after, *array.follows.jobs]
-        options = [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
+        options = [*([f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []), *array.follows.options]
         if array.follows.is_held:
             mark_held(paths, array.specs, array.follows.reason)
-        if array.follows.is_held or array.canaries:
+        if array.canaries and not array.follows.is_held:
             options.append("--hold")
         job_id = hand_over(paths, intent, _job_of(self._plan, array, intent.uuid), options)
         if array.canaries and have_done_their_work(paths, intent):  # they looked before this array was confirmed

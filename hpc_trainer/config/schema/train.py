@@ -355,7 +355,7 @@ class TrainConfig:
     train: LoopConfig = section(LoopConfig, in_graph=False)
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
     """Values for your own code, under your own names: `params.dim=64` needs no `+`. JSON must be able to hold them."""
-    after: AfterConfig = section(AfterConfig, resume=SAFE, in_graph=False)
+    after: AfterConfig = section(AfterConfig, ONCE_SET, SAFE, in_graph=False)
     init_from: InitFromConfig = of_feature("init_from")
     replay: ReplayConfig = of_feature("replay")
     prune: PruneConfig = of_feature("prune")

@@ -21,8 +21,10 @@ from hpc_trainer.record.chain import Awaited, find_awaited, followers_of, look_a
 from hpc_trainer.record.files import write_json, write_marker
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import append_specs
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import write_waiting
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 WORDS = ("experiment=digits", "model=mlp", "snapshot=off")
@@ -100,6 +102,7 @@ def test_a_waiting_array_has_the_jobs_of_what_it_follows_and_is_submitted_once(
     done = submit_grid(second)
     (_, call) = _sbatch(fake_slurm)
     assert "--dependency=afterany:101_0:101_1" in call
+    assert "--begin" not in call
     assert done.num_submitted == 3
     assert submit_grid(second).num_submitted == 0
     assert [sweep.name for sweep in followers_of(first.sweep)] == ["second"]
@@ -154,6 +157,17 @@ def test_names_that_lead_nowhere_are_refused_with_the_nearest(runs: Path, fake_s
     if os.geteuid() == 0:
         os.chown(first.sweep.folder, 12345, -1)
         assert "is another user's (uid 12345)" in _refusal("x", "after=pretrain")
+
+
+def test_a_job_whose_followed_runs_have_no_job_yet_does_not_start_at_once(runs: Path, fake_slurm: FakeSlurm) -> None:
+    """As runs that wait in their sweep's own queue: a start would only find that it must go back."""
+    first = _grid("first")
+    append_specs(first.sweep, first.specs)
+    write_waiting(first.sweep, [first.specs[0].run_id], "no room", None)
+    _submit("second", "after=first")
+    (call,) = _sbatch(fake_slurm)
+    assert "--begin=now+600" in call
+    assert "--dependency" not in call
 
 
 def test_a_circle_over_three_sweeps_is_refused(runs: Path, fake_slurm: FakeSlurm) -> None:
@@ -230,10 +244,10 @@ def test_a_retry_lets_held_jobs_go_on_behind_the_new_job(runs: Path, fake_slurm:
     assert {run.state for run in status.runs} == {RunState.HELD}
     assert all("which is FAILED" in str(run.cause) and run.pending_reason is None for run in status.runs)
     done = retry(first.sweep, [first.specs[0].run_id])
-    calls = [call for call in fake_slurm.calls() if call.startswith("scontrol ") and "102_0,102_1" in call]
+    calls = [call for call in fake_slurm.calls() if call.startswith("scontrol ") and "102_" in call]
     assert calls == [
         "scontrol update JobId=102_0,102_1 Dependency=afterany:103_0",
-        "scontrol release 102_0,102_1",
+        "scontrol release 102_[0-1]",
     ], "two calls, however many runs were held"
     assert any("2 held run(s) of second go on" in note for note in done.outcome.notes)
 
