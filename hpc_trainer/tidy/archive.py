@@ -223,7 +223,9 @@ def unpack(file: Path, runs_dir: Path, name: str | None = None) -> Archived:
         try:
             own, records = _unpack_members(file, temporary)
         except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
-            raise RunStateError(f"{file} is no tar file, or a damaged one: {error or type(error).__name__}.") from error
+            raise RunStateError(
+                f"{file} is no tar file, or a damaged one: {str(error) or type(error).__name__}."
+            ) from error
         target = SweepPaths(runs_dir.absolute() / (name or own))
         _check_free(target)
         rename(temporary / own, target.folder)

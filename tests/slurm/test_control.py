@@ -10,6 +10,7 @@ from tests.slurm.driver import Driver
 from tests.slurm.test_lifecycle import INTERRUPTIBLE
 from tests.slurm.testbed.cluster import SlurmCluster
 
+_LONG_S = 400.0  # a thousand steps where ten others want the two cores
 LONG = (*INTERRUPTIBLE, "hardware=testbed_x1", "train.num_steps=100000")
 
 
@@ -19,7 +20,7 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
 
 
 def test_a_held_sweep_waits_and_a_run_at_work_goes_on(driver: Driver) -> None:
-    words = (*INTERRUPTIBLE, "hardware=testbed_x1", "train.num_steps=3000", "cluster.array_parallelism=1")
+    words = (*INTERRUPTIBLE, "hardware=testbed_x1", "train.num_steps=1000", "cluster.array_parallelism=1")
     answer = driver.submit(*words, "seed=0,1,2", "sweep_name=held")
     array = answer["arrays"][0]["job_id"]
     driver.slurm.wait_for_state(f"{array}_0", "RUNNING")
@@ -34,9 +35,9 @@ def test_a_held_sweep_waits_and_a_run_at_work_goes_on(driver: Driver) -> None:
     refused = driver.run("release", others[0]["run_id"], check=False)
     assert refused.returncode == 1
     assert "Release all of it" in refused.stderr
-    driver.wait_for_states("held", "COMPLETED", "HELD")
+    driver.wait_for_states("held", "COMPLETED", "HELD", timeout_s=_LONG_S)
     assert len(driver.json("release", "held")["released"]) == 2
-    runs = driver.wait_for_states("held", "COMPLETED")
+    runs = driver.wait_for_states("held", "COMPLETED", timeout_s=_LONG_S)
     assert [run["attempt"] for run in runs.values()] == [1, 1, 1], "nothing was submitted again"
 
 
@@ -69,7 +70,7 @@ def test_a_canary_releases_the_others_at_its_first_save(driver: Driver) -> None:
     held = driver.status("mine")[other]
     if held["state"] == "HELD":  # else the canary was faster than this look
         assert held["cause"] == f"waits until its canary has trained and saved: {run_id}"
-    driver.wait_for_states("mine", "COMPLETED")
+    driver.wait_for_states("mine", "COMPLETED", timeout_s=_LONG_S)
     assert (driver.runs / "mine" / run_id / "canary.json").exists()
     ends = {job_id: driver.slurm.job(f"{job_id}_0") for job_id in (canary, others)}
     assert ends[others]["StartTime"] > ends[canary]["StartTime"]

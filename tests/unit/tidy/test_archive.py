@@ -46,6 +46,8 @@ def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
         _write_checkpoint(folder)
     sweep.end(1, state=RunState.FAILED, cause="exception", error={"type": "ValueError", "message": "no"})
     sweep.done(3, eval_loss=0.6)
+    for index in (0, 3):  # else their time goes on
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
     (sweep.run(3).logs / "attempt-000.rank-0.log").write_text("hello\n")
     fake_slurm.answer("squeue", "")
     fake_slurm.answer("sacct", "500_2|CANCELLED by 0|0:0|n1\n")
