@@ -36,6 +36,7 @@ from hpc_trainer.record.reading import exists
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, goodputs, metrics_now, outcome_metrics, read_status
+from hpc_trainer.record.turns import pool_job
 
 _MOST_REMARKS = 5
 
@@ -76,6 +77,11 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
              "metrics_step": metrics[run.run_id][1], "speed": dict(run.speed), "remarks": list(run.remarks),
              "goodput": goodput.get(run.run_id), "axes": axes[run.run_id]}
             for run in status.runs
+        ],
+        "pools": [
+            {"job_id": pool_job(pool.submission), "slots": pool.submission.slots, "at_work": list(pool.at_work),
+             "waiting": list(pool.waiting), "places": pool.places, "busy": pool.busy, "pending_reason": pool.reason}
+            for pool in status.pools
         ],
         "notes": status.notes,
     }  # fmt: skip

@@ -58,7 +58,8 @@ from hpc_trainer.worker.conclude import Stop, conclude_start
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
 _AGAIN_S = 30.0
-_IDLE_S = 2.0
+_IDLE_S = 5.0
+_LATE_ROW_S = 4.0
 # Longest wait for the end of a process before the stop flag is looked at again.
 _WAIT_S = 1.0
 # Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
@@ -102,6 +103,7 @@ class ListedRuns:
             raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
         self._fresh = list(reversed(self._specs))
         self._order: dict[str, int] = {}
+        self._queue = _Queue()
 
     @property
     def template(self) -> RunSpec:
@@ -120,15 +122,15 @@ class ListedRuns:
             turns.look()  # others are ahead of us in the list
         turns.look()
         self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
-        queue = _Queue()
+        self._queue.begin_look()
         for run_id in self._specs:
-            if self._may_take(run_id, turns, queue):
+            if self._may_take(run_id, turns):
                 turn = turns.take(run_id, place)
                 if turn is not None:
                     return self._specs[run_id], turn
         return None
 
-    def _may_take(self, run_id: str, turns: Turns, queue: _Queue) -> bool:
+    def _may_take(self, run_id: str, turns: Turns) -> bool:
         number = turns.newest.get(run_id)
         if number is None:
             return True
@@ -138,7 +140,7 @@ class ListedRuns:
         turn = read_turn(self._sweep, run_id, number, turns.faults)
         if turn is None or turns.holder is None or self._is_later(turn.holder.uuid):
             return False
-        if not _is_left(self._sweep, turn, turns.holder, queue):
+        if not _is_left(self._sweep, turn, turns.holder, self._queue):
             return False
         return not _settle(self._sweep, turn, turns)
 
@@ -151,8 +153,8 @@ class ListedRuns:
         """Do nothing: the recorded ends say all."""
 
     def is_empty(self, turns: Turns) -> bool:
-        """Return True if each run has ended for good, or has a turn of another slot."""
-        return not any(self._is_open(run_id, turns) for run_id in self._specs)
+        """Return True if each run has ended for good, or has a turn of another slot that may be alive."""
+        return not self._queue.is_unsure and not any(self._is_open(run_id, turns) for run_id in self._specs)
 
     def _is_open(self, run_id: str, turns: Turns) -> bool:
         if run_id not in turns.newest:
@@ -169,20 +171,37 @@ class _Queue:
 
     def __init__(self) -> None:
         self._entries: dict[str, QueueEntry] | None = None
-        self._is_silent = False
+        self._is_asked = False
+        self._missing: dict[str, float] = {}  # job id -> monotonic time of the first answer without it
+
+    def begin_look(self) -> None:
+        """Forget the answer: the next question asks Slurm."""
+        self._entries, self._is_asked = None, False
 
     def has_ended(self, holder: Holder) -> bool:
-        """Return True if Slurm says that the job of a slot does not work; False if it does, or if nobody knows."""
-        if self._entries is None and not self._is_silent:
+        """Return True if Slurm says that the job of a slot does not work; False if it does, or if nobody knows.
+
+        A job that is missing counts only if it was missing in a look `_LATE_ROW_S` before: squeue has left out elements
+        that were about to begin (22.05).
+        """
+        if not self._is_asked:
+            self._is_asked = True
             try:
                 self._entries = read_queue()
             except SlurmError as error:
-                print(f"whether job {holder.job_id} works is not known: {error}")
-                self._is_silent = True
+                print(f"whether job {holder.job_id} works is not known: {error}", flush=True)
         if self._entries is None:
             return False
-        entry = self._entries.get(holder.job_id)
-        return entry is None or not is_of(entry, holder.uuid) or entry.state in terms.NOT_BEGUN
+        entry, now = self._entries.get(holder.job_id), time.monotonic()
+        if entry is not None and is_of(entry, holder.uuid):
+            self._missing.pop(holder.job_id, None)
+            return entry.state in terms.NOT_BEGUN
+        return now - self._missing.setdefault(holder.job_id, now) >= _LATE_ROW_S
+
+    @property
+    def is_unsure(self) -> bool:
+        """True if a job was missing in the newest look for the first time."""
+        return any(time.monotonic() - since < 2 * _LATE_ROW_S for since in self._missing.values())
 
 
 def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: _Queue) -> bool:
