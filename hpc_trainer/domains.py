@@ -19,19 +19,26 @@ DOMAINS = (
     "doctor",
     "init_project",
     "hardware",
+    "tidy",
+    "notify",
+    "search",
 )
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
 
 HOOKS = {
     "verbs": "typer app with verbs of hpc-trainer (cli/main.py); imported at the start of each command line",
     "sweep_keys": "mapping from a key of `sweep` that no grid reads to what it is (config/compose/grid.py)",
+    "grid_kinds": "kind of grid whose runs are not known at submit (cli/grid_verbs.py, `GridKind`)",
+    "sweep_lines": "lines about a sweep for `status`, and their JSON (cli/run_verbs.py, `SweepLines`)",
     "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
     "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",
     "recorders": "recorder of a rank's last moments (worker/attempt.py, `Recorder`)",
+    "ends": "function that is told of the end of a run that does not come back by itself (worker/line.py, `tell_end`)",
     "run_sources": "function that returns the `RunSource` of a pool, or None (worker/slot.py)",
     "warnings": "problem of a running run, as one line for `status` (record/status.py)",
     "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
     "result_columns": "columns of `results` (operate/results.py, `Columns`)",
+    "sweep_columns": "columns of `sweeps` (operate/show.py, `SweepColumns`)",
     "report_parts": "part of a sweep's report (operate/report/data.py, `ReportPart`)",
     "report_options": "mapping from an option of `report` to a function of its value that returns a `ReportPart`",
     "page_parts": "section of a run's page (operate/run_page.py, `PagePart`)",

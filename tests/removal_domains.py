@@ -29,6 +29,9 @@ VERBS = {
     "doctor": ("doctor",),
     "init_project": ("init",),
     "hardware": ("hardware",),
+    "notify": (),
+    "tidy": ("tag", "note", "rename", "clean", "rm", "archive", "unarchive"),
+    "search": ("best",),
 }
 """Verbs that go with each domain."""
 FILES = {
@@ -46,8 +49,11 @@ REFUSED = {
             "plan",
             "experiment=digits",
             "sweep.forms=[{to: onnx}]",
-        ): "sweep.forms is read by no part of this",
+        ): "sweep.forms is not used by any part of this",
         ("report", "--exports", "."): "--exports: no part of this installation reads it",
+    },
+    "search": {
+        ("plan", "experiment=digits", "search=random"): "search=random is read by no part of this installation",
     },
 }
 """What the command line answers to words that only a removed domain reads."""

@@ -142,13 +142,13 @@ def print_next_of(plan: SweepPlan) -> None:
     if plan.problems:
         return
     if plan.num_to_submit:
-        print_next(f"submit {_words()}")
+        print_next(f"submit {submit_words()}")
     elif plan.grid.specs:
         is_done = set(plan.states.values()) == {RunState.COMPLETED}
         print_next(f"{'results' if is_done else 'status'} {plan.grid.sweep.name}")
 
 
-def _words() -> str:
+def submit_words() -> str:
     """Return the arguments of this command that `submit` takes too."""
     return shlex.join(word for word in sys.argv[2:] if word not in _ONLY_OF_PLAN)
 
@@ -162,7 +162,7 @@ def say_changed(plan: SweepPlan) -> None:
     more = f" and {len(files) - _CHANGED_SHOWN} more" if len(files) > _CHANGED_SHOWN else ""
     stay = sum(change.num_runs for change in plan.changed)
     say(f"Changed since {stay} of these runs were submitted: {shown}{more}. They stay as they are.")
-    print(as_typed(f"To run them anew: hpc-trainer {_verb()} --fresh {_words()}"))
+    print(as_typed(f"To run them anew: hpc-trainer {_verb()} --fresh {submit_words()}"))
 
 
 def _verb() -> str:
@@ -178,7 +178,7 @@ def say_twins(plan: SweepPlan) -> None:
         if twins:
             step = f", step {twins[0].step}" if twins[0].step is not None else ""
             say(f"{len(twins)} of these runs {told} ({twins[0].twin}{step}), and begin at step 0.")
-            print(as_typed(f"To go on from there: hpc-trainer {_verb()} --extend {_words()}"))
+            print(as_typed(f"To go on from there: hpc-trainer {_verb()} --extend {submit_words()}"))
     if cannot:
         first = cannot[0]
         say(f"{len(cannot)} of these runs cannot go on where shorter twins ended ({first.twin}): {first.why}.")

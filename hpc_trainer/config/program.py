@@ -226,7 +226,7 @@ def is_one_a_node(config: TrainConfig) -> bool:
 # Keys that a program run uses, whether its command names them or not.
 _OF_EVERY_RUN = frozenset({
     "experiment", "experiment_name", "sweep_name", "seed", "hardware", "cluster", "params", "snapshot", "local",
-    "paths", "sweep", "budget", "pool", "trust", "debug", "after",
+    "paths", "sweep", "budget", "pool", "trust", "debug", "after", "notify",
 })  # fmt: skip
 _KEYS = frozenset({
     "train.command", "train.command_per", "train.command_env", "train.command_signal", "train.command_dir",
@@ -260,7 +260,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
     except ValueError as error:
         yield (
             f"train.command={script_words.shown(command)}: {error}. Quote words as a shell would; {{{{ and }}}} are "
-            "braces that are no placeholder."
+            "braces outside placeholders."
         )
         return
     if not first or first[0].startswith("-"):

@@ -217,9 +217,11 @@ def _release(follower: SweepPaths) -> Iterator[str]:
     dependency = f"afterany:{':'.join(list(awaited)[-MOST_AWAITED:])}" if awaited else ""
     try:
         update_job(",".join(jobs), [f"Dependency={dependency}"])
-        release_jobs(jobs)
+        refused = release_jobs(jobs)
     except SlurmError as error:
-        yield f"{len(jobs)} held run(s) of {follower.name} were not released: {error}"
+        refused = [str(error)]
+    if refused:
+        yield f"{len(jobs)} held run(s) of {follower.name} were not released: {refused[0]}"
         return
     yield f"{len(jobs)} held run(s) of {follower.name} go on when these are complete."
 

@@ -16,19 +16,20 @@ from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import FIRST, Point, expand_grid
 from hpc_trainer.config.compose.own_files import Project, read_project, read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
-from hpc_trainer.config.load import PASSED_OVER, Memo
+from hpc_trainer.config.load import PASSED_OVER, Memo, to_plain
 from hpc_trainer.config.program import is_one_a_node, unread_overrides
 from hpc_trainer.config.rules.cluster_rules import site_notes
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.cluster import BudgetConfig, Executor
 from hpc_trainer.config.schema.key import Identity
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import Sampler, TrainConfig
 from hpc_trainer.config.script_words import folder_problem
 from hpc_trainer.config.store import KEYS
 from hpc_trainer.config.targets import unread_params
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.follow import by_awaited_names, with_after
-from hpc_trainer.record.layout import SweepPaths, default_runs_dir
+from hpc_trainer.record.layout import SweepPaths, default_runs_dir, sweep_folder
 from hpc_trainer.record.spec import RunSpec, join_shapes, leaves, read_specs
 from hpc_trainer.slurm.shape import resources
 
@@ -58,21 +59,32 @@ class Grid:
     """Number of points by the way they were composed: fast, hydra (Hydra's own compose, 0.1 s each)."""
     notes: tuple[str, ...] = ()
     """Notes for the user on the sources of configuration and code."""
+    unsettled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Configuration of each run of a search, by run id, before rules filled in values that follow from others."""
     changes: tuple[str, ...] = ()
     """Overrides of a retry that these runs did not have at their earlier submit."""
 
 
-def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:
+def freeze_grid(
+    overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = (), is_search: bool = False
+) -> Grid:
     """Compose, validate and freeze every point of the grid.
 
     Folders and prefixes of the project file come after `config_dirs` and `trust` (`config/compose/own_files.py`).
+
+    Args:
+        overrides: overrides of the command line.
+        config_dirs: folders of the user's configurations.
+        trust: prefixes of the user's code.
+        is_search: the points are samples of a search's space; without it a search is refused.
 
     Raises:
         ConfigError: a point is wrong (each problem once), or the points name different sweeps, executors or clusters.
     """
     project = read_project()
     try:
-        grid = _freeze_grid(overrides, [*config_dirs, *project.config_dirs], [*trust, *project.trust])
+        trusted = [*trust, *project.trust]
+        grid = _freeze_grid(overrides, [*config_dirs, *project.config_dirs], trusted, is_search=is_search)
         notes = project.notes if _has_news(project, grid.sweep) else ()
         return dataclasses.replace(grid, notes=(*notes, *grid.notes))
     except ConfigError as error:
@@ -89,14 +101,16 @@ def _has_news(project: Project, sweep: SweepPaths) -> bool:
     return newest is None or not set(project.trust) <= {*newest.config.get("trust", ())}
 
 
-def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str]) -> Grid:
+def _freeze_grid(
+    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, is_search: bool
+) -> Grid:
     specs: dict[str, RunSpec] = {}
     duplicates: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
     num_duplicates = 0
     with GridComposer(config_dirs) as composer:
         expansion = expand_grid(composer, overrides)
         composer.counts.clear()  # count only the points, not the compositions that read the grid
-        points = _Points(composer, trust)
+        points = _Points(composer, trust, is_search=is_search)
         for spec in points.freeze(expansion.points):
             kept = specs.setdefault(spec.run_id, spec)
             if kept.digest != spec.digest:
@@ -130,14 +144,15 @@ def _freeze_grid(overrides: Sequence[str], config_dirs: Sequence[Path], trust: S
         notes=tuple(points.notes),
         duplicates=tuple(duplicates),
         compose_counts=counts,
+        unsettled=points.unsettled,
     )
 
 
 class _Points:
     """Points of a grid on their way to frozen runs, and what is found on the way."""
 
-    def __init__(self, composer: GridComposer, trust: Sequence[str]) -> None:
-        self._composer, self._trust = composer, trust
+    def __init__(self, composer: GridComposer, trust: Sequence[str], *, is_search: bool) -> None:
+        self._composer, self._trust, self._is_search = composer, trust, is_search
         self._own_trust = read_user_config().get("trust") or []
         self._memo = Memo()
         self.twins = _Twins(self._memo)
@@ -149,6 +164,8 @@ class _Points:
         """Notes on the points' sites, each once."""
         self.num_excluded = 0
         """Number of points that a condition left out."""
+        self.unsettled: dict[str, Mapping[str, Any]] = {}
+        """As in `Grid`."""
 
     def tell(self, problem: str | None) -> None:
         """Keep a problem; do nothing for None."""
@@ -181,6 +198,7 @@ class _Points:
             return None
         _check_trust(config, self._own_trust)
         config.trust = self._memo.of(self._with_trust, config.trust)
+        plain = to_plain(config) if self._is_search else {}
         try:
             validate(config, self._memo)
             config.after = self._memo.of(with_after, config.after, config.train.command, config.paths.runs_dir)
@@ -188,15 +206,28 @@ class _Points:
             self.problems.update(dict.fromkeys(str(error).splitlines()))
             return None
         self.problems.update(dict.fromkeys(_unread(self._composer, config, point)))
+        if config.search.sampler is not Sampler.none and not self._is_search:
+            self.tell(_search_not_read(config.search.sampler))
         self.notes.update(dict.fromkeys(self._memo.of(site_notes, config.hardware, config.cluster)))
         spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=self._memo)
         if composed.is_seed_alone and not point.exclude:
             self.twins.keep(split, config, spec)
         self.places.setdefault(_place(config), config)
+        if self._is_search:
+            self.unsettled[spec.run_id] = plain
         return spec
 
     def _with_trust(self, of_file: list[str]) -> list[str]:
         return [*dict.fromkeys((*of_file, *self._trust))]
+
+
+def _search_not_read(sampler: Sampler) -> str:
+    if not contributions("grid_kinds"):
+        return f"search={sampler.value} is read by no part of this installation. Leave it out."
+    return (
+        f"search={sampler.value} is for `hpc-trainer plan` and `hpc-trainer submit`, on their command lines. Elsewhere "
+        "name one run."
+    )
 
 
 def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterator[str]:
@@ -288,8 +319,6 @@ def freeze(
     config: TrainConfig, *, axes: Mapping[str, str], overrides: tuple[str, ...], memo: Memo | None = None
 ) -> RunSpec:
     """Freeze a validated configuration as a run. With a `memo`, runs share the values of equal sections."""
-    from hpc_trainer.config.load import to_plain
-
     memo = memo or Memo()
     plain = to_plain(config, memo)
     plain["cluster"] = memo.of(_without_site, plain["cluster"])
@@ -384,7 +413,7 @@ def _sweep_paths(config: TrainConfig) -> SweepPaths:
     runs_dir = Path(config.paths.runs_dir).expanduser() if config.paths.runs_dir else default_runs_dir()
     for problem in folder_problem(str(runs_dir.absolute())):  # the folder becomes a line of a batch script
         raise ConfigError(problem)
-    return SweepPaths(runs_dir.absolute() / (config.sweep_name or config.experiment_name))
+    return SweepPaths(sweep_folder(runs_dir.absolute(), config.sweep_name or config.experiment_name))
 
 
 def _is_excluded(composer: GridComposer, point: Point, composed: Composed) -> bool:

@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import Faults, is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 
@@ -81,23 +82,39 @@ class _Started:
 
 
 def run_queue(
-    paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag, archive: Path | None = None
-) -> None:
+    paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag, archive: Path | None = None,
+    more: Callable[[], RunSpec | None] = lambda: None, gpus_per_run: int = 0,
+) -> None:  # fmt: skip
     """Start runs in order as slots and GPUs become free, until all have ended or `stop` is set; wait for the rest.
 
     Runs start from the frozen code `archive`, or from the installed hpc_trainer if it is None. While the sweep's folder
     cannot be seen, no run is started and no end is recorded; after `_AWAY_S` seconds the folder counts as gone.
+
+    Args:
+        paths: the sweep.
+        specs: the runs.
+        max_parallel: number of runs at work at the same time.
+        stop: set when the queue must stop.
+        archive: frozen code to start runs from.
+        more: returns another run after those of `specs`; None if there is none now. It is asked again when a run ends.
+        gpus_per_run: GPUs of a run that `more` returns.
     """
     waiting, at_work, gate = deque(specs), list[_Started](), Gate(paths)
-    free_gpus = visible_gpus(max_parallel * max((spec.shape.gpus_per_node for spec in specs), default=0))
-    told_to_stop = False
+    free_gpus = visible_gpus(max_parallel * max([gpus_per_run, *(spec.shape.gpus_per_node for spec in specs)]))
+    told_to_stop, may_be_more = False, True
     seen = time.monotonic()
-    while at_work or (waiting and not stop.is_set and time.monotonic() - seen < _AWAY_S):
-        while waiting and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
+    while at_work or ((waiting or may_be_more) and not stop.is_set and time.monotonic() - seen < _AWAY_S):
+        while (waiting or may_be_more) and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
             seen = time.monotonic()
-            spec = next((each for each in waiting if _may_leave(each, gate)), None)
+            if not waiting:
+                drawn = more()
+                may_be_more = drawn is not None
+                if drawn is None:
+                    break
+                waiting.append(drawn)
+            spec = next((spec for spec in waiting if _may_leave(paths, spec, gate)), None)
             if spec is None:
-                break  # all that is left follows runs that are not complete
+                break  # all that is left is held, or follows runs that are not complete
             count = spec.shape.gpus_per_node
             if count > len(free_gpus) and at_work:
                 break  # other runs will free GPUs; if no run is left, the run starts and reports what is missing
@@ -113,13 +130,16 @@ def run_queue(
             if _is_over(paths, run, is_urgent=stop.is_set):
                 free_gpus = sorted([*free_gpus, *run.gpus])
                 at_work.remove(run)
+                may_be_more = True
         time.sleep(_POLL_S if at_work or not waiting else _IDLE_S)
 
 
-def _may_leave(spec: RunSpec, gate: Gate) -> bool:
+def _may_leave(paths: SweepPaths, spec: RunSpec, gate: Gate) -> bool:
     """Return True if a run leaves the queue: it may start, or was cancelled. A file system that fails lets it wait."""
+    run = paths.run(spec.run_id)
     try:
-        return gate.is_open(spec)
+        is_held = is_there(paths.hold) or is_there(run.marker(HOLD), parents=0)
+        return gate.is_open(spec) if not is_held else is_there(run.marker(CANCEL))
     except (OSError, HpcTrainerError):
         return False
 

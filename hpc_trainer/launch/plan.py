@@ -62,6 +62,8 @@ class ArrayPlan:
     behind: int | None = None
     choice: int | None = None
     """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
+    canaries: tuple[str, ...] = ()
+    """Runs that must have trained and saved before Slurm may start this array (launch/canary.py)."""
     slots: int = 0
     """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
     per_node: int = 0
@@ -251,6 +253,8 @@ class Known:
     """Ids of the jobs of each run that wait in Slurm's queue, by run id."""
     start_s: Mapping[Shape, float] = field(default_factory=dict)
     """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
+    hold: str | None = None
+    """Who holds the whole sweep and why; None if nobody does."""
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
     followed: Followed = NOBODY
@@ -359,9 +363,10 @@ def build_plan(
         for array in arrays
         if array.shape not in known.shapes
     }
+    held = [_HELD.format(sweep=grid.sweep.name, held=known.hold)] if arrays and known.hold is not None else []
     packing_problems = [problem for packing in packed.values() for problem in packing.problems]
     unfit = () if packing_problems else itertools.chain(*wrong.values())
-    problems = [*no_arrays, *known.followed.problems, *packing_problems, *unfit]
+    problems = [*held, *no_arrays, *known.followed.problems, *packing_problems, *unfit]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
     too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
@@ -395,6 +400,12 @@ def build_plan(
         keeps_room=fitted.keeps_room,
     )
     return dataclasses.replace(plan, problems=(*dict.fromkeys(problems), *_over_budget(plan)))
+
+
+_HELD = (
+    "the sweep {sweep} is {held}. Nothing of it starts. Release it, with the code of its submit: hpc-trainer release "
+    "{sweep}. Or cancel what waits, and submit again: hpc-trainer cancel {sweep}"
+)
 
 
 def specs_to_submit(grid: Grid, known: Known, *, retry_failed: bool = False) -> list[RunSpec]:
@@ -447,7 +458,8 @@ def _array_environment(spec: RunSpec) -> str:
     shared = [cluster[key] for key in ("setup", "python", "srun_args", "array_parallelism")]
     # Specs of older versions lack these.
     pool = spec.config.get("pool") if asks_for_pool(spec) else None
-    return repr([*shared, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT, pool])
+    mail = spec.config.get("notify", {}).get("mail")
+    return repr([*shared, mail, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT, pool])
 
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:
@@ -645,7 +657,11 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
         for run_id in submission.run_ids
     }
     return Known(
-        states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
+        states={
+            **status.states,
+            **dict.fromkeys(status.removed, RunState.NEW),
+            **dict.fromkeys(claimed, RunState.UNKNOWN),
+        },
         waiting=frozenset(run.run_id for run in status.waiting),
         elements=tuple(str(run.own_job) for run in in_queue),
         steps={run.run_id: run.step for run in status.open_runs.values() if run.state.needs_submit and run.step},
@@ -660,14 +676,30 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
         codes=_codes(status),
         stop_s=_slowest_stops(status),
         start_s=_median_starts(status),
+        hold=None if status.hold is None else status.hold.words,
         shapes=frozenset(
             shape
             for run_id, spec in status.specs.items()
             if run_id in submitted and not spec.is_lost
             for shape in (spec.shape, *(other.shape for other in spec.others))
         ),
-        notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
+        notes=(
+            *told_few(status.faults),
+            *status.left_alone,
+            *dict.fromkeys(claimed.values()),
+            *_removed_notes(status, own),
+        ),
     )
+
+
+_REMOVED_SHOWN = 3
+
+
+def _removed_notes(status: SweepStatus, run_ids: Iterable[str]) -> list[str]:
+    """Return notes on runs of the grid that `rm` removed: they begin anew."""
+    removed = [(run_id, status.removed[run_id]) for run_id in run_ids if run_id in status.removed]
+    lines = (f"{run_id} was {each.words}: it begins anew, at step 0." for run_id, each in removed)
+    return _first_few(lines, _REMOVED_SHOWN, "removed runs begin anew")
 
 
 def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:

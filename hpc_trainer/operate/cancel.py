@@ -83,12 +83,13 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
             f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "
             "so none was cancelled; the runs are marked, and end when they look. Give the same command again."
         )
+    if is_whole:
+        status.sweep.hold.unlink(missing_ok=True)  # nothing is left that could be held
     _end_slots(status, pools)
     cancel_jobs([job_id for job_id in jobs if job_id[:1].isdecimal()])
-    cancel_jobs([*_jobs(saving), *(job_id for job_id in saving_slots if job_id[:1].isdecimal())], signal="USR2")
-    for run in chosen:
-        if run.state is RunState.RUNNING and run.attempts and run.attempts[-1].executor in ("local", POOL):
-            _stop_local(run)
+    cancel_jobs([job_id for job_id in saving_slots if job_id[:1].isdecimal()], signal="USR2")
+    signal_running(saving)
+    _stop_local([run for run in chosen if run not in saving])
     return [run.run_id for run in chosen]
 
 
@@ -158,8 +159,17 @@ def _may_have_job(run: RunStatus) -> bool:
     return not has_left or (newest is not None and run.job_id != newest.job_id)
 
 
-def _stop_local(run: RunStatus) -> None:
-    """Signal one rank of a local run: all ranks then agree on a step, save, and exit."""
-    if is_alive(run.attempts[-1].process):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(run.attempts[-1].pid, signal.SIGTERM)
+def signal_running(runs: Sequence[RunStatus]) -> None:
+    """Ask running runs to save a checkpoint and leave, however long that takes."""
+    cancel_jobs(_jobs(runs), signal="USR2")
+    _stop_local(runs)
+
+
+def _stop_local(runs: Sequence[RunStatus]) -> None:
+    """Signal one rank of each local run that works: all its ranks then agree on a step, save, and exit."""
+    for run in runs:
+        if run.state is not RunState.RUNNING or not run.attempts or run.attempts[-1].executor not in ("local", POOL):
+            continue
+        if is_alive(run.attempts[-1].process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(run.attempts[-1].pid, signal.SIGTERM)

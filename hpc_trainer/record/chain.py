@@ -23,7 +23,7 @@ from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is
 from hpc_trainer.config.schema.train import OnFailure
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
-from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.layout import RunPaths, SweepPaths, sweep_folder
 from hpc_trainer.record.reading import Faults, is_number, is_there, list_folder, read_json
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import CANCEL, DONE, RunState
@@ -117,7 +117,7 @@ def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
     """
     planned = PLANNED.get()
     sweep_name, _, run = text.partition("/")
-    folder = runs_dir / planned.names.get(sweep_name, sweep_name)
+    folder = sweep_folder(runs_dir, planned.names.get(sweep_name, sweep_name))
     if text.startswith(("/", "~", "./", "../")):
         place = Path(text).expanduser().absolute()
         folder, run = (place, "") if SweepPaths(place).exists else (place.parent, place.name)
@@ -223,7 +223,7 @@ def _frozen(name: str, runs_dir: Path) -> Awaited:
     """Return what a name in a frozen configuration means; `Awaited.text` wrote it."""
     if not name.startswith("/"):
         sweep, _, run_id = name.partition("/")
-        return Awaited(runs_dir / sweep, run_id or None)
+        return Awaited(sweep_folder(runs_dir, sweep), run_id or None)
     place = Path(name)
     return Awaited(place) if SweepPaths(place).exists else Awaited(place.parent, place.name)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.load import PASSED_OVER
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.record.files import append_texts, make_folder
+from hpc_trainer.record.files import append_texts, claim, make_folder
 from hpc_trainer.record.layout import SweepPaths, is_run_id
 from hpc_trainer.record.reading import (
     TORN,
@@ -25,6 +25,7 @@ from hpc_trainer.record.reading import (
     has_seal,
     is_ours,
     is_torn,
+    list_folder,
     parse_record,
     raw_lines,
     seal,
@@ -254,8 +255,50 @@ _SHAPE_BEGIN, _CONFIG_BEGIN = _SHAPE.encode(), _CONFIG.encode()
 _decode = json.JSONDecoder().decode
 
 
+def claim_spec(paths: SweepPaths, number: int, spec: RunSpec, more: Mapping[str, Any]) -> bool:
+    """Add a run that was drawn as trial `number`; return False if another process has drawn that trial.
+
+    Args:
+        paths: the sweep.
+        number: the trial's number, ≥ 0.
+        spec: the run.
+        more: what else is kept of the draw, in values that JSON can hold.
+    """
+    make_folder(paths.drawn)
+    line = _line(spec, {})
+    return claim(paths.drawn / f"{number:06d}{_DRAWN}", f"{line}{seal(json.dumps(dict(more)))}\n".encode())
+
+
+_DRAWN = ".jsonl"
+
+
+def drawn_names(paths: SweepPaths, faults: Faults) -> list[str]:
+    """Return the names of the files of drawn runs, in the order of their trials; [] if the sweep has no search."""
+    return [name for name in list_folder(paths.drawn, faults) or () if re.fullmatch(rf"[0-9]{{6,}}\{_DRAWN}", name)]
+
+
+def read_drawn(path: Path, faults: Faults | None = None) -> tuple[RunSpec, dict[str, Any]] | None:
+    """Return a drawn run, and what else is kept of its draw; None, with a fault, if the file cannot be read.
+
+    Raises:
+        UntrustedFileError: others may have changed the file.
+    """
+    if not is_ours(path, faults):
+        return None
+    lines = list(raw_lines(path, faults))
+    try:
+        first, second = (parse_record(line.data.removesuffix(TORN)) for line in lines)
+        return _quickly(path, lines[0], {}) or _parse(first), second
+    except ValueError as error:
+        if faults is not None:
+            tell(faults, path, error)
+        return None
+
+
 def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, RunSpec]:
     """Return every spec of the sweep by run id, in order of submission; {} for a sweep that does not exist.
+
+    Runs that a search has drawn come first, in the order of their trials.
 
     An unreadable line costs only its own run. The line is skipped and becomes a fault, unless a later line of the same
     run is readable. The fault ends with `NAMELESS` if no readable line has the run.
@@ -263,9 +306,11 @@ def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, Run
     Raises:
         UntrustedFileError: others may have changed the file.
     """
+    unseen = Faults() if faults is None else faults
+    drawn = (read_drawn(paths.drawn / name, unseen) for name in drawn_names(paths, unseen))
+    specs: dict[str, RunSpec] = {made[0].run_id: made[0] for made in drawn if made is not None}
     if not is_ours(paths.specs, faults):
-        return {}
-    specs: dict[str, RunSpec] = {}
+        return specs
     shapes: dict[bytes, Shape] = {}
     damaged: list[tuple[Line, ValueError]] = []
     newest: dict[str, int] = {}
@@ -351,6 +396,10 @@ def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
                     tell(faults, path, error, number)
         if newest is not None:
             return newest
+    for name in reversed(drawn_names(paths, faults)):  # the newest trials start more often than older ones restart
+        drawn = read_drawn(paths.drawn / name, faults)
+        if drawn is not None and drawn[0].run_id == run_id:
+            return drawn[0]
     if faults.refusal is not None:
         raise faults.refusal
     why = "".join(f" {fault}." for fault in dict.fromkeys(faults))
@@ -454,7 +503,7 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
 
 
 def typed_axes(spec: RunSpec, axes: Mapping[str, str]) -> dict[str, Any]:
-    """Return a run's row of `find_axes` with its numbers and truth values as the frozen configuration has them."""
+    """Return a run's row of `find_axes` with its numbers and booleans as the frozen configuration has them."""
     values = {key: _configured(spec, key) for key in axes}
     if isinstance(spec.config, LateConfig):
         spec.config.forget()  # 10,000 parsed configurations would take 190 MB

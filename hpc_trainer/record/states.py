@@ -24,6 +24,8 @@ class RunState(str, enum.Enum):
     GONE = "GONE"
     """The run was complete, and a user or a purge has deleted its folder."""
     HELD = "HELD"
+    PAUSED = "PAUSED"
+    """The run has reached the step until which a search lets it train; it goes on if it is promoted."""
     UNKNOWN = "UNKNOWN"
 
     @property
@@ -67,6 +69,9 @@ ENDS = {
 OUT_OF_MEMORY = "out_of_memory"
 """Cause of an attempt whose ranks themselves reported out of memory; a kill by Slurm leaves no report."""
 
+RUNG = "rung"
+"""Cause of a pause at the step until which a search lets a run train."""
+
 NOT_FINITE = "not_finite"
 """Cause of a complete run whose final metrics are NaN or infinite."""
 
@@ -87,3 +92,4 @@ POOL = "pool"
 
 DONE = "DONE"
 CANCEL = "CANCEL"
+HOLD = "HOLD"

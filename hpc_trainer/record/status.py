@@ -24,9 +24,10 @@ from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError, did_you_mean
 from hpc_trainer.record import doubts
 from hpc_trainer.record.doubts import Doubt, DoubtKind, kind_of_doubt
+from hpc_trainer.record.holds import Hold, read_hold
 from hpc_trainer.record.journal import MOVE_CAUSES, Attempt, read_failure, read_move
 from hpc_trainer.record.last_words import words_before_the_worker, words_of_death
-from hpc_trainer.record.layout import OLD_JOURNAL, OTHER_FOLDER, SweepPaths, is_run_id
+from hpc_trainer.record.layout import OLD_JOURNAL, OTHER_FOLDER, TRASH, SweepPaths, is_run_id
 from hpc_trainer.record.ledger import (
     RunLedger,
     keep_allocations,
@@ -50,6 +51,7 @@ from hpc_trainer.record.reading import (
     read_json,
     told_few,
 )
+from hpc_trainer.record.removed import Removed, read_removed, read_removed_sweep
 from hpc_trainer.record.run_state import (
     End,
     RunFolder,
@@ -243,12 +245,19 @@ def status_of(
         limit_warning=_limit_warning(spec, folder, faults) if state.is_active else None,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None and not folder.is_in_pool else None,
-        pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
+        pending_reason=_pending_reason(waiting, folder, state),
         elsewhere=view.elsewhere(folder) if state.is_active else None,
         rivals=view.rival_jobs(folder) if folder.rivals else (),
         is_claimed=folder.is_claimed,
         turn=folder.turn if state.is_active else None,
     )
+
+
+def _pending_reason(waiting: QueueEntry | None, folder: RunFolder, state: RunState) -> str | None:
+    """Return Slurm's reason why a job waits; None for a run that we hold, whose cause says more."""
+    if waiting is None or state not in _WAITS or (folder.held is not None and state is RunState.HELD):
+        return None
+    return waiting.reason or None
 
 
 def _shown_job(folder: RunFolder, state: RunState) -> str | None:
@@ -628,6 +637,10 @@ class SweepStatus:
     """Jobs that wait or work for this sweep but are in none of its files."""
     queue_error: str | None = None
     """Reason why the runs' jobs are not known: squeue did not answer, or submissions.jsonl could not be read."""
+    hold: Hold | None = None
+    """Hold of the whole sweep; None if there is none."""
+    removed: Mapping[str, Removed] = field(default_factory=dict)
+    """Run id -> removal of each run that `rm` removed and that was not submitted since; its state is GONE."""
     pools: tuple[PoolStatus, ...] = ()
     """Pools that have a slot in the queue or at work, in order of submission."""
     left_alone: list[str] = field(default_factory=list)
@@ -702,25 +715,29 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     ledger = read_ledger(sweep, may_fail=True)
     listed = list_folder(sweep.folder, faults)
     specs = known_specs(sweep, ledger, listed or (), faults)
-    if not specs and not sweep.folder.is_dir():
-        raise RunStateError(_no_sweep(sweep))
+    whole = read_removed_sweep(sweep.folder) if not specs else None
+    if whole is not None or (not specs and not sweep.folder.is_dir()):
+        raise RunStateError(_no_sweep(sweep, whole))
     if specs and listed == []:
         raise went_away(sweep)  # else its runs would look as if they had not begun
     began = frozenset(listed or ())
     submissions = latest_of_each_run(ledger.submissions)
     rivals = rivals_of_each_run(ledger.submissions)
+    removed = _still_removed(read_removed(sweep, began, faults), submissions)
     jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
+    hold = read_hold(sweep.hold, faults) if sweep.hold.name in began else None
+    held = None if hold is None else hold.words
     turns = _open_turns(sweep, ledger, listed or (), submissions, faults)
 
     def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
         return read_folder(
             sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs, names,
-            is_listed=run_id in began, rivals=rivals.get(run_id, ()), turn=turns.get(run_id),
+            is_listed=run_id in began, rivals=rivals.get(run_id, ()), turn=turns.get(run_id), held=held,
         )  # fmt: skip
 
     notes: list[str] = []
     finished = read_finished(sweep) if is_look else {}
-    folders = _first_look(sweep, specs, listed, read, submissions, rivals, ledger, finished, turns)
+    folders = _first_look(sweep, specs, listed, read, submissions, rivals, ledger, finished, turns, removed, held)
     # A batch script proves that this sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
@@ -746,8 +763,10 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     @functools.cache  # a second call neither reads the folder again nor reports its faults twice
     def read_done(run_id: str) -> RunStatus:
         latest = submissions.get(run_id)
-        is_plain = summaries is not None and latest is not None and run_id not in rivals
-        folder = summaries.read(sweep.run(run_id), latest, read) if is_plain else read(run_id)
+        if summaries is None or latest is None or run_id in rivals:
+            folder = read(run_id)
+        else:
+            folder = summaries.read(sweep.run(run_id), latest, read)
         faults.extend(folder.faults)
         return run_status(run_id, folder, decide(folder, view))
 
@@ -769,7 +788,8 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
         tending_job=_top_up_job(ledger, view, may_work=True), silence=silence,
         is_queue_silent=view.queue is None,
-        lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, left_alone=left_alone, pools=pools,
+        lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, left_alone=left_alone,
+        removed=removed, hold=hold, pools=pools,
     )  # fmt: skip
     if status.waiting:
         return replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
@@ -851,7 +871,7 @@ def _unseen(ledger: Ledger) -> Doubt:
 def _first_look(
     sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[..., RunFolder],
     submissions: Mapping[str, Job], rivals: Mapping[str, Sequence[Job]], ledger: Ledger, finished: Mapping[str, str],
-    turns: Mapping[str, Turn],
+    turns: Mapping[str, Turn], removed: Mapping[str, Removed], held: str | None,
 ) -> dict[str, RunFolder]:  # fmt: skip
     """Return the folders of runs that are not done.
 
@@ -868,6 +888,8 @@ def _first_look(
         ledger: the content of submissions.jsonl.
         finished: the result of `read_finished`; {} if the caller acts on the status.
         turns: the slot that has each run of a pool.
+        removed: the removed runs; what may be left of their folders does not count.
+        held: who holds the whole sweep.
     """
     present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
@@ -876,9 +898,12 @@ def _first_look(
     for run_id in run_ids:
         latest = submissions.get(run_id)
         uuid = latest[0].uuid if latest is not None else ""
-        if run_id not in present:
+        if run_id in removed:
+            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, None, removed=removed[run_id].words)
+        elif run_id not in present:
             waits, jobs = _reason(ledger, run_id), rivals.get(run_id, ())
-            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, waits, jobs, turns.get(run_id))
+            turn = turns.get(run_id)
+            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, waits, jobs, turn, held=held)
         elif (uuid and finished.get(run_id) == uuid) or DONE in (names := _names_of(f"{place}/{run_id}")):
             done[run_id] = uuid
         else:
@@ -932,9 +957,19 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     )
 
 
-def _no_sweep(sweep: SweepPaths) -> str:
+def _still_removed(removed: Mapping[str, Removed], submissions: Mapping[str, Job]) -> dict[str, Removed]:
+    """Return the removals of runs that were not submitted since."""
+    newest = {run_id: submissions[run_id][0].uuid if run_id in submissions else "" for run_id in removed}
+    return {run_id: each for run_id, each in removed.items() if each.uuid == newest[run_id]}
+
+
+def _no_sweep(sweep: SweepPaths, removed: Removed | None) -> str:
+    if removed is not None:
+        return f"the sweep {sweep.name} was {removed.words}. A submit with this name begins a new sweep."
     parent = sweep.folder.parent
-    names = sorted(folder.name for folder in parent.glob("*") if SweepPaths(folder).exists)
+    names = sorted(
+        folder.name for folder in parent.glob("*") if not folder.name.startswith(TRASH) and SweepPaths(folder).exists
+    )
     few = ", ".join(names[:_SWEEPS_SHOWN]) + (" .." if len(names) > _SWEEPS_SHOWN else "")
     is_there = "" if parent.is_dir() else ": there is no such folder"
     listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{is_there}."

@@ -134,7 +134,7 @@ class RankProgress(RankView):
         """
         step = operator.index(step)
         if step < self.step:
-            raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")
+            raise LoopError(f"step {step} comes after step {self.step}: steps never decrease. Count optimizer steps.")
         self.step = step
         self._see(step)
         return step
@@ -145,10 +145,12 @@ class RankProgress(RankView):
 
 
 class Outcome(enum.Enum):
-    """The two ways in which a loop ends without an error."""
+    """Ways in which a loop ends without an error."""
 
     done = "done"
     stopped = "stopped"
+    paused = "paused"
+    """The run has reached the step until which a search lets it train."""
 
 
 def agree_on_end(
@@ -215,6 +217,10 @@ class RunContext(RankProgress):
     beat: Callable[[], None] = _no_watchdog
     """Sign of life of this rank. Every method with a step gives one; a loop may give one in a long evaluation."""
     stop_step: int | None = None
+    pause_step: int | None = None
+    """Step at which a run of a search must pause (`record/rungs.py`); None if it trains to its end."""
+    is_paused: bool = False
+    """True if the loop ends at `pause_step`, and not by a stop signal."""
     early_reason: str | None = None
     saver: Saver = field(init=False)
     _names: frozenset[str] | None = None
@@ -349,8 +355,8 @@ class RunContext(RankProgress):
         restarts = self.group.broadcast(restarts)
         if restarts >= self.max_no_progress:
             raise NoProgressError(
-                f"started {restarts + 1} times at step {self.step} without a new step: stopped for good. Read the "
-                f"logs of the attempts before, in {self.paths.logs}."
+                f"started {restarts + 1} times at step {self.step} without a new step: stopped for good. Read the logs "
+                f"of the earlier attempts, in {self.paths.logs}."
             )
 
     def last_evaluation(self) -> dict[str, float] | None:
@@ -372,6 +378,8 @@ class RunContext(RankProgress):
             return False
         self.heartbeat(step)
         wish = self._poll.ask()
+        if not wish and self.pauses_at(step):
+            self.is_paused = wish = True
         if wish:
             self.agree_to_stop(step)
         return wish
@@ -400,6 +408,16 @@ class RunContext(RankProgress):
         self.agree_to_stop(step)
         with self.spans.within(Kind.save_stall):
             self.saver.save_at_stop(step, objects)
+
+    def pauses_at(self, step: int) -> bool:
+        """Return True if a run of a search must pause at this step; the same on all ranks."""
+        return self.pause_step is not None and step >= self.pause_step
+
+    def pause_here(self, step: int, /, **objects: Any) -> None:
+        """Save this step, and stop all ranks until the run is promoted. Collective. Raises as `save`."""
+        self.save(step, **objects)
+        self.agree_to_stop(step)
+        self.is_paused = True
 
     def should_save(self, step: int) -> bool:
         """Return True if a checkpoint is due (`checkpoint.every`); the same on all ranks.
@@ -522,7 +540,7 @@ class RunContext(RankProgress):
             is_saved = self.saver.stop_is_covered or (self.saved_step is not None and self.saved_step >= self.stop_step)
             if self.is_rank_zero and not is_saved:
                 print(f"{name} stopped at step {self.step} and did not save it: run.save(step, ...) before you return.")
-            return outcome
+            return Outcome.paused if self.is_paused else outcome
         if self.is_rank_zero:
             write_result(
                 self.paths, step=self.step, num_steps=self.num_steps, attempt=self.attempt, world_size=self.world_size,
@@ -543,7 +561,7 @@ class RunContext(RankProgress):
         self.beat()
         if self._names is None:
             raise LoopError(
-                "run.restore(...) must be called before the first step: a run that comes back would start anew. "
-                "Without anything to restore: run.restore()."
+                "run.restore(...) must be called before the first step: a run that comes back would start anew. If "
+                "there is nothing to restore, call run.restore()."
             )
         return self._count(step)

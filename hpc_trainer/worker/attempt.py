@@ -40,8 +40,9 @@ from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal, read_failure
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import Watch, is_there, look_anew, read_json
-from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
+from hpc_trainer.record.reading import Watch, is_there, look_anew, names_in, read_json
+from hpc_trainer.record.rungs import pause_step
+from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RUNG, RunState
 from hpc_trainer.runtime.cores import bind_rank
 from hpc_trainer.runtime.devices import is_out_of_memory, kind_of
 from hpc_trainer.runtime.pace import SaveTimer, job_end_time
@@ -58,6 +59,7 @@ from hpc_trainer.training.reporter import NoTracker, SupersededError, Tracker
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording, sampled
 from hpc_trainer.worker.conclude import LateStop, Stop, conclude_error, conclude_start, conclude_stop, record_of_error
+from hpc_trainer.worker.line import Canary, end_well, tell_end
 
 
 class TensorBoardTracker:
@@ -167,7 +169,7 @@ class Recorder(Protocol):
     """Context of the run; None until it exists."""
 
     def write(self, why: str, error: BaseException | None = None) -> None:
-        """Record the present moment, because of `why`. Any thread may call this; it raises nothing."""
+        """Record the present moment, with `why` as the reason. Any thread may call this; it raises nothing."""
 
     def look(self, silent_s: float) -> None:
         """Check, in the watchdog's thread, if there is a reason to record; `silent_s` as in `Watchdog`."""
@@ -244,19 +246,22 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 ),  # fmt: skip
             ):
                 outcome = run_main(config, run)
-            if outcome is not Outcome.done:
+            if outcome is Outcome.stopped:
                 code = conclude_stop(ended(run.saved_step), group)
             else:
+                state = RunState.PAUSED if outcome is Outcome.paused else RunState.COMPLETED
                 code = ExitCode.OK
                 if run.is_rank_zero:
                     ended(None).tell_spent()
                     journal.end(
                         attempt,
-                        state=RunState.COMPLETED,
-                        cause=run.cause,
+                        state=state,
+                        cause=RUNG if outcome is Outcome.paused else run.cause,
                         step=run.step,
                         saved_step=run.saved_step,
                     )
+                    end_well(paths, config.cluster.stop_after_alike)
+                    tell_end(config, paths, RunState.COMPLETED, run.cause)
         return code
     except StoppedWhileStarting:
         return conclude_start(ended(None))
@@ -294,6 +299,7 @@ def _context(
         attempt=attempt,
         num_steps=config.train.num_steps,
         seed=config.seed,
+        pause_step=group.broadcast(_pause_step(config, paths) if env.rank == 0 else None),
         saves=SaveTimer(
             checkpoint.every_steps,
             is_auto=checkpoint.every is SaveEvery.auto,
@@ -306,6 +312,10 @@ def _context(
         max_no_progress=config.cluster.max_no_progress,
         spans=spans,
     )
+
+
+def _pause_step(config: TrainConfig, paths: RunPaths) -> int | None:
+    return pause_step(config.search.rungs, names_in(paths.folder) or (), config.train.num_steps)
 
 
 @contextlib.contextmanager
@@ -327,6 +337,7 @@ def _watched(run: RunContext, stop: Stop, recorder: Recorders) -> Iterator[None]
             stop, recorder,
         )  # fmt: skip
 
+    canary = Canary(stop.paths, is_rank_zero=run.is_rank_zero)
     late = LateStop(
         stop, lambda: run.saver.standing_step, leave=lambda: recorder.write("it left without a save, before a kill")
     )
@@ -334,6 +345,7 @@ def _watched(run: RunContext, stop: Stop, recorder: Recorders) -> Iterator[None]
     def look(silent_s: float) -> None:
         recorder.look(silent_s)
         late.look(silent_s)
+        canary.look(run.step - run.first_step, lambda: run.saver.standing_step)
 
     watchdog = Watchdog(
         limit_s,

@@ -23,6 +23,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
     "verify/probe.py": {'mode "a"': "the trace of one rank of a run that verify resume started: one writer"},
     "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},
+    "search/commands.py": {'mode "ab"': "the log of the slots of this host"},
     "launch/frozen_code/unpacking.py": {
         "fcntl": "locks on the node's own disk; on a shared folder a claim that only saves work",
         "replace": "bytecode under a name of its own; a lost reply costs a compilation",
@@ -43,6 +44,11 @@ ALLOWED: dict[str, dict[str, str]] = {
     "hardware/rank_probe.py": {
         "replace": "a file of one rank, which is read when the job has ended",
         "st_mtime": "the file system's own clock is what is asked for",
+    },
+    "hardware/pack.py": {
+        "replace": "a file that the user asked for, written under a name of this process's own",
+        'mode "a"': "the same file, before it has its name",
+        "exists": "whether the user's own file would be replaced: a question, no claim; and a copy on this machine",
     },
     "deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
     "deploy/graphs.py": {"replace": "in the folder of an export that is being written, under its own name"},

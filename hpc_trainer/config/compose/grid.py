@@ -52,7 +52,9 @@ class Point:
                     f"Use {key}={FIRST}{','.join(dict.fromkeys(filter(None, items))) or 'A,B'}."
                 )
         if math.prod(map(len, lists.values())) > _MOST_ITEMS:
-            raise ConfigError(f"a run goes to at most {_MOST_ITEMS} shapes. Shorten {', '.join(lists)}={FIRST}..")
+            raise ConfigError(
+                f"the lists of a run make more than {_MOST_ITEMS} shapes. Shorten {', '.join(lists)}={FIRST}.."
+            )
         points = []
         for chosen in itertools.product(*lists.values()):
             lines = {f"{key}={self.axes[key]}": f"{key}={item}" for key, item in zip(lists, chosen, strict=True)}
@@ -176,12 +178,12 @@ def _axes_of(
 
 
 def _refuse_other_keys(sweep: SweepConfig) -> None:
-    """Raise ConfigError if a key of the section `sweep` is set that is not a grid's: a verb of a domain reads it."""
+    """Raise ConfigError if the section `sweep` sets a key that does not describe a grid, but is for another verb."""
     for field in dataclasses.fields(sweep):
         if field.name in _GRID_KEYS or not getattr(sweep, field.name):
             continue
         uses = (keys[field.name] for keys in contributions("sweep_keys") if field.name in keys)
-        use = next(uses, "is read by no part of this installation")
+        use = next(uses, "is not used by any part of this installation")
         raise ConfigError(
             f"sweep.{field.name} {use}. For a grid of runs, leave it out or choose another file of sweep/."
         )
@@ -302,7 +304,7 @@ _MOST_ITEMS = 8
 
 
 def list_of(key: str, text: str) -> list[str] | None:
-    """Return the items of the list `first:a,b`; None if the text is no list, or the key is none of `hardware`."""
+    """Return the items of the list `first:a,b`; None if the text is not a list, or the key is not of `hardware`."""
     if not text.startswith(FIRST) or (key != "hardware" and not key.startswith("hardware.")):
         return None
     return text[len(FIRST) :].split(",")
@@ -368,7 +370,7 @@ def _check(override: Override, pattern: object, choices: Callable[[str], list[st
         tried = choices(override.key_or_group) or _between(pattern, is_whole=is_whole)
         raise ConfigError(
             f"{line}: interval() is a range to draw values from, but a grid needs a list of values. "
-            f"Use values, as {key}={','.join(tried)}."
+            f"Use values, as {key}={','.join(tried)}, or add search=random to draw from the range."
         )
     if isinstance(pattern, RangeSweep):
         _check_range(f"{line}", pattern)

@@ -39,7 +39,7 @@ class Line:
     field: str
     """Second part of the key; "" for `section=...` and keys of the root."""
     is_scalar: bool
-    """True for `section.field=VALUE` or `key=VALUE` with a number, a text, a truth value or null: one leaf is set."""
+    """True for `section.field=VALUE` or `key=VALUE` with a number, a text, a boolean or null: one leaf is set."""
     is_local: bool
     """True if the override changes nothing outside its section."""
     follows: frozenset[str]
@@ -118,6 +118,7 @@ def _named(override: str) -> str:
 
 _SHORT = re.compile(r"init_from=(?!\s*\{)")
 _AFTER = re.compile(r"after(?:\.runs)?=\s*((?!\{).*)")
+_SEARCH = re.compile(r"search=(?!\s*\{)")
 # A file of axes describes a grid; `sweep` is the name that the group and its section have in files (decision 0060).
 _GRID = re.compile(r"([+~]*)grid(?=[.=])")
 
@@ -129,8 +130,8 @@ _OF_RUN = re.compile(r"([+]*train\.command_dir=)(\{run\.[^'\"]*)")
 def in_full(override: str) -> str:
     """Return an override as Hydra takes it.
 
-    `grid=NAME` becomes `sweep=NAME`, `init_from=PATH` becomes `init_from.path=PATH`, `after=A,B` becomes
-    `after.runs=[A,B]`, which is no axis, and a `{run.dir}` gets quotes.
+    `grid=NAME` becomes `sweep=NAME`, `init_from=PATH` becomes `init_from.path=PATH`, `search=NAME` becomes
+    `search.sampler=NAME`, `after=A,B` becomes `after.runs=[A,B]`, which is no axis, and a `{run.dir}` gets quotes.
     """
     if (match := _GRID.match(override)) is not None:
         return f"{match[1]}sweep{override[match.end() :]}"
@@ -139,6 +140,8 @@ def in_full(override: str) -> str:
     if (match := _AFTER.fullmatch(override)) is not None:
         names = [name.strip(" '\"") for name in match[1].strip("[]").split(",")]
         return f"after.runs={override_value([name for name in names if name not in ('', 'null')])}"
+    if _SEARCH.match(override):
+        return _SEARCH.sub("search.sampler=", override, count=1)
     return _SHORT.sub("init_from.path=", override, count=1) if _SHORT.match(override) else override
 
 
@@ -173,7 +176,7 @@ def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:
     """
     for line in given:
         if line.lstrip("+").startswith(f"{_EXECUTOR}=") and line.partition("=")[2] != "local":
-            raise ConfigError(f"{line}: {verb} runs on this machine. Leave it out, or give the runs to submit.")
+            raise ConfigError(f"{line}: {verb} runs on this machine. Leave it out, or use hpc-trainer submit.")
     is_chosen = any(_named(line) == "cluster" for line in given) or "cluster" in read_user_config()
     return [*given, *([] if is_chosen else ["cluster=local"]), f"{_EXECUTOR}=local"]
 

@@ -94,7 +94,7 @@ def _limit_problems(declared: Declared, value: Any) -> Iterator[str]:
     name, limits, default = declared.name, declared.key.limits or "", declared.default
     if isinstance(value, list):
         for index, item in enumerate(value):
-            yield from within(f"{name}[{index}]", item, limits, default[min(index, 1)])
+            yield from within(f"{name}[{index}]", item, limits, default[min(index, 1)] if default else 1)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from within(f"{name}[{key}]", item, limits, 1)

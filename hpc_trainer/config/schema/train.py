@@ -23,7 +23,7 @@ from hpc_trainer.config.schema.key import (
 )
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.optim import OptimConfig, ScheduleConfig
-from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, TrackerConfig
+from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, NotifyConfig, TrackerConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.task import TaskConfig
 
@@ -262,6 +262,62 @@ class SweepConfig:
     `prune` as the options of that name take them. Not a grid."""
 
 
+class Sampler(str, enum.Enum):
+    """Way in which a search draws the values of its next trial, and whether trials pause at rungs."""
+
+    none = "none"
+    random = "random"
+    quasi_random = "quasi_random"
+    tpe = "tpe"
+    gp = "gp"
+    asha = "asha"
+    hyperband = "hyperband"
+    asha_tpe = "asha_tpe"
+
+
+class SearchMode(str, enum.Enum):
+    """Direction in which the metric of a search improves."""
+
+    min = "min"
+    max = "max"
+
+
+class FailedTrial(str, enum.Enum):
+    """Value of a trial that has failed, as the sampler gets it."""
+
+    worst = "worst"
+    skip = "skip"
+
+
+@dataclass(kw_only=True, slots=True)
+class SearchConfig:
+    """`search`: trials drawn from ranges of values, in place of a grid (docs/search.md)."""
+
+    sampler: Sampler = key(Sampler.none, ALWAYS)
+    """Way to draw trials; `search=tpe` is short for `search.sampler=tpe`. random, quasi_random, asha and hyperband need
+    no package, the others Optuna. asha, hyperband and asha_tpe pause trials at rungs. none: no search."""
+    metric: str = key("eval_loss", only_with("search.sampler"))
+    """Metric that the search improves: one that runs log or return."""
+    mode: SearchMode | None = key(None, only_with("search.sampler"))
+    """min: smaller is better; max: larger is better; null: min for losses, errors and perplexity, else max."""
+    trials: int = key(32, only_with("search.sampler"), limits="≥ 1")
+    """Number of trials. A larger number later continues the search."""
+    parallel: int = key(1, only_with("search.sampler"), limits="≥ 1")
+    """Number of trials that work at the same time."""
+    seed: int = key(0, only_with("search.sampler"), limits="≥ 0")
+    """Seed of the draws. The seed of the runs is `seed`."""
+    failed: FailedTrial = key(FailedTrial.worst, only_with("search.sampler"))
+    """worst: a failed trial, or one whose metric is NaN, counts as the worst value so far. skip: it is left out."""
+    rungs: list[int] = key(
+        [], only_with("search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe"), limits="≥ 1"
+    )
+    """Steps at which trials pause, in ascending order; [] takes train.num_steps divided by powers of `search.eta`."""
+    eta: int = key(
+        4, only_with("search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe"), limits="≥ 2"
+    )
+    """One of this many trials at a rung is promoted to the next rung."""
+
+
 @dataclass(kw_only=True, slots=True)
 @with_feature_keys
 class TrainConfig:
@@ -291,11 +347,13 @@ class TrainConfig:
     qat: QatConfig = of_feature("qat")
     checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)
     monitor: MonitorConfig = section(MonitorConfig, APART, SAFE, in_graph=False)
+    notify: NotifyConfig = section(NotifyConfig, APART, SAFE, in_graph=False)
     tracker: TrackerConfig = section(TrackerConfig, APART, SAFE, in_graph=False)
     snapshot: SnapshotConfig = section(SnapshotConfig, APART, SAFE, in_graph=False)
     local: LocalConfig = section(LocalConfig, APART, SAFE, in_graph=False)
     paths: PathsConfig = section(PathsConfig, APART, SAFE, in_graph=False)
     sweep: SweepConfig = section(SweepConfig, APART, SAFE, in_graph=False)
+    search: SearchConfig = section(SearchConfig, APART, SAFE, in_graph=False)
     budget: BudgetConfig = section(BudgetConfig, APART, SAFE, in_graph=False)
     pool: PoolConfig = section(PoolConfig, APART, SAFE, in_graph=False)
     trust: list[str] = key([], ALWAYS, APART, SAFE, in_graph=False)

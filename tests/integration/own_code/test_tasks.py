@@ -116,7 +116,7 @@ def test_it_goes_on_with_the_same_bits_and_stops_by_its_own_metric(
     [
         ("(found - batch['distance']).square()", r"returned a tensor [32] of torch.float32; the loop takes one scalar"),
         ("found.mean().detach()", "cut off from the weights"),
-        ("(found * 0).sum().detach() + 1", "does not hang on the model's weights"),
+        ("(found * 0).sum().detach() + 1", "does not depend on the model's weights"),
     ],
 )
 def test_what_is_no_loss_is_one_sentence(local: LocalDriver, returned: str, words: str) -> None:

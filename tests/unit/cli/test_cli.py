@@ -202,7 +202,8 @@ def test_a_finished_sweep_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSlur
     rows = strict(out)
     assert [row["run_id"] for row in rows] == [spec.run_id for spec in specs]
     for row in rows:
-        assert set(row) == {"run_id", "seed", "eval_loss", "eval_accuracy", "state", "step", "gpu_hours", "attempts"}
+        kept = {"run_id", "seed", "eval_loss", "eval_accuracy", "state", "step", "gpu_hours", "attempts"}
+        assert set(row) == kept | {"core_hours", "wall_s", "queue_s", "redone_s"}
     assert (rows[0]["eval_loss"], rows[0]["state"], rows[0]["attempts"]) == (0.5, "COMPLETED", 1)
     assert rows[1]["eval_loss"] is None, "a loss that is not a number is no JSON number"
     code, out, _ = cli("results", "done", "--sort", "eval_accuracy", "--json")

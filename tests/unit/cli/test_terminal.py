@@ -74,6 +74,7 @@ def failed(tmp_path: Path) -> SweepOnDisk:
 VERBS = (
     ("status",), ("status", "evil"), ("why", "evil"), ("why", "mlp-digits-lr0.001-s0"),
     ("results", "evil"), ("report", "evil"), ("results", "evil", "--sort", EVIL), ("status", f"no{EVIL}"),
+    ("sweeps",), ("clean", "evil"), ("rm", "evil"), ("hold", f"no{EVIL}"),
     ("plan", f"optim.lr={EVIL}"), ("cancel", f"no{EVIL}"), ("why", f"no{EVIL}", "--json"),
 )  # fmt: skip
 

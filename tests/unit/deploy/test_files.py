@@ -118,7 +118,7 @@ def test_what_has_no_graph_is_named() -> None:
     ) as error:
         trace(model, torch.randn(3, 4), "onnx")
     assert "or use --to safetensors" in str(error.value)
-    with pytest.raises(ConfigError, match="the batch is taken to be of one size"):
+    with pytest.raises(ConfigError, match="fixes the size of the batch"):
         trace(FixedBatch(), torch.randn(3, 4), "torch_export")
 
 

@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused_when_it_is_planned(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"n_positions": 8}, "has places for 8 tokens, and a window has 16. Use data.seq_len=8"),
+        ({"n_positions": 8}, "has positions for 8 tokens, and a window has 16. Use data.seq_len=8"),
         ({"vocab_size": 100}, "model.config.vocab_size=100 must be at least the 256 tokens of the data"),
         ({"n_embd": 30, "n_head": 4}, "transformers cannot build it from model.config: ValueError"),
     ],

@@ -111,7 +111,7 @@ MISTAKES = [
         ["cluster=my_site"],
         [
             "Valid: local, slurm, testbed; in folders: alliance/, ",
-            ". For one of your own, name a folder with cluster/my_site.yaml by --config-dir.",
+            ". To use a choice of your own, pass the folder that has cluster/my_site.yaml with --config-dir.",
         ],
     ),
     (

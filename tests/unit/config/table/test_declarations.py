@@ -31,7 +31,7 @@ ROWS = [(feature, row) for feature in pairs.FEATURES.values() for row in (*featu
 _WORD = re.compile(r"[a-z_]+(\.[a-z_]+)*=\S+")
 _TABLES = re.compile(r" does not go with | needs .*, and this is ")
 
-_OF_VALUES = re.compile(r" must |takes a gradient at once|shares weights out among two data-parallel ranks")
+_OF_VALUES = re.compile(r" must |applies each gradient at once|shares weights out among two data-parallel ranks")
 
 
 def _has(key: str) -> bool:

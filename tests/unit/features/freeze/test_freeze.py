@@ -62,7 +62,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("patterns", "said"),
     [
-        ("'head.*'", r"'head\.\*', and no weight of Cnn is called so\. There are features\.\*, classifier\.\*"),
+        ("'head.*'", r"'head\.\*', and no weight of Cnn has that name\. There are features\.\*, classifier\.\*"),
         ("features", r"Use 'features\.\*' for all of it"),
         ("'feat*','class*'", "leaves no weight of Cnn to train"),
     ],

@@ -165,7 +165,7 @@ def test_layers_are_named_by_patterns_and_begin_as_they_were() -> None:
     ("config", "words"),
     [
         (LoraConfig(rank=2), "adapts the linear layers of blocks, and Cnn has none. Name layers"),
-        (LoraConfig(rank=2, targets=["head"]), "train.lora.targets has 'head', and no layer of Cnn is called so"),
+        (LoraConfig(rank=2, targets=["head"]), "train.lora.targets has 'head', and no layer of Cnn has that name"),
         (LoraConfig(rank=2, targets=["features.1"]), "peft cannot adapt these layers"),
         (LoraConfig(rank=2, targets=["features.0"], also=["h.*"]), "train.lora.also has 'h.*', and no weight of Cnn"),
     ],

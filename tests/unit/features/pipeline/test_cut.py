@@ -205,7 +205,7 @@ def test_a_stage_that_was_promised_another_shape_says_so() -> None:
     (stage, _) = _stages(model, inputs, 2)
     keep(model, stage)
     run_parts(model, stage, FP32, channels_last=False)
-    with pytest.raises(LoopError, match=r"stage 0 gives torch.float64 .* and torch.float32 .* was agreed"):
+    with pytest.raises(LoopError, match=r"stage 0 gives torch.float64 .* which expects torch.float32"):
         model.double()(inputs.double())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.observe.straggler_log import MOST_TOLD, Straggler, StragglerLog, Verdict, read_stragglers
+from hpc_trainer.observe.straggler_log import MOST_SHOWN, Straggler, StragglerLog, Verdict, read_stragglers
 from hpc_trainer.observe.stragglers import StragglersAbility
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import SPEED, read_metrics
@@ -109,5 +109,5 @@ def test_a_remark_of_many_slow_ranks_is_short() -> None:
     for rank in range(500):
         ability._say(3, Verdict(rank=rank, is_slow=True, factor=2.0, own_s=0.2, others_s=0.1, is_data=False))
     assert said[-1] is not None
-    assert said[-1].endswith(f"; and {500 - MOST_TOLD} more rank(s)")
+    assert said[-1].endswith(f"; and {500 - MOST_SHOWN} more rank(s)")
     assert len(said[-1]) < 1_000

@@ -1,0 +1,94 @@
+"""Axes of a search among the overrides of a command line: ranges and lists, in Hydra's grammar of sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    IntervalSweep,
+    Override,
+    QuotedString,
+    RangeSweep,
+    Sweep,
+)
+
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.overrides import in_full
+from hpc_trainer.config.store import declared_at
+from hpc_trainer.errors import ConfigError
+
+_SCALARS = (int, float, str, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchAxis:
+    """One axis: a range from `low` to `high`, or `choices`."""
+
+    key: str
+    line: str
+    """The override as the user typed it."""
+    low: float = 0.0
+    high: float = 0.0
+    step: float | None = None
+    """Distance of two values of `range(..)`; None for an interval."""
+    is_log: bool = False
+    is_whole: bool = False
+    choices: tuple[Any, ...] = ()
+    is_group: bool = False
+    """True if the choices are files of a group of `conf/`."""
+
+
+def split_axes(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[list[str], list[SearchAxis]]:
+    """Return the overrides with one value, and the axes; of a key that stands twice, the last override counts.
+
+    Raises:
+        ConfigError: an override does not parse, or an axis has no bounds or no values to draw from.
+    """
+    with Composer(config_dirs) as composer:
+        parsed = composer.parse([in_full(line) for line in overrides])
+        last = {override.get_key_element(): override for override in parsed}
+        kept = [override for override in parsed if last[override.get_key_element()] is override]
+        fixed = [override.input_line or "" for override in kept if not override.is_sweep_override()]
+        return fixed, [_axis(override, composer) for override in kept if override.is_sweep_override()]
+
+
+def _axis(override: Override, composer: Composer) -> SearchAxis:
+    pattern: Any = override.value()
+    line, key = override.input_line or "", override.get_key_element()
+    group = composer.choices(override.key_or_group)
+    if isinstance(pattern, Glob):
+        return SearchAxis(key=key, line=line, choices=tuple(pattern.filter(group)), is_group=True)
+    declared = declared_at(override.key_or_group)
+    of_key = declared.default if declared is not None else None
+    if isinstance(pattern, ChoiceSweep):
+        values = tuple(_value(item, line) for item in pattern.list)
+        if isinstance(of_key, float):
+            values = tuple(float(value) if type(value) is int else value for value in values)
+        return SearchAxis(key=key, line=line, choices=values, is_group=bool(group))
+    is_whole_key = isinstance(of_key, int) and not isinstance(of_key, bool)
+    if isinstance(pattern, IntervalSweep):
+        if pattern.start is None or pattern.end is None:
+            raise ConfigError(f"{line}: an interval has two bounds. Use {key}=interval(LOW,HIGH).")
+        return SearchAxis(
+            key=key, line=line, low=pattern.start, high=pattern.end, is_log="log" in pattern.tags,
+            is_whole=is_whole_key or (type(pattern.start) is int and type(pattern.end) is int),
+        )  # fmt: skip
+    assert isinstance(pattern, RangeSweep)
+    start, stop, step = pattern.start or 0, pattern.stop, pattern.step or 1
+    if stop is None or step <= 0 or start + step >= stop:
+        raise ConfigError(f"{line}: a range of a search has two values or more, and a step above 0. Use range(1,10).")
+    count = -int(-(stop - start) // step)  # the end is not included
+    whole = all(type(number) is int for number in (start, stop, step))
+    return SearchAxis(key=key, line=line, low=start, high=start + (count - 1) * step, step=step, is_whole=whole)
+
+
+def _value(item: Any, line: str) -> Any:
+    value = item.text if isinstance(item, QuotedString) else item
+    if isinstance(value, (Sweep, Glob)) or not isinstance(value, _SCALARS):
+        raise ConfigError(f"{line}: a list of a search holds numbers, texts, true, false or null. List all values.")
+    return value

@@ -1,0 +1,20 @@
+"""Search: trials drawn from ranges of values, in place of the points of a grid, without a controller.
+
+    space.py       dimensions of a search, and draws without a model
+    samplers.py    a draw, given what is known of earlier trials; Optuna's samplers
+    folder.py      search.json and the files of trials; what became of each
+    next_run.py    choice of the next run: a promotion (ASHA, Hyperband) or a new trial
+    define.py      a search from its command line, with everything that is wrong with it
+    slots.py       a process of this machine that runs trials
+    commands.py    `plan` and `submit` of a search, its lines in `status`; verbs.py has `best`
+
+None of these files imports torch; `search=gp` imports it where a trial is drawn.
+"""
+
+CONTRIBUTES = {
+    "verbs": ("hpc_trainer.search.verbs:verbs",),
+    "grid_kinds": ("hpc_trainer.search.commands:KIND",),
+    "sweep_lines": ("hpc_trainer.search.commands:LINES",),
+    "result_columns": ("hpc_trainer.search.commands:COLUMNS",),
+}
+"""Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

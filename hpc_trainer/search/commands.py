@@ -1,0 +1,356 @@
+"""`plan` and `submit` of a search, and what `status` and `results` show of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
+from hpc_trainer.operate.results import Columns
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import is_there
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.search.folder import Search, Trial, Trials, read_search, write_search
+from hpc_trainer.search.next_run import brackets, is_over, stop_reason
+
+if TYPE_CHECKING:
+    from hpc_trainer.cli.options import Chosen, Given
+    from hpc_trainer.search.define import Defined
+
+_SHORT_WORDS = ("search=", "search.sampler=")
+
+
+class SearchKind:
+    """Searches among the grids of `plan` and `submit` (hook `grid_kinds`)."""
+
+    def takes(self, given: Given) -> bool:
+        """Return True if the command line has `search=SAMPLER` with another sampler than none."""
+        named = [word for word in given.overrides or () if word.startswith(_SHORT_WORDS)]
+        return bool(named) and named[-1].partition("=")[2] != "none"
+
+    def plan(self, given: Given, chosen: Chosen, *, as_json: bool) -> None:
+        """Show the search; write nothing. Exit with 2 if it could not be submitted."""
+        from hpc_trainer.cli.common import print_json, print_next, say
+        from hpc_trainer.cli.show_plan import submit_words
+
+        defined = _defined(given, chosen)
+        problems = _problems(defined)
+        if as_json:
+            print_json(plan_json(defined, problems))
+        else:
+            for line in plan_lines(defined):
+                say(line)
+            for problem in problems:
+                say(problem, "[red]Problem:[/] ")
+            if not problems:
+                print_next(f"submit {submit_words()}")
+        if problems:
+            sys.exit(ExitCode.USAGE)
+
+    def submit(self, given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
+        """Write the search and start its slots; with `wait`, show progress to the end."""
+        from hpc_trainer.cli.common import print_json, print_next, say
+
+        defined = _defined(given, chosen)
+        process = submit_search(defined)
+        name, settings = defined.sweep.name, defined.search.settings
+        if as_json and not wait:
+            print_json({"sweep": name, "trials": settings.trials, "drawn": _count(defined), "process": process})
+            return
+        if not as_json:
+            say(f"Search {name}: {settings.trials} trials, {settings.parallel} at a time, drawn as trials end.")
+        if wait:
+            _wait(defined, process, as_json=as_json)
+        elif not as_json:
+            print_next(f"status --watch {name}")
+
+
+KIND = SearchKind()
+
+
+def _defined(given: Given, chosen: Chosen) -> Defined:
+    from hpc_trainer.search.define import define
+
+    if given.app is not None:
+        raise ConfigError("search=.. takes no --app: Hydra's own sweepers search there (docs/hydra_apps.md).")
+    for option, is_given in (("--fresh", chosen.fresh), ("--extend", chosen.extend)):
+        if is_given:
+            raise ConfigError(f"{option} is for grids. For a search that begins anew, use another sweep_name.")
+    return define(given.overrides or (), **given.places)
+
+
+def _problems(defined: Defined) -> list[str]:
+    """Return why the search could not be submitted."""
+    from hpc_trainer.search.define import find_change
+
+    problems = []
+    if defined.grid.executor is not Executor.local:
+        problems.append(
+            f"a search runs on this machine, and cluster={defined.grid.specs[0].config['cluster']['name']} submits to "
+            "Slurm. Use cluster=local in an allocation of your own (docs/search.md)."
+        )
+    sweep = defined.sweep
+    old = read_search(sweep)
+    if old is None and is_there(sweep.specs):
+        problems.append(f"the sweep {sweep.name} has runs of a grid. Give the search a sweep_name of its own.")
+    change = None if old is None else find_change(old, defined.search)
+    if change is not None:
+        problems.append(
+            f"the sweep {sweep.name} has another search: {change}. Repeat the old values, or give this search a "
+            "sweep_name of its own."
+        )
+    return problems
+
+
+def _count(defined: Defined) -> int:
+    return Trials(defined.sweep, defined.search).count()
+
+
+def submit_search(defined: Defined) -> str:
+    """Write search.json and start the slots of this machine; return the name of their process.
+
+    A repeated call with the same search starts slots only if none are at work here, or if more trials were asked for.
+
+    Raises:
+        ConfigError: the search cannot be submitted; nothing was written.
+    """
+    from hpc_trainer.launch.frozen_code.archive import store_code
+    from hpc_trainer.launch.frozen_code.snapshot import read_code
+    from hpc_trainer.launch.targets import find_nowhere
+    from hpc_trainer.record.files import make_folder, set_umask
+    from hpc_trainer.record.processes import find_process, process_name, submit_lock
+    from hpc_trainer.runtime.start import start_words
+
+    problems = _problems(defined)
+    sweep, specs = defined.sweep, [base.spec for base in defined.search.bases]
+    code = None if problems else read_code(specs, sweep.folder.parent)
+    problems += find_nowhere(specs, code).problems
+    if problems:
+        raise ConfigError("\n".join(problems))
+    set_umask(defined.grid.group_readable)
+    with submit_lock(sweep):
+        problems = _problems(defined)  # another command may have submitted a search since
+        if problems:
+            raise ConfigError("\n".join(problems))
+        old = read_search(sweep)
+        if code is not None:
+            store_code(sweep, code)
+        search = dataclasses.replace(defined.search, code=None if code is None else code.digest)
+        write_search(sweep, search)
+        argument = f"--search={sweep.folder}"
+        at_work = find_process(argument)
+        if at_work is not None and old is not None and old.settings.trials >= search.settings.trials:
+            return at_work
+        make_folder(sweep.local_logs)
+        argv = [sys.executable, *start_words("hpc_trainer.search.slots"), argument]
+        argv += ["--after", at_work] if at_work is not None else []
+        with (sweep.local_logs / "search.log").open("ab") as log:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        return process_name(process.pid)
+
+
+def _wait(defined: Defined, process: str, *, as_json: bool) -> None:
+    """Watch the search until its slots have ended; exit with 1 if it stopped before all trials were done."""
+    import time
+
+    from hpc_trainer.cli.common import print_json
+    from hpc_trainer.cli.grid_verbs import stop_queues
+    from hpc_trainer.cli.results_verbs import print_results
+    from hpc_trainer.cli.run_verbs import status_json
+    from hpc_trainer.record.processes import is_alive
+    from hpc_trainer.record.status import read_status
+
+    try:
+        while is_alive(process):
+            time.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        stop_queues([process])
+        print("\nStopped: the same command continues.", file=sys.stderr)
+        sys.exit(1)
+    status = read_status(defined.sweep)
+    print_json(status_json(status)) if as_json else print_results(status)
+    view = _view(status.sweep)
+    if view is not None and not is_over(*view):
+        raise HpcTrainerError(
+            stop_reason(*view, status.sweep.name)
+            or f"the search did not end. Read {defined.sweep.local_logs}/search.log"
+        )
+
+
+_WATCH_S = 0.5
+
+
+# What plan shows.
+
+
+def full_runs(search: Search) -> float:
+    """Return the training of all trials in units of whole runs, if one of `search.eta` is promoted at each rung."""
+    ladders = brackets(search)
+    counts = [0] * len(ladders)
+    from hpc_trainer.search.next_run import bracket_of
+
+    for number in range(search.settings.trials):
+        counts[ladders.index(bracket_of(search, number))] += 1
+    total = 0.0
+    for rungs, count in zip(ladders, counts, strict=True):
+        below, left = 0, float(count)
+        for step in (*rungs, search.num_steps):
+            total += left * (step - below) / max(1, search.num_steps)
+            below, left = step, left / search.settings.eta
+    return total
+
+
+def plan_lines(defined: Defined) -> list[str]:
+    """Return the plan of a search as lines of text."""
+    search, settings = defined.search, defined.search.settings
+    assert settings.mode is not None
+    lines = [
+        f"Search {defined.sweep.name} in {defined.sweep.folder} ({defined.grid.executor.value})",
+        f"Sampler {settings.sampler.value}, seed {settings.seed}: {settings.trials} trials, {settings.parallel} at a "
+        f"time; the {'largest' if search.is_max else 'smallest'} {settings.metric} is best.",
+        *(f"  {dimension}" for dimension in search.space),
+    ]
+    if settings.rungs:
+        lines.append(
+            f"Rungs at steps {', '.join(map(str, settings.rungs))} of {search.num_steps}: one of {settings.eta} is "
+            f"promoted, about {full_runs(search):.1f} whole runs of training in all."
+        )
+    spec = search.bases[0].spec
+    hours = max(base.spec.shape.gpu_hours for base in search.bases) * settings.trials
+    lines.append(
+        f"Each trial: hardware={spec.hardware}, {spec.shape.num_nodes} node(s), {spec.shape.gpus_per_node} GPU(s) a "
+        f"node, {spec.shape.time_limit_min} min. At most {hours:.1f} GPU-hours, all time limits together."
+    )
+    drawn = _count(defined)
+    if drawn:
+        lines.append(f"Drawn so far: {drawn} of {settings.trials}.")
+    return lines
+
+
+def plan_json(defined: Defined, problems: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON of `plan` of a search (docs/json.md)."""
+    from hpc_trainer.config.load import plain_value
+
+    search = defined.search
+    shape_hours = max(base.spec.shape.gpu_hours for base in search.bases)
+    return {
+        "sweep": defined.sweep.name,
+        "search": plain_value(search.settings),
+        "space": [str(dimension) for dimension in search.space],
+        "drawn": _count(defined),
+        "whole_runs": full_runs(search),
+        "gpu_hours_max": shape_hours * search.settings.trials,
+        "problems": list(problems),
+    }
+
+
+# What status and results show.
+
+
+def _view(sweep: SweepPaths) -> tuple[Search, list[Trial]] | None:
+    """Return the search of a sweep and its trials; None if it has none, or they cannot be read."""
+    try:
+        search = read_search(sweep)
+        return None if search is None else (search, Trials(sweep, search).read())
+    except HpcTrainerError:
+        return None
+
+
+def best_trial(search: Search, trials: Sequence[Trial]) -> Trial | None:
+    """Return the complete trial with the best value; of equal ones the earliest. None if no trial has a value."""
+    complete = [trial for trial in trials if trial.value is not None and math.isfinite(trial.value)]
+    sign = -1.0 if search.is_max else 1.0
+    return min(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
+
+
+class SearchLines:
+    """Lines about a search for `status` (hook `sweep_lines`)."""
+
+    def text(self, status: SweepStatus) -> list[str]:
+        """Return lines on trials, rungs, the best run, and why the search stopped."""
+        if not is_there(status.sweep.search):
+            return []
+        view = _view(status.sweep)
+        if view is None:
+            return [f"Note: {status.sweep.search} or a trial's file cannot be read. The same submit writes it anew."]
+        search, trials = view
+        settings = search.settings
+        lines = [f"Search {settings.sampler.value}: {len(trials)} of {settings.trials} trials drawn."]
+        if settings.rungs:
+            counts = [f"{count} of step {rung}" for rung, count in _survival(search, trials).items()]
+            lines.append(f"Results at rungs: {', '.join(counts)}.")
+        best = best_trial(search, trials)
+        if best is not None:
+            lines.append(f"Best so far: {best.run_id} with {settings.metric} {best.value:.6g} (trial {best.number}).")
+        reason = stop_reason(search, trials, status.sweep.name)
+        if reason is not None:
+            lines.append(f"The search has stopped: {reason}")
+        return lines
+
+    def json(self, status: SweepStatus) -> dict[str, Any]:
+        """Return the key `search`: its settings, numbers of trials and results, and the best run."""
+        view = _view(status.sweep) if is_there(status.sweep.search) else None
+        if view is None:
+            return {}
+        search, trials = view
+        best = best_trial(search, trials)
+        return {
+            "search": {
+                "sampler": search.settings.sampler.value, "metric": search.settings.metric,
+                "trials": search.settings.trials, "drawn": len(trials),
+                "rungs": {str(rung): count for rung, count in _survival(search, trials).items()},
+                "best": None if best is None else {"run_id": best.run_id, "value": best.value, "trial": best.number},
+                "stopped": stop_reason(search, trials, status.sweep.name), "is_over": is_over(search, trials),
+            }
+        }  # fmt: skip
+
+
+LINES = SearchLines()
+
+
+def _survival(search: Search, trials: Sequence[Trial]) -> dict[int, int]:
+    """Return the number of results at each rung and at the end."""
+    counts = {rung: sum(rung in trial.at_rungs for trial in trials) for rung in search.settings.rungs}
+    return {**counts, search.num_steps: sum(trial.state is RunState.COMPLETED for trial in trials)}
+
+
+def _columns(status: SweepStatus, run: RunStatus) -> Mapping[str, Any]:
+    numbers = _numbers(status)
+    return {"trial": numbers[run.run_id]} if run.run_id in numbers else {}
+
+
+_numbers_of: dict[int, tuple[SweepStatus, dict[str, int]]] = {}
+
+
+def _numbers(status: SweepStatus) -> dict[str, int]:
+    """Return the number of each trial by its run id, read once for a status."""
+    kept = _numbers_of.get(id(status))
+    if kept is None or kept[0] is not status:
+        view = _view(status.sweep) if is_there(status.sweep.search) else None
+        numbers = {} if view is None else {trial.run_id: trial.number for trial in view[1]}
+        _numbers_of.clear()
+        kept = _numbers_of[id(status)] = status, numbers
+    return kept[1]
+
+
+COLUMNS = Columns(frozenset({"trial"}), _columns)
+
+
+def read_view(sweep: SweepPaths) -> tuple[Search, list[Trial]]:
+    """Return the search of a sweep and its trials.
+
+    Raises:
+        RunStateError: the sweep has no search, or its files cannot be read.
+    """
+    search = read_search(sweep)
+    if search is None:
+        raise RunStateError(f"{sweep.name} has no search. For the runs of a grid: hpc-trainer results {sweep.name}")
+    return search, Trials(sweep, search).read()

@@ -1,0 +1,246 @@
+"""A search from its command line: the space, the runs that trials are made from, and everything that is wrong with it.
+
+Trials are frozen at submit: a slot composes no files, it sets the drawn values in a frozen run. The ends and the middle
+of all axes are composed here by Hydra, to check the configurations, and to see that a drawn value changes one key only.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_trainer.config.compose.overrides import override_value
+from hpc_trainer.config.compose.own_files import read_project
+from hpc_trainer.config.compose.search_axes import SearchAxis, split_axes
+from hpc_trainer.config.load import PASSED_OVER
+from hpc_trainer.config.rules.data_rules import of_steps
+from hpc_trainer.config.schema.task import CustomTaskConfig
+from hpc_trainer.config.schema.train import Sampler, SearchConfig, SearchMode, TrainConfig
+from hpc_trainer.errors import ConfigError, valid
+from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import RunSpec, leaves
+from hpc_trainer.search.folder import Base, Search, base_of
+from hpc_trainer.search.next_run import check_packages
+from hpc_trainer.search.samplers import WITH_RUNGS
+from hpc_trainer.search.space import MOST_DIMENSIONS, Dimension, Params, difference, num_points, read_space
+
+_MOST_BASES = 64
+_SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer", "fid", "time_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defined:
+    """A search and its place, as a command line describes them; nothing is written."""
+
+    search: Search
+    grid: Grid
+    """The samples of the space that were composed; its settings hold for all trials."""
+
+    @property
+    def sweep(self) -> SweepPaths:
+        """Paths of the search's sweep."""
+        return self.grid.sweep
+
+
+def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Defined:
+    """Return the search of a command line.
+
+    Raises:
+        ConfigError: an axis, a key of `search` or a sample of the space is wrong.
+    """
+    fixed, axes = split_axes(words, [*config_dirs, *read_project().config_dirs])
+    if not axes:
+        raise ConfigError(
+            "a search needs an axis to draw values for, as 'optim.lr=tag(log,interval(1e-4,1e-1))', a list as "
+            "model=mlp,cnn, or 'model.width=range(32,257,32)'."
+        )
+    space = read_space(axes)
+    groups = {axis.key for axis in axes if axis.is_group}
+    _refuse_keys(axes)
+    grid = freeze_grid([*fixed, *_samples(space, groups)], config_dirs=config_dirs, trust=trust, is_search=True)
+    bases = tuple(_bases(grid, fixed, space, groups))
+    settings = _settled(bases[0].spec.typed(), bases)
+    words_kept = tuple(word for word in fixed if not word.startswith("search."))
+    search = Search(settings=settings, space=space, bases=bases, words=words_kept)
+    _check(search, grid)
+    check_packages(search)
+    return Defined(search=search, grid=grid)
+
+
+def _refuse_keys(axes: Iterable[SearchAxis]) -> None:
+    for axis in axes:
+        section = axis.key.partition(".")[0]
+        if section in {*PASSED_OVER, "hardware", "search", "sweep", "experiment", "debug"}:
+            raise ConfigError(
+                f"{axis.line}: all trials of a search share {section}, because it makes no other training. Give one "
+                "value."
+            )
+
+
+def _samples(space: Sequence[Dimension], groups: set[str]) -> Iterator[str]:
+    """Yield overrides of a grid: all choices of groups, each with the first, middle and last values of all axes."""
+    zipped: list[str] = []
+    for dimension in space:
+        if dimension.key in groups:
+            yield f"{dimension.key}={','.join(map(str, dimension.choices))}"
+        else:
+            zipped.append(f"{dimension.key}:[{','.join(map(override_value, dimension.ends))}]")
+    if zipped:
+        yield f"sweep.zip=[{{{','.join(zipped)}}}]"
+
+
+def _bases(grid: Grid, fixed: Sequence[str], space: Sequence[Dimension], groups: set[str]) -> Iterator[Base]:
+    by_choice: dict[tuple[tuple[str, str], ...], list[RunSpec]] = {}
+    for spec in grid.specs:
+        key = tuple((axis, spec.axes[axis]) for axis in spec.axes if axis in groups)
+        by_choice.setdefault(key, []).append(spec)
+    if len(by_choice) > _MOST_BASES:
+        raise ConfigError(
+            f"the choices of groups have {len(by_choice)} combinations, and a search takes at most {_MOST_BASES}."
+        )
+    for choices, samples in by_choice.items():
+        words = tuple(line for line in fixed if not line.startswith("search."))
+        base = base_of(dict(choices), grid.unsettled[samples[0].run_id], words)
+        _check_samples(base, samples, space)
+        yield base
+
+
+def _check_samples(base: Base, samples: Sequence[RunSpec], space: Sequence[Dimension]) -> None:
+    """Raise ConfigError if a sample differs from the base with the sample's values: another key follows an axis."""
+    made = Search(settings=SearchConfig(), space=tuple(space), bases=(base,), words=())
+    digests = {spec.digest: spec for spec in samples}
+    for place in range(3):
+        params: Params = {dimension.key: base.choices.get(dimension.key, dimension.ends[place]) for dimension in space}
+        ours = made.spec_of(params, [])
+        if ours.digest in digests:
+            continue
+        place_of = samples[min(place, len(samples) - 1)]  # samples are in the order of `Dimension.ends`
+        before, composed = (dict(leaves(spec.config, without=PASSED_OVER)) for spec in (ours, place_of))
+        keys = [key for key, value in composed.items() if before.get(key, ...) != value]
+        raise ConfigError(
+            f"{', '.join(keys[:4]) or 'another key'} follows the value of an axis by an interpolation, and a search "
+            "sets one key for each axis. Set it to a value of its own, or make it the axis."
+        )
+
+
+def _settled(config: TrainConfig, bases: Sequence[Base]) -> SearchConfig:
+    """Return the keys of the search with mode and rungs filled in."""
+    settings = copy.copy(config.search)
+    if settings.mode is None:
+        is_min = any(name in settings.metric.lower() for name in _SMALLER_IS_BETTER)
+        settings.mode = SearchMode.min if is_min else SearchMode.max
+    if settings.sampler in WITH_RUNGS and not settings.rungs:
+        settings.rungs = _default_rungs(config, min(base.spec.num_steps for base in bases), settings.eta)
+    return settings
+
+
+def _default_rungs(config: TrainConfig, num_steps: int, eta: int) -> list[int]:
+    """Return num_steps / eta, num_steps / eta², ..., each a multiple of the steps between evaluations; ascending."""
+    every = max(1, config.train.eval_every_steps)
+    rungs: list[int] = []
+    step = num_steps // eta
+    while step >= every:
+        rungs.insert(0, step // every * every)
+        step //= eta
+    return sorted(set(rungs))
+
+
+def _check(search: Search, grid: Grid) -> None:
+    """Raise ConfigError with every problem of a search, one a line."""
+    problems = [*_problems(search, search.bases[0].spec.typed())]
+    if any(len(spec.on_each()) > 1 for spec in grid.specs):
+        problems.append("hardware=first:..: a search takes one hardware profile. Name one.")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _problems(search: Search, config: TrainConfig) -> Iterator[str]:
+    settings, space = search.settings, search.space
+    assert settings.mode is not None
+    points = num_points(space)
+    if points is not None and points < settings.trials:
+        yield (
+            f"search.trials={settings.trials}: the space has {points} points, and no point is tried twice. Use "
+            f"search.trials={points}, or a grid, which tries all of them."
+        )
+    if settings.sampler is Sampler.quasi_random and len(space) > MOST_DIMENSIONS:
+        yield f"search=quasi_random takes at most {MOST_DIMENSIONS} axes, not {len(space)}. Use search=random."
+    is_min = any(name in settings.metric.lower() for name in _SMALLER_IS_BETTER)
+    is_known = settings.metric in {*config.task.evaluated, "loss"}
+    if is_known and is_min != (settings.mode is SearchMode.min):
+        right = SearchMode.min if is_min else SearchMode.max
+        yield (
+            f"search.mode={settings.mode.value} would look for the worst {settings.metric}. Use "
+            f"search.mode={right.value}, or leave it out."
+        )
+    if config.train.main is None and config.train.command is None:
+        named = (*config.task.evaluated, *of_steps())
+        is_own = isinstance(config.task, CustomTaskConfig) and settings.metric.startswith("eval_")
+        if settings.metric not in named and not is_own:
+            yield f"search.metric={settings.metric} is no metric of these runs. {valid(settings.metric, named)}"
+    if settings.sampler in WITH_RUNGS:
+        yield from _rung_problems(search, config)
+
+
+def _rung_problems(search: Search, config: TrainConfig) -> Iterator[str]:
+    settings, last = search.settings, search.num_steps
+    every = config.train.eval_every_steps
+    name = f"search.rungs={settings.rungs}".replace(" ", "")
+    if config.train.command is not None:
+        yield f"search={settings.sampler.value}: a program is not paused at rungs. Use search=random or tpe."
+        return
+    if any(dimension.key == "train.num_steps" for dimension in search.space):
+        yield f"search={settings.sampler.value}: rungs are steps, so train.num_steps cannot be an axis. Give one value."
+    if not settings.rungs:
+        yield (
+            f"search={settings.sampler.value}: train.num_steps={last} leaves no step for a rung with search.eta="
+            f"{settings.eta} and train.eval_every_steps={every}. Use a smaller train.eval_every_steps."
+        )
+        return
+    if sorted(set(settings.rungs)) != settings.rungs or settings.rungs[0] < 1:
+        right = sorted({rung for rung in settings.rungs if rung > 0})
+        yield f"{name} must be different steps in ascending order. Use search.rungs={right}.".replace(", ", ",")
+        return
+    beyond = [rung for rung in settings.rungs if rung >= last]
+    if beyond:
+        yield (
+            f"{name}: a rung is before the last step, and train.num_steps={last}. Leave out "
+            f"{', '.join(map(str, beyond))}."
+        )
+    is_evaluated = settings.metric.startswith("eval_") and config.train.main is None
+    if is_evaluated and (every == 0 or any(rung % every for rung in settings.rungs)):
+        step = settings.rungs[0]
+        while any(rung % step for rung in settings.rungs):
+            step -= 1
+        yield f"{name}: there is no evaluation at each of them with train.eval_every_steps={every}. Use {step}."
+
+
+def find_change(old: Search, new: Search) -> str | None:
+    """Return how a search differs from the one in its folder, beyond more trials and slots; None if it does not."""
+    told = []
+    space = difference(old.space, new.space)
+    if space is not None:
+        told.append(f"the space ({space})")
+    before, now = ({field.name: getattr(search.settings, field.name) for field in dataclasses.fields(SearchConfig)}
+                   for search in (old, new))  # fmt: skip
+    changed_keys = [key for key in before if key not in ("trials", "parallel") and before[key] != now[key]]
+    told += [f"search.{key} ({_shown(before[key])} before, {_shown(now[key])} now)" for key in changed_keys]
+    if now["trials"] < before["trials"]:
+        told.append(f"search.trials ({before['trials']} before, {now['trials']} now: it can only grow)")
+    bases = [{tuple(base.choices.items()): base.spec for base in search.bases} for search in (old, new)]
+    if space is None and bases[0].keys() == bases[1].keys():
+        pairs = ((bases[0][key], bases[1][key]) for key in bases[0])
+        changed = next(((one, other) for one, other in pairs if one.digest != other.digest), None)
+        if changed is not None:
+            was, is_now = (dict(leaves(spec.config, without=PASSED_OVER)) for spec in changed)
+            keys = [key for key in is_now if was.get(key, ...) != is_now[key]]
+            told.append(", ".join(f"{key} ({was.get(key)} before, {is_now[key]} now)" for key in keys[:4]))
+    return "; ".join(told) or None
+
+
+def _shown(value: object) -> object:
+    return getattr(value, "value", value)

@@ -1,0 +1,241 @@
+"""Choice of the next run of a search, made by whoever has a free slot, from the files in the sweep's folder alone.
+
+First comes a trial that a search lets train further (ASHA and Hyperband), then a new trial. Both are claimed by a file
+that can be created once, so that slots on any number of machines need not know of each other.
+
+Trials are promoted as in ASHA: a slot takes the trial of the highest rung that is among the best 1/eta of all results
+at that rung and was not promoted yet; if there is none, it draws a new one (Li et al. 2020, "A System for Massively
+Parallel Hyperparameter Tuning", algorithm 2). Hyperband runs several such brackets beside each other, which begin at
+different rungs; their sizes are those of Li et al. 2018, "Hyperband" (JMLR 18), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_trainer.config.schema.train import Sampler
+from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.rungs import promote
+from hpc_trainer.record.spec import RunSpec, claim_spec
+from hpc_trainer.record.states import RunState
+from hpc_trainer.search.folder import Search, Trial, Trials, value_for_sampler
+from hpc_trainer.search.samplers import OF_OPTUNA, WITH_RUNGS, Told, draw
+from hpc_trainer.search.space import Params, num_points
+
+# A point that another trial has is drawn again this often; then a finite space is looked through.
+_TRIES = 16
+
+
+class SearchStoppedError(HpcTrainerError):
+    """Error for a search that must not draw further trials until the user has acted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Run to start now."""
+
+    spec: RunSpec
+    number: int
+    """Number of the run's trial."""
+    is_new: bool
+    """True for a new trial, False for a trial that was promoted."""
+
+
+def next_run(paths: SweepPaths, search: Search, trials: Trials) -> Chosen | None:
+    """Claim and return the next run; None if nothing can be started now.
+
+    A later call may find a run, once trials at work have ended.
+
+    Raises:
+        SearchStoppedError: the search was cancelled, or no trial has the metric.
+        RunStateError: the file of a trial cannot be read.
+    """
+    while True:
+        known = trials.read()
+        problem = stop_reason(search, known, paths.name)
+        if problem is not None:
+            raise SearchStoppedError(problem)
+        chosen = promotable(search, known)
+        if chosen is not None:
+            trial, step, number = chosen
+            if promote(paths.run(trial.run_id), step, number):
+                return Chosen(spec=trials.spec(trial.number), number=trial.number, is_new=False)
+            continue  # another slot was faster
+        if len(known) >= search.settings.trials:
+            return None
+        drawn = new_trial(search, known)
+        if drawn is None:
+            return None
+        spec, more = drawn
+        if claim_spec(paths, len(known), spec, more):
+            return Chosen(spec=spec, number=len(known), is_new=True)
+
+
+def is_over(search: Search, known: Sequence[Trial]) -> bool:
+    """Return True if no trial is left to draw, to promote or to end."""
+    if len(known) < search.settings.trials and not _is_exhausted(search, known):
+        return False
+    return promotable(search, known) is None and all(trial.is_over or trial.state is RunState.PAUSED for trial in known)
+
+
+def _is_exhausted(search: Search, known: Sequence[Trial]) -> bool:
+    points = num_points(search.space)
+    return points is not None and len({trial.run_id for trial in known}) >= points
+
+
+def stop_reason(search: Search, known: Sequence[Trial], sweep: str) -> str | None:
+    """Return why no further trial of a sweep may be drawn, with what to do; None if trials may be drawn."""
+    if any(trial.is_with_sweep for trial in known):
+        return f"the search was cancelled. To bring its trials back: hpc-trainer retry {sweep}, then the same submit."
+    metric = search.settings.metric
+    for trial in known:
+        has_none = trial.state is RunState.COMPLETED and trial.value is None
+        has_none |= trial.state is RunState.PAUSED and trial.until not in trial.at_rungs
+        if has_none:
+            names = ", ".join(sorted(trial.metrics)) or "no metric at all"
+            return (
+                f"trial {trial.number} ({trial.run_id}) has no {metric}; it has {names}. Submit the search anew with "
+                "one of them as search.metric, and another sweep_name."
+            )
+    failed = [trial for trial in known if trial.state is RunState.FAILED]
+    if len(failed) == len(known) >= min(_MOST_FAILED, search.settings.trials):
+        return (
+            f"the first {len(failed)} trials have all failed. Read: hpc-trainer why {failed[0].run_id}. "
+            f"The same submit goes on once one of them is complete: hpc-trainer retry {failed[0].run_id}"
+        )
+    return None
+
+
+_MOST_FAILED = 5
+
+
+# Promotion from rung to rung.
+
+
+def promotable(search: Search, known: Sequence[Trial]) -> tuple[Trial, int, int] | None:
+    """Return the trial to promote, the step until which it trains then, and the number of results at its rung."""
+    if search.settings.sampler not in WITH_RUNGS:
+        return None
+    ladders = dict.fromkeys(trial.rungs for trial in known)
+    for rungs in ladders:
+        of_ladder = [trial for trial in known if trial.rungs == rungs]
+        for place in reversed(range(len(rungs))):
+            rung = rungs[place]
+            above = rungs[place + 1] if place + 1 < len(rungs) else search.num_steps
+            results = [trial for trial in of_ladder if rung in trial.at_rungs]
+            best = sorted(results, key=lambda trial: _rank(trial, rung, is_max=search.is_max))
+            for trial in best[: len(results) // search.settings.eta]:
+                if trial.state is RunState.PAUSED and trial.until == rung and math.isfinite(trial.at_rungs[rung]):
+                    return trial, above, len(results)
+    return None
+
+
+def _rank(trial: Trial, rung: int, *, is_max: bool) -> tuple[float, int]:
+    value = trial.at_rungs[rung]
+    if not math.isfinite(value):
+        return math.inf, trial.number
+    return (-value if is_max else value), trial.number
+
+
+def brackets(search: Search) -> list[tuple[int, ...]]:
+    """Return the rungs of each bracket: one for ASHA; for Hyperband one for each rung to begin at, and one without."""
+    rungs = tuple(search.settings.rungs)
+    if search.settings.sampler is Sampler.hyperband:
+        return [rungs[begin:] for begin in range(len(rungs) + 1)]
+    return [rungs] if search.settings.sampler in WITH_RUNGS else [()]
+
+
+def bracket_of(search: Search, number: int) -> tuple[int, ...]:
+    """Return the rungs of trial `number`. Hyperband fills its brackets in turn, the one with the most trials first."""
+    made = brackets(search)
+    if len(made) == 1:
+        return made[0]
+    most, eta = len(made) - 1, search.settings.eta
+    sizes = [math.ceil((most + 1) / (left + 1) * eta**left) for left in range(most, -1, -1)]
+    place = number % sum(sizes)
+    for bracket, size in zip(made, sizes, strict=True):
+        if place < size:
+            return bracket
+        place -= size
+    raise AssertionError(number)
+
+
+# New trials.
+
+
+def new_trial(search: Search, known: Sequence[Trial]) -> tuple[RunSpec, dict[str, object]] | None:
+    """Return the run of the next trial, and the record of its draw; None if every point of the space has a trial.
+
+    Raises:
+        ConfigError: the sampler's package is missing.
+    """
+    settings, number = search.settings, len(known)
+    rungs = bracket_of(search, number)
+    told = told_of(search, known) if settings.sampler in OF_OPTUNA else [Told(params={})] * number
+    taken = {trial.run_id for trial in known}
+    for tries in range(_TRIES):
+        params = draw(
+            search.space, settings.sampler, told, seed=settings.seed, is_max=search.is_max, tries=tries
+        )  # fmt: skip
+        spec = search.spec_of(params, rungs)
+        if spec.run_id not in taken:
+            return spec, _record(number, params, rungs, known, tries)
+    for params in _every_point(search):
+        spec = search.spec_of(params, rungs)
+        if spec.run_id not in taken:
+            return spec, _record(number, params, rungs, known, _TRIES)
+    return None
+
+
+_MOST_POINTS = 10_000
+
+
+def _every_point(search: Search) -> list[Params]:
+    """Return the points of a small finite space, in order; [] for any other space."""
+    points = num_points(search.space)
+    if points is None or points > _MOST_POINTS:
+        return []
+    made: list[dict[str, object]] = [{}]
+    for dimension in search.space:
+        count = dimension.count or 1
+        made = [
+            {**point, dimension.key: dimension.at((place + 0.5) / count)} for point in made for place in range(count)
+        ]
+    return made  # type: ignore[return-value]
+
+
+def _record(number: int, params: Params, rungs: Sequence[int], known: Sequence[Trial], tries: int) -> dict[str, object]:
+    return {
+        "number": number, "params": dict(params), "rungs": list(rungs), "tries": tries,
+        "known": [trial.number for trial in known if trial.is_over],
+        "at_work": [trial.number for trial in known if not trial.is_over],
+    }  # fmt: skip
+
+
+def told_of(search: Search, known: Sequence[Trial]) -> list[Told]:
+    """Return what the sampler is told of the trials."""
+    values = value_for_sampler(known, search.settings, is_max=search.is_max)
+    return [
+        Told(
+            params=trial.params, value=value, at_rungs=_finite(trial.at_rungs),
+            has_failed=value is None and trial.is_over,
+        )
+        for trial, value in zip(known, values, strict=True)
+    ]  # fmt: skip
+
+
+def _finite(at_rungs: Mapping[int, float]) -> dict[int, float]:
+    return {rung: value for rung, value in at_rungs.items() if math.isfinite(value)}
+
+
+def check_packages(search: Search) -> None:
+    """Raise ConfigError if a package that the sampler needs is missing; do not import what only a draw needs."""
+    if search.settings.sampler in OF_OPTUNA:
+        from hpc_trainer.search.samplers import find_packages
+
+        problem = find_packages(search.settings.sampler)
+        if problem is not None:
+            raise ConfigError(problem)

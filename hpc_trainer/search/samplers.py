@@ -1,0 +1,154 @@
+"""Draw of the values of one trial, given what is known of the trials before it.
+
+A draw depends on the search's seed, the trial's number and the known trials alone, so it is the same wherever it is
+made. Optuna's samplers get a study in memory with these trials, and a seed of their own for each draw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.config.schema.train import Sampler
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.search.space import Dimension, Params, Value, draw_quasi_random, draw_random
+
+OF_OPTUNA = (Sampler.tpe, Sampler.gp, Sampler.asha_tpe)
+"""Samplers that need Optuna."""
+WITH_RUNGS = (Sampler.asha, Sampler.hyperband, Sampler.asha_tpe)
+"""Samplers whose trials pause at rungs."""
+_LEAST_VERSION = 4
+_NEEDS = {Sampler.gp: ("scipy", "torch")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a sampler knows of an earlier trial."""
+
+    params: Params
+    value: float | None = None
+    """Final value of a complete trial; None if it is at work, has failed, or has values of rungs alone."""
+    at_rungs: Params | dict[int, float] = field(default_factory=dict)
+    """Step -> value of a trial that pauses or works beyond a rung."""
+    has_failed: bool = False
+
+
+def draw(
+    space: Sequence[Dimension], sampler: Sampler, told: Sequence[Told], *, seed: int, is_max: bool, tries: int = 0
+) -> dict[str, Value]:
+    """Return the values of trial number `len(told)`.
+
+    Args:
+        space: the dimensions.
+        sampler: the search's sampler.
+        told: all earlier trials, in the order of their numbers.
+        seed: the search's seed.
+        is_max: True if larger values are better.
+        tries: number of earlier draws of this trial, which all were points that another trial has.
+    """
+    number = len(told)
+    if sampler is Sampler.quasi_random and not tries:
+        return draw_quasi_random(space, seed, number)
+    if sampler not in OF_OPTUNA:
+        return draw_random(space, seed, number, tries)
+    optuna = import_optuna(sampler)
+    with _quiet(optuna):
+        made = optuna_sampler(optuna, sampler, seed_of_draw(seed, number, tries))
+        study = optuna.create_study(direction="maximize" if is_max else "minimize", sampler=made)
+        distributions = {dimension.key: distribution(optuna, dimension) for dimension in space}
+        for trial in told:
+            study.add_trial(_frozen(optuna, trial, distributions))
+        params: dict[str, Value] = dict(study.ask(distributions).params)
+    return params
+
+
+def seed_of_draw(seed: int, number: int, tries: int = 0) -> int:
+    """Return the seed of one draw, 0 to 2^31 - 1."""
+    text = f"{seed}/{number}/{tries}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def optuna_sampler(optuna: Any, sampler: Sampler, seed: int) -> Any:
+    """Return Optuna's sampler, with its defaults but for the seed and the constant liar of trials at work."""
+    if sampler is Sampler.gp:
+        return optuna.samplers.GPSampler(seed=seed)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def distribution(optuna: Any, dimension: Dimension) -> Any:
+    """Return a dimension as Optuna has it."""
+    kinds = optuna.distributions
+    if dimension.choices:
+        return kinds.CategoricalDistribution(dimension.choices)
+    if dimension.is_whole:
+        low, high = int(dimension.low), int(dimension.high)
+        return kinds.IntDistribution(low, high, log=dimension.is_log, step=int(dimension.step or 1))
+    return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.is_log, step=dimension.step)
+
+
+def _frozen(optuna: Any, told: Told, distributions: Any) -> Any:
+    """Return a trial as Optuna has it: complete, failed, pruned (it has values of rungs), or running."""
+    states = optuna.trial.TrialState
+    state = states.PRUNED if told.at_rungs else states.RUNNING
+    if told.has_failed:
+        state = states.FAIL
+    elif told.value is not None:
+        state = states.COMPLETE
+    rungs = {} if state is states.COMPLETE else dict(told.at_rungs)
+    return optuna.trial.create_trial(
+        state=state, params=dict(told.params), distributions=distributions,
+        value=told.value if state is states.COMPLETE else None, intermediate_values=rungs,
+    )  # fmt: skip
+
+
+def find_packages(sampler: Sampler) -> str | None:
+    """Return the problem with the packages that a sampler needs; None if all are installed. Imports none of them."""
+    missing = next(
+        (name for name in ("optuna", *_NEEDS.get(sampler, ())) if importlib.util.find_spec(name) is None), None
+    )
+    if missing is not None:
+        return (
+            f"search={sampler.value} needs {missing}: pip install 'hpc_trainer[search]'. "
+            "search=random, quasi_random, asha and hyperband need no package."
+        )
+    version = importlib.metadata.version("optuna")
+    if int(version.partition(".")[0]) < _LEAST_VERSION:
+        return (
+            f"search={sampler.value} needs optuna of version {_LEAST_VERSION} or newer, and {version} is installed: "
+            "pip install 'hpc_trainer[search]'. (hydra-optuna-sweeper needs an older one: give each an environment of "
+            "its own.)"
+        )
+    return None
+
+
+def import_optuna(sampler: Sampler) -> Any:
+    """Return the package optuna.
+
+    Raises:
+        ConfigError: it is missing or too old, or a package that this sampler needs is missing.
+    """
+    problem = find_packages(sampler)
+    if problem is not None:
+        raise ConfigError(problem)
+    import optuna
+
+    return optuna
+
+
+@contextlib.contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Keep Optuna's log of each trial, and its remarks on experimental arguments, out of the output."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(level)

@@ -1,0 +1,63 @@
+"""The verb `best`, and what it prints.
+
+Every command line imports this file at its start: functions import what they need.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hpc_trainer.cli.options import Json, RunsDir, Verb, complete_sweeps
+
+verbs = typer.Typer()
+
+
+@verbs.command(cls=Verb)
+def best(
+    sweep: Annotated[
+        str | None, typer.Argument(help="the search's sweep; without it, the newest", autocompletion=complete_sweeps)
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the best trial of a search, and the command that trains it again in full or with other seeds."""
+    import shlex
+
+    from hpc_trainer.cli.common import print_json, say
+    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.errors import RunStateError
+    from hpc_trainer.operate.find import configured_runs_dir, find_sweep
+    from hpc_trainer.record.layout import OTHER_FOLDER
+    from hpc_trainer.search.commands import best_trial, read_view
+    from hpc_trainer.search.folder import override_of
+    from hpc_trainer.search.space import text_of
+
+    paths = find_sweep(configured_runs_dir(runs_dir), sweep)
+    if not paths.exists:
+        raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
+    search, trials = read_view(paths)
+    found = best_trial(search, trials)
+    if found is None:
+        raise RunStateError(
+            f"no trial of {paths.name} is complete with a value of {search.settings.metric}. "
+            f"Read: hpc-trainer status {paths.name}"
+        )
+    kept = [word for word in search.words if not word.startswith(("sweep_name=", "seed="))]
+    params = [
+        f"{key}={value if key in search.bases[0].choices else override_of(value)}"
+        for key, value in found.params.items()
+    ]
+    words = [*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"]
+    command = f"hpc-trainer submit {shlex.join(words)}"
+    if as_json:
+        print_json({
+            "sweep": paths.name, "run_id": found.run_id, "trial": found.number, "metric": search.settings.metric,
+            "value": found.value, "params": dict(found.params), "again": words,
+        })  # fmt: skip
+        return
+    say(f"{found.run_id} (trial {found.number}): {search.settings.metric} {found.value:.6g}")
+    for key, value in found.params.items():
+        say(f"  {key} = {text_of(value)}")
+    print(as_typed(f"With other seeds: {command}"))

@@ -1,0 +1,106 @@
+"""Draws of Optuna's samplers equal those of a study that Optuna itself has run.
+
+hydra-optuna-sweeper, which other tests need, wants an older Optuna. `make` therefore installs Optuna 5 into a folder of
+its own, and a child process puts it first on its path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+OPTUNA = Path(numpy.__file__).parents[4] / "optuna5"
+
+_CHILD = r"""
+import json, math, sys, time, warnings
+warnings.simplefilter("ignore")
+import optuna
+from hpc_trainer.config.compose.search_axes import split_axes
+from hpc_trainer.config.schema.train import Sampler
+from hpc_trainer.search.samplers import Told, distribution, draw, optuna_sampler, seed_of_draw
+from hpc_trainer.search.space import read_space
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+kind, count = Sampler(sys.argv[1]), int(sys.argv[2])
+axes = ["params.lr=tag(log,interval(1e-4,1e-1))", "params.width=int(interval(8,64))", "params.model=mlp,cnn",
+        "params.drop=range(0,0.6,0.1)"]
+space = read_space(split_axes(axes)[1])
+distributions = {each.key: distribution(optuna, each) for each in space}
+
+def loss(params):
+    return abs(math.log10(params["params.lr"]) + 2) + abs(params["params.width"] - 32) / 32
+
+# Optuna's own study: each trial is asked by a sampler of its draw's seed; every fourth stays at work for a while.
+study = optuna.create_study(direction="minimize")
+told, trials, differences = [], [], []
+for number in range(count):
+    study.sampler = optuna_sampler(optuna, kind, seed_of_draw(3, number))
+    theirs = study.ask(distributions)
+    ours = draw(space, kind, told, seed=3, is_max=False)
+    if ours != theirs.params:
+        differences.append([number, ours, theirs.params])
+    trials.append(theirs)
+    told.append(Told(params=ours))
+    for ended in ([number] if number % 4 else [number - 3] if number >= 3 else []):
+        if ended % 7 == 6:
+            study.tell(trials[ended], state=optuna.trial.TrialState.FAIL)
+            told[ended] = Told(params=told[ended].params, has_failed=True)
+        elif ended % 5 == 4:
+            value = loss(told[ended].params) + 1
+            trials[ended].report(value, 16)
+            study.tell(trials[ended], state=optuna.trial.TrialState.PRUNED)
+            told[ended] = Told(params=told[ended].params, at_rungs={16: value})
+        else:
+            study.tell(trials[ended], loss(told[ended].params))
+            told[ended] = Told(params=told[ended].params, value=loss(told[ended].params))
+print(json.dumps({"differences": differences, "distinct": len({json.dumps(t.params) for t in told}),
+                  "states": sorted({t.state.name for t in study.get_trials()})}))
+"""
+
+
+def child(code: str, *words: str) -> Any:
+    if not OPTUNA.is_dir():
+        pytest.skip(f"there is no {OPTUNA}: make .venv installs it")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OPTUNA), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env=env, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "count"), [("tpe", 40), ("asha_tpe", 24), pytest.param("gp", 14, marks=pytest.mark.long)]
+)
+def test_each_draw_is_what_optuna_draws(sampler: str, count: int) -> None:
+    """With complete, failed and pruned trials, and trials at work."""
+    made = child(_CHILD, sampler, str(count))
+    assert made["differences"] == []
+    assert made["states"] == ["COMPLETE", "FAIL", "PRUNED", "RUNNING"]
+    assert made["distinct"] > 0.9 * count
+
+
+_OLD = """
+import json, sys
+from hpc_trainer.config.schema.train import Sampler
+from hpc_trainer.search import samplers
+versions = {"optuna": "2.10.1"}
+samplers.importlib.metadata.version = versions.__getitem__
+old = samplers.find_packages(Sampler.tpe)
+samplers.importlib.util.find_spec = lambda name: None
+print(json.dumps([old, samplers.find_packages(Sampler.tpe), "optuna" in sys.modules]))
+"""
+
+
+def test_a_missing_and_an_old_optuna_are_named_before_anything_is_submitted() -> None:
+    old, missing, is_imported = child(_OLD)
+    assert "needs optuna of version 4 or newer, and 2.10.1 is installed" in old
+    assert "pip install 'hpc_trainer[search]'" in missing
+    assert not is_imported
