@@ -57,7 +57,7 @@ from hpc_trainer.worker.conclude import Stop, conclude_start
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
-_AGAIN_S = 30.0
+_AGAIN_S, _LONGEST_AGAIN_S = 30.0, 600.0
 _IDLE_S = 5.0
 _LATE_ROW_S = 4.0
 # Longest wait for the end of a process before the stop flag is looked at again.
@@ -296,7 +296,7 @@ class Slot:
         self._places = _places(max(1, pool.per_node), self._source.template, element, env)
         self._is_closing = False
         self._told_to_stop = False
-        self._looked = -_AGAIN_S
+        self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2
         self._attempt = 0
 
     def run(self) -> int:
@@ -337,14 +337,15 @@ class Slot:
         """Give each free place a run, as long as there are runs and time for them."""
         free = [place for place in self._places if place.turn is None]
         is_busy = len(free) < len(self._places)
-        if not free or (is_busy and time.monotonic() - self._looked < _AGAIN_S):
+        if not free or (is_busy and time.monotonic() - self._looked < self._again_s):
             return
         for place in free:
             if self._must_leave():
                 return
             found = self._source.next_run(self._turns, place.number)
             if found is None:
-                self._looked = time.monotonic()
+                # Each look may ask Slurm: a place that stays free asks ever less.
+                self._looked, self._again_s = time.monotonic(), min(2 * self._again_s, _LONGEST_AGAIN_S)
                 return
             place.spec, place.turn = found
             self._start(place)
@@ -456,7 +457,7 @@ class Slot:
             state = RunState.FAILED
         self._turns.end(turn, state)
         self._source.has_ended(turn, state)
-        self._looked = -_AGAIN_S  # its place is free
+        self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2  # its place is free
 
     def _leave(self) -> int:
         """Record the slot's end; bring its job back if the pool has runs for it."""
