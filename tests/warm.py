@@ -48,7 +48,7 @@ _HEAVY = (
     "psutil", "unittest.mock", "coverage",
 )  # fmt: skip
 # Programs that start others: each of them gets a parent of its own to fork from.
-_STARTERS = ("hpc_trainer", "hpc_trainer.launch.local_queue", "hpc_trainer.search.slots", "submitit.local._local")
+_STARTERS = ("hpc_trainer", "hpc_trainer.launch.local_queue", "submitit.local._local")
 # Read when Python or torch starts, not later; TORCHELASTIC_RUN_ID and its like are.
 _READ_AT_START = ("PYTHON", "TORCH", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "LD_", "LC_", "LANG")
 _READ_LATER = (

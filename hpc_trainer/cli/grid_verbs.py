@@ -21,6 +21,7 @@ from hpc_trainer.cli.show_plan import (
     fit_json,
     memory_json,
     plan_json,
+    print_chain,
     print_expected,
     print_fit,
     print_needs,
@@ -34,7 +35,7 @@ from hpc_trainer.cli.show_plan import (
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.expected import find_expected
 from hpc_trainer.launch.fit import find_fit
 from hpc_trainer.launch.freeze import Grid, freeze_grid
@@ -42,6 +43,7 @@ from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.plan import known_of
+from hpc_trainer.launch.stages import Chain, freeze_chain, plan_chain, submit_chain
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.cancel import cancelled_with_sweep
 from hpc_trainer.operate.find import configured_runs_dir, elsewhere_too, select
@@ -93,6 +95,10 @@ def run_plan(
     given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False, fit: bool = False
 ) -> None:
     """Show the plan; write nothing. Exit with 2 if the plan could not be submitted, with 1 if an estimate failed."""
+    chain = _chain_of(given, chosen)
+    if chain is not None:
+        _plan_stages(chain, chosen, as_json=as_json, script=script, others=memory or fit)
+        return
     if (kind := _kind_of(given)) is not None:
         kind.plan(given, chosen, as_json=as_json)
         return
@@ -128,6 +134,10 @@ def run_plan(
 
 def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool, canary: int | None = None) -> None:
     """Submit new and interrupted runs; with `wait`, show progress to the end."""
+    chain = _chain_of(given, chosen)
+    if chain is not None:
+        _submit_stages(chain, chosen, wait=wait, as_json=as_json)
+        return
     if (kind := _kind_of(given)) is not None:
         kind.submit(given, chosen, wait=wait, as_json=as_json)
         return
@@ -147,6 +157,58 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool, canar
         _exit_by_outcome(grid, status, quiet=as_json)
         if not as_json:
             print_next(f"report {grid.sweep.name}")
+
+
+def _chain_of(given: Given, chosen: Chosen) -> Chain | None:
+    """Return the chain that the command line describes; None if it describes one grid."""
+    chain = None if given.app is not None else freeze_chain(given.overrides or (), **given.places)
+    if chain is not None and chosen.extend:
+        raise ConfigError("--extend is for one grid, and this is a chain of stages. Leave it out.")
+    return chain
+
+
+def _plan_stages(chain: Chain, chosen: Chosen, *, as_json: bool, script: bool, others: bool) -> None:
+    if others:
+        raise ConfigError("--memory and --fit are for one grid. Give the overrides of one stage instead of the chain.")
+    plans = plan_chain(chain, retry_failed=chosen.retry_failed, fresh=chosen.fresh)
+    if as_json:
+        print_json({"chain": chain.name, "stages": [plan_json(plan) for plan in plans]})
+    else:
+        print_chain(chain)
+        for stage, plan in zip(chain.stages, plans, strict=True):
+            say("", f"\n[bold]Stage {stage.name}[/]")
+            print_plan(plan)
+            for array in plan.arrays if script else ():
+                print(f"\n# --- batch script of the array on {array.hardware} ---")
+                print(array_script_of(plan, array) or "# the local executor needs none")
+        if not any(plan.problems for plan in plans):
+            print_next_of(next((plan for plan in plans if plan.num_to_submit), plans[-1]))
+    if any(plan.problems for plan in plans):
+        sys.exit(ExitCode.USAGE)
+
+
+def _submit_stages(chain: Chain, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
+    done = submit_chain(chain, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
+    if not as_json:
+        print_chain(chain)
+        for submitted in done:
+            print_submitted(submitted, has_next=False)
+    elif not wait:
+        print_json({"chain": chain.name, "stages": [submit_json(submitted) for submitted in done]})
+    if not wait:
+        if not as_json:
+            print_next(f"status {chain.name}")
+        return
+    job_ids = [array.job_id for submitted in done for array in submitted.arrays]
+    statuses = [_wait(stage.grid, job_ids, quiet=as_json) for stage in chain.stages]
+    if as_json:
+        answers = zip(done, statuses, strict=True)
+        stages = [{**submit_json(submitted), "status": status_json(status)} for submitted, status in answers]
+        print_json({"chain": chain.name, "stages": stages})
+    for stage, status in zip(chain.stages, statuses, strict=True):
+        if not as_json:
+            print_results(status)
+        _exit_by_outcome(stage.grid, status, quiet=as_json)
 
 
 def run_retry(

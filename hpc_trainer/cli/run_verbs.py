@@ -44,6 +44,8 @@ from hpc_trainer.operate.hold import hold_runs
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import as_value, runs_where
 from hpc_trainer.operate.where import parse_where
+from hpc_trainer.record.chain import stages_of
+from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import exists
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import CANCEL, RunState
@@ -142,6 +144,10 @@ def run_status(
     """
     chosen = ChosenRuns() if chosen is None else chosen
     sweep = find_sweep(configured_runs_dir(runs_dir), name)
+    stages = [] if sweep.exists or name is None else stages_of(configured_runs_dir(runs_dir), name)
+    if stages:
+        _status_of_stages(name or "", stages, watch=watch, as_json=as_json, every_run=every_run)
+        return
     status = read_status(sweep, is_look=True)
     if chosen.is_some and watch:
         chosen.of(status)  # an error comes before a long watch
@@ -156,6 +162,23 @@ def run_status(
         print_json(status_json(status, chosen))
     else:
         _print_status(status, chosen, every_run=every_run)
+
+
+def _status_of_stages(name: str, stages: Sequence[SweepPaths], *, watch: bool, as_json: bool, every_run: bool) -> None:
+    """Show the sweeps of a chain's stages, in order."""
+    if watch:
+        raise ConfigError(
+            f"--watch shows one sweep, and {name} is a chain of {', '.join(sweep.name for sweep in stages)}."
+        )
+    statuses = [read_status(sweep, is_look=True) for sweep in stages]
+    if as_json:
+        print_json({"chain": name, "stages": [status_json(status) for status in statuses]})
+        return
+    for status in statuses:
+        _print_sweep(status, ChosenRuns(), every_run=every_run)
+        print()
+    unfinished = next((status for status in statuses if status.has_active or status.open_runs), statuses[-1])
+    print_next(_next_command(unfinished))
 
 
 def status_json(status: SweepStatus, chosen: ChosenRuns | None = None) -> dict[str, Any]:
@@ -223,6 +246,14 @@ def expected_starts(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str,
 
 
 def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -> None:
+    _print_sweep(status, chosen, every_run=every_run)
+    if status.specs:
+        print_next(_next_command(status))
+    else:  # the submit was killed, or had no room
+        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
+
+
+def _print_sweep(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -> None:
     runs = chosen.of(status) if chosen.is_some else None
     num_runs = len(status.specs) if runs is None else len(runs)
     is_long = num_runs > MOST_LINES and not every_run
@@ -242,10 +273,6 @@ def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -
         say(as_typed(line))
     for note in (*status.notes, *run_remarks(status)):
         say(f"Note: {as_typed(note)}")
-    if status.specs:
-        print_next(_next_command(status))
-    else:  # the submit was killed, or had no room
-        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
 
 
 _MOST_OF_SUMMARY = 10
@@ -354,7 +381,12 @@ def run_cancel(
         raise ConfigError(
             "cancel needs the name of a sweep or of a run: `hpc-trainer sweeps` and `hpc-trainer status` list them."
         )
-    status, run_ids = select(configured_runs_dir(runs_dir), names, sweep)
+    folder = configured_runs_dir(runs_dir)
+    stages = stages_of(folder, names[0]) if len(names) == 1 and not SweepPaths(folder / names[0]).exists else []
+    if stages:
+        _cancel_stages(names[0], stages, save=save, as_json=as_json)
+        return
+    status, run_ids = select(folder, names, sweep)
     check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
@@ -420,6 +452,22 @@ def select_to_hold(
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
     runs_named = in_one_sweep(status.sweep.folder.parent, names, sweep)[0]
     return status, run_ids, not runs_named
+
+
+def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_json: bool) -> None:
+    """Cancel all stages of a chain, the last one first: else it would see that the one before was cancelled."""
+    cancelled: dict[str, list[str]] = {}
+    for sweep in reversed(stages):
+        status = read_status(sweep)
+        warn(status)
+        cancelled[sweep.name] = cancel_runs(status, [*status.open_runs.values()], save=save, is_whole=True)
+    if as_json:
+        listed = [{"sweep": sweep.name, "cancelled": cancelled[sweep.name]} for sweep in stages]
+        print_json({"chain": name, "stages": listed})
+        return
+    for sweep in stages:
+        print(f"cancelled {len(cancelled[sweep.name])} run(s) of {sweep.name}")
+    print_next(f"status {name}")
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:

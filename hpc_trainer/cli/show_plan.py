@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from rich.markup import escape
+
 from hpc_trainer.cli.common import counts_line, gpu_hours, print_next, print_table, say
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
@@ -18,6 +20,7 @@ from hpc_trainer.launch.fit import Candidate, Fit, duration, moment
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
 from hpc_trainer.launch.plan import ArrayPlan, SweepPlan
+from hpc_trainer.launch.stages import Chain
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.record.states import RunState
 
@@ -135,6 +138,19 @@ def _packing(array: ArrayPlan) -> str:
         f"{array.shape.cpus_per_task} CPU(s) each; one time limit of each slot is {gpu_hours(array.gpu_hours_max)}, of "
         f"each run alone {gpu_hours(alone_hours)}"
     )
+
+
+def print_chain(chain: Chain) -> None:
+    """Print the stages of a chain in order, each with its runs, its hardware and the stages that it follows."""
+    count = sum(len(stage.grid.specs) for stage in chain.stages)
+    say(f": {len(chain.stages)} stages, {count} run(s)", f"Chain [bold]{escape(chain.name)}[/]")
+    depth: dict[str, int] = {}
+    for stage in chain.stages:
+        depth[stage.name] = max((depth[name] + 1 for name in stage.follows if name in depth), default=0)
+        hardware = ", ".join(dict.fromkeys(spec.hardware_names for spec in stage.grid.specs))
+        follows = f", follows {' and '.join(stage.follows)}" if stage.follows else ""
+        arrow = f"{'   ' * (depth[stage.name] - 1)}└─ " if depth[stage.name] else ""
+        say(f"  {arrow}{stage.name}: {len(stage.grid.specs)} run(s) on {hardware}{follows}  ({stage.grid.sweep.name})")
 
 
 def print_next_of(plan: SweepPlan) -> None:

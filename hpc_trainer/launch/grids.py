@@ -126,11 +126,14 @@ def submit_grid(
         if fresh and not checked.problems:
             _end_what_waits(status, set_down)
             _set_aside(grid)
+        has_held = RunState.HELD in known.states.values()
         if canary is not None:
             checked = with_canaries(checked, canary)
         _forget_ends(grid.sweep, [spec.run_id for spec in checked.specs])
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
-        outcome = dataclasses.replace(outcome, notes=(*outcome.notes, *release_followers(grid.sweep)))
+        outcome = dataclasses.replace(
+            outcome, notes=(*outcome.notes, *release_followers(grid.sweep, has_held=has_held))
+        )
     own = {spec.run_id for spec in grid.specs}
     still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
     return Submitted(plan=checked, outcome=_joined([*before, outcome], still))
@@ -300,6 +303,14 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
     return read_status(sweep) if any(changes) else status
 
 
+def check_new(grid: Grid, *, must_answer: bool) -> tuple[SweepPlan, Snapshot | None]:
+    """Return the plan of a grid as if its sweep were new, checked against the cluster's limits, and the runs' code.
+
+    Raises as `_checked`.
+    """
+    return _checked(grid, Known(), False, must_answer=must_answer)
+
+
 def _checked(
     grid: Grid, known: Known, retry_failed: bool, *, must_answer: bool = True
 ) -> tuple[SweepPlan, Snapshot | None]:
@@ -311,7 +322,7 @@ def _checked(
         SlurmError: Slurm does not answer and `must_answer` is set; without it the plan's notes say so.
     """
     specs = specs_to_submit(grid, known, retry_failed=retry_failed)
-    known = dataclasses.replace(known, followed=read_followed(grid.sweep, specs))
+    known = dataclasses.replace(known, followed=read_followed(grid.sweep, specs, grid.specs))
     code = read_code(specs, grid.sweep.folder.parent)
     limits, notes = Limits(), []
     before = None if known.states else read_removed_sweep(grid.sweep.folder)

@@ -17,7 +17,6 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,36 +81,20 @@ class _Started:
 
 
 def run_queue(
-    paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag, archive: Path | None = None,
-    more: Callable[[], RunSpec | None] = lambda: None, gpus_per_run: int = 0,
-) -> None:  # fmt: skip
+    paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag, archive: Path | None = None
+) -> None:
     """Start runs in order as slots and GPUs become free, until all have ended or `stop` is set; wait for the rest.
 
     Runs start from the frozen code `archive`, or from the installed hpc_trainer if it is None. While the sweep's folder
     cannot be seen, no run is started and no end is recorded; after `_AWAY_S` seconds the folder counts as gone.
-
-    Args:
-        paths: the sweep.
-        specs: the runs.
-        max_parallel: number of runs at work at the same time.
-        stop: set when the queue must stop.
-        archive: frozen code to start runs from.
-        more: returns another run after those of `specs`; None if there is none now. It is asked again when a run ends.
-        gpus_per_run: GPUs of a run that `more` returns.
     """
     waiting, at_work, gate = deque(specs), list[_Started](), Gate(paths)
-    free_gpus = visible_gpus(max_parallel * max([gpus_per_run, *(spec.shape.gpus_per_node for spec in specs)]))
-    told_to_stop, may_be_more = False, True
+    free_gpus = visible_gpus(max_parallel * max((spec.shape.gpus_per_node for spec in specs), default=0))
+    told_to_stop = False
     seen = time.monotonic()
-    while at_work or ((waiting or may_be_more) and not stop.is_set and time.monotonic() - seen < _AWAY_S):
-        while (waiting or may_be_more) and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
+    while at_work or (waiting and not stop.is_set and time.monotonic() - seen < _AWAY_S):
+        while waiting and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
             seen = time.monotonic()
-            if not waiting:
-                drawn = more()
-                may_be_more = drawn is not None
-                if drawn is None:
-                    break
-                waiting.append(drawn)
             spec = next((spec for spec in waiting if _may_leave(paths, spec, gate)), None)
             if spec is None:
                 break  # all that is left is held, or follows runs that are not complete
@@ -130,7 +113,6 @@ def run_queue(
             if _is_over(paths, run, is_urgent=stop.is_set):
                 free_gpus = sorted([*free_gpus, *run.gpus])
                 at_work.remove(run)
-                may_be_more = True
         time.sleep(_POLL_S if at_work or not waiting else _IDLE_S)
 
 

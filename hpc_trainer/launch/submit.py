@@ -338,10 +338,10 @@ class _SlurmSubmission:
             per_node=array.per_node,
         )
         jobs = [*after, *array.follows.jobs]
-        options = [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
+        options = [*([f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []), *array.follows.options]
         if array.follows.is_held:
             mark_held(paths, array.specs, array.follows.reason)
-        if array.follows.is_held or array.canaries:
+        if array.canaries and not array.follows.is_held:
             options.append("--hold")
         job_id = hand_over(paths, intent, _job_of(self._plan, array, intent.uuid), options)
         if array.canaries and have_done_their_work(paths, intent):  # they looked before this array was confirmed
@@ -401,6 +401,34 @@ def _start_queue(plan: SweepPlan, intents: Sequence[Submission]) -> subprocess.P
         argv += ["--archive", str(archive_of(paths, plan.code))]
     run_ids = [run_id for intent in intents for run_id in intent.run_ids]
     return _start_detached([*argv, "--max-parallel", str(plan.grid.max_parallel), *run_ids], paths.local_logs)
+
+
+def submit_source(plan: SweepPlan, array: ArrayPlan, source: str) -> SubmittedArray:
+    """Submit a pool that lists no runs: its slots take them from what a domain contributes (hook `run_sources`).
+
+    The caller holds the sweep's lock. Raises as `submit_plan`.
+
+    Args:
+        plan: a plan of runs of the same shape and environment; its code is stored already.
+        array: the slots, with one of these runs.
+        source: name by which the domain knows its pools.
+    """
+    paths = plan.grid.sweep
+    is_on_slurm = plan.grid.executor is Executor.slurm
+    make_folder(paths.scripts if is_on_slurm else paths.local_logs)
+    intent = write_intent(
+        paths, executor=plan.grid.executor.value, hardware=array.hardware, run_ids=[], code=plan.code,
+        parallelism=array.slots if is_on_slurm else None, cluster=plan.cluster if is_on_slurm else None,
+        slots=array.slots, per_node=array.per_node, source=source,
+    )  # fmt: skip
+    if is_on_slurm:
+        from hpc_trainer.launch.submitit_bridge import hand_over
+
+        job_id = hand_over(paths, intent, _job_of(plan, array, intent.uuid))
+    else:
+        job_id = process_name(_start_pool(plan, array, intent).pid)
+        write_confirmation(paths, intent, job_id)
+    return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=(), uuid=intent.uuid)
 
 
 def _start_pool(plan: SweepPlan, array: ArrayPlan, intent: Submission) -> subprocess.Popen[bytes]:

@@ -42,7 +42,7 @@ BY_STATE: dict[RunState, Verdict] = {
         (_RETRY,),
     ),
     RunState.GONE: Verdict(
-        "It was complete, and its folder has been deleted: its results and checkpoints are gone.",
+        "It was removed, or its folder has been deleted: its results and checkpoints are gone.",
         (_RETRY + ": it is trained again from the beginning",),
     ),
     RunState.PAUSED: Verdict(

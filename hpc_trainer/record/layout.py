@@ -319,6 +319,8 @@ class SweepPaths:
     """Output of the local queue and its controllers."""
     compile_cache = _Named("compile_cache")
     """Cache of torch.compile, an archive for each configuration and local rank; the first run writes it."""
+    chain = _Named("chain.json")
+    """Chain of which the sweep is a stage, with the names of all its stages' sweeps; `submit` replaces it."""
     followers = _Named("followers")
     """Sweeps whose runs follow runs of this sweep, a file for each; their `submit` writes."""
     pickles = _Named("pickles")

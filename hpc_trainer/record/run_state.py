@@ -112,7 +112,10 @@ class RunFolder:
     @property
     def waits_for(self) -> str | None:
         """Reason why a run that follows others has not begun; None if there is none."""
-        return str(self.decision["reason"]) if self.decision.get("reason") and not self.attempts else None
+        if self.attempts or not self.decision.get("reason"):
+            return None
+        is_taken_back = self.decision.get("decision") == "cancelled" and CANCEL not in self.markers  # by `retry`
+        return None if is_taken_back else str(self.decision["reason"])
 
     @property
     def newest(self) -> Attempt | None:

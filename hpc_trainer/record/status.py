@@ -134,6 +134,8 @@ class RunStatus:
     """Warning that the time limit leaves too little for training, for an active run."""
     pending_reason: str | None = None
     """Slurm's term for the reason why the run's job waits; None if no job of the run waits."""
+    waits_for: str | None = None
+    """Runs that the run follows and that are not complete, as its newest look saw them; None if it has not looked."""
     turn: Turn | None = None
     """The slot of a pool that has the run; None if no slot has it."""
 
@@ -220,6 +222,7 @@ def status_of(
         seen = newest.end_time or newest.start_time  # a heartbeat of the previous attempt says nothing about this one
     entry = _waiting_slot(folder, view) if folder.is_in_pool else view.job_of(folder)
     waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
+    is_held = state is RunState.HELD and folder.waits_for is not None  # by us: it follows a run that has failed
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
     return RunStatus(
         spec=spec,
@@ -245,10 +248,11 @@ def status_of(
         limit_warning=_limit_warning(spec, folder, faults) if state.is_active else None,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None and not folder.is_in_pool else None,
-        pending_reason=_pending_reason(waiting, folder, state),
+        pending_reason=None if is_held else _pending_reason(waiting, folder, state),
         elsewhere=view.elsewhere(folder) if state.is_active else None,
         rivals=view.rival_jobs(folder) if folder.rivals else (),
         is_claimed=folder.is_claimed,
+        waits_for=folder.waits_for if state.is_active else None,
         turn=folder.turn if state.is_active else None,
     )
 

@@ -5,15 +5,16 @@
     folder.py      search.json and the files of trials; what became of each
     next_run.py    choice of the next run: a promotion (ASHA, Hyperband) or a new trial
     define.py      a search from its command line, with everything that is wrong with it
-    slots.py       a process of this machine that runs trials
+    pool_runs.py   part of a rank's job: the trials that a slot of a pool takes
     commands.py    `plan` and `submit` of a search, its lines in `status`; verbs.py has `best`
 
-None of these files imports torch; `search=gp` imports it where a trial is drawn.
+Only pool_runs.py may import torch; `search=gp` imports it where a trial is drawn.
 """
 
 CONTRIBUTES = {
     "verbs": ("hpc_trainer.search.verbs:verbs",),
     "grid_kinds": ("hpc_trainer.search.commands:KIND",),
+    "run_sources": ("hpc_trainer.search.pool_runs:make",),
     "sweep_lines": ("hpc_trainer.search.commands:LINES",),
     "result_columns": ("hpc_trainer.search.commands:COLUMNS",),
 }

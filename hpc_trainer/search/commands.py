@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,17 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import is_there
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.search.folder import Search, Trial, Trials, read_search, write_search
 from hpc_trainer.search.next_run import brackets, is_over, stop_reason
 
 if TYPE_CHECKING:
     from hpc_trainer.cli.options import Chosen, Given
+    from hpc_trainer.launch.freeze import Grid
     from hpc_trainer.search.define import Defined
 
+SOURCE = "search"
+"""Source in the submission of a search's pool (pool_runs.py)."""
 _SHORT_WORDS = ("search=", "search.sampler=")
 
 
@@ -38,13 +41,15 @@ class SearchKind:
         """Show the search; write nothing. Exit with 2 if it could not be submitted."""
         from hpc_trainer.cli.common import print_json, print_next, say
         from hpc_trainer.cli.show_plan import submit_words
+        from hpc_trainer.launch.grids import check_new
 
         defined = _defined(given, chosen)
-        problems = _problems(defined)
+        plan, _ = check_new(_sample(defined), must_answer=False)
+        problems = [*_problems(defined), *plan.problems]
         if as_json:
-            print_json(plan_json(defined, problems))
+            print_json({**plan_json(defined, problems), "notes": list(plan.notes)})
         else:
-            for line in plan_lines(defined):
+            for line in [*plan_lines(defined), *(f"Note: {note}" for note in plan.notes)]:
                 say(line)
             for problem in problems:
                 say(problem, "[red]Problem:[/] ")
@@ -58,15 +63,17 @@ class SearchKind:
         from hpc_trainer.cli.common import print_json, print_next, say
 
         defined = _defined(given, chosen)
-        process = submit_search(defined)
+        job_id = submit_search(defined)
         name, settings = defined.sweep.name, defined.search.settings
         if as_json and not wait:
-            print_json({"sweep": name, "trials": settings.trials, "drawn": _count(defined), "process": process})
+            print_json({"sweep": name, "trials": settings.trials, "drawn": _count(defined), "job_id": job_id})
             return
         if not as_json:
-            say(f"Search {name}: {settings.trials} trials, {settings.parallel} at a time, drawn as trials end.")
+            slots, per_node = slots_of(defined.search)
+            told = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
+            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {told} of job {job_id}.")
         if wait:
-            _wait(defined, process, as_json=as_json)
+            _wait(defined, job_id, as_json=as_json)
         elif not as_json:
             print_next(f"status --watch {name}")
 
@@ -86,15 +93,10 @@ def _defined(given: Given, chosen: Chosen) -> Defined:
 
 
 def _problems(defined: Defined) -> list[str]:
-    """Return why the search could not be submitted."""
+    """Return why the search does not fit into its sweep's folder."""
     from hpc_trainer.search.define import find_change
 
     problems = []
-    if defined.grid.executor is not Executor.local:
-        problems.append(
-            f"a search runs on this machine, and cluster={defined.grid.specs[0].config['cluster']['name']} submits to "
-            "Slurm. Use cluster=local in an allocation of your own (docs/search.md)."
-        )
     sweep = defined.sweep
     old = read_search(sweep)
     if old is None and is_there(sweep.specs):
@@ -105,59 +107,93 @@ def _problems(defined: Defined) -> list[str]:
             f"the sweep {sweep.name} has another search: {change}. Repeat the old values, or give this search a "
             "sweep_name of its own."
         )
+    if defined.search.bases[0].spec.shape.num_nodes > 1:
+        problems.append("hardware.num_nodes: a trial of a search is on one node. Use hardware.num_nodes=1.")
     return problems
+
+
+def _sample(defined: Defined) -> Grid:
+    """Return a grid of one run that stands for all trials."""
+    return dataclasses.replace(defined.grid, specs=(defined.search.bases[0].spec,))
 
 
 def _count(defined: Defined) -> int:
     return Trials(defined.sweep, defined.search).count()
 
 
-def submit_search(defined: Defined) -> str:
-    """Write search.json and start the slots of this machine; return the name of their process.
+def slots_of(search: Search) -> tuple[int, int]:
+    """Return the number of slots of a search, and of places in each: those of `pool`, else `search.parallel` slots."""
+    pool = search.bases[0].spec.config["pool"]
+    per_node = pool["per_node"] if pool["jobs"] is not None and isinstance(pool["per_node"], int) else 1
+    wanted = int(pool["jobs"] or search.settings.parallel)
+    return min(wanted, -(-search.settings.trials // per_node)), per_node
 
-    A repeated call with the same search starts slots only if none are at work here, or if more trials were asked for.
+
+def submit_search(defined: Defined) -> str:
+    """Write search.json and submit the search's pool; return the job of its slots, or the process without Slurm.
+
+    A repeated call with the same search submits slots only if none wait or work.
 
     Raises:
         ConfigError: the search cannot be submitted; nothing was written.
+        SubmitError, SlurmError: as in `submit_grid`.
     """
     from hpc_trainer.launch.frozen_code.archive import store_code
-    from hpc_trainer.launch.frozen_code.snapshot import read_code
-    from hpc_trainer.launch.targets import find_nowhere
-    from hpc_trainer.record.files import make_folder, set_umask
-    from hpc_trainer.record.processes import find_process, process_name, submit_lock
-    from hpc_trainer.runtime.start import start_words
+    from hpc_trainer.launch.grids import check_new
+    from hpc_trainer.launch.plan import ArrayPlan
+    from hpc_trainer.launch.pools import slot_shape
+    from hpc_trainer.launch.settle import settle_intents
+    from hpc_trainer.launch.submit import submit_source
+    from hpc_trainer.record.files import set_umask
+    from hpc_trainer.record.processes import submit_lock
 
-    problems = _problems(defined)
-    sweep, specs = defined.sweep, [base.spec for base in defined.search.bases]
-    code = None if problems else read_code(specs, sweep.folder.parent)
-    problems += find_nowhere(specs, code).problems
+    plan, code = check_new(_sample(defined), must_answer=True)
+    problems = [*_problems(defined), *plan.problems]
     if problems:
         raise ConfigError("\n".join(problems))
+    sweep, spec = defined.sweep, defined.search.bases[0].spec
     set_umask(defined.grid.group_readable)
     with submit_lock(sweep):
         problems = _problems(defined)  # another command may have submitted a search since
         if problems:
             raise ConfigError("\n".join(problems))
-        old = read_search(sweep)
         if code is not None:
             store_code(sweep, code)
-        search = dataclasses.replace(defined.search, code=None if code is None else code.digest)
+        search = dataclasses.replace(defined.search, code=plan.code)
         write_search(sweep, search)
-        argument = f"--search={sweep.folder}"
-        at_work = find_process(argument)
-        if at_work is not None and old is not None and old.settings.trials >= search.settings.trials:
-            return at_work
-        make_folder(sweep.local_logs)
-        argv = [sys.executable, *start_words("hpc_trainer.search.slots"), argument]
-        argv += ["--after", at_work] if at_work is not None else []
-        with (sweep.local_logs / "search.log").open("ab") as log:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        return process_name(process.pid)
+        settle_intents(sweep)
+        at_work = _pool_at_work(sweep)
+        if at_work is not None:
+            return at_work.job_id or ""
+        slots, per_node = slots_of(search)
+        array = ArrayPlan(
+            hardware=spec.hardware, shape=slot_shape(spec.shape, per_node), specs=(spec,), parallelism=slots,
+            slots=slots, per_node=per_node,
+        )  # fmt: skip
+        return submit_source(plan, array, SOURCE).job_id
 
 
-def _wait(defined: Defined, process: str, *, as_json: bool) -> None:
+def _pool_at_work(sweep: SweepPaths) -> Submission | None:
+    """Return the newest pool of a search that has slots in the queue or at work; None if there is none.
+
+    Raises:
+        SlurmError: squeue did not answer.
+    """
+    from hpc_trainer.record.turns import pool_is_alive
+    from hpc_trainer.slurm.queue import is_of, read_queue
+
+    pools = [submission for submission in read_submissions(sweep) if submission.source == SOURCE]
+    on_slurm = [pool for pool in pools if pool.executor == "slurm"]
+    entries = read_queue().values() if on_slurm else ()
+    for pool in reversed(pools):
+        if pool in on_slurm and any(is_of(entry, pool.uuid) for entry in entries):
+            return pool
+        if pool not in on_slurm and pool_is_alive(sweep, pool) is not False:
+            return pool
+    return None
+
+
+def _wait(defined: Defined, job_id: str, *, as_json: bool) -> None:
     """Watch the search until its slots have ended; exit with 1 if it stopped before all trials were done."""
     import time
 
@@ -165,27 +201,26 @@ def _wait(defined: Defined, process: str, *, as_json: bool) -> None:
     from hpc_trainer.cli.grid_verbs import stop_queues
     from hpc_trainer.cli.results_verbs import print_results
     from hpc_trainer.cli.run_verbs import status_json
-    from hpc_trainer.record.processes import is_alive
     from hpc_trainer.record.status import read_status
 
+    is_on_slurm = defined.grid.executor is Executor.slurm
     try:
-        while is_alive(process):
-            time.sleep(_WATCH_S)
+        while _pool_at_work(defined.sweep) is not None:
+            time.sleep(_WATCH_SLURM_S if is_on_slurm else _WATCH_S)
     except KeyboardInterrupt:
-        stop_queues([process])
-        print("\nStopped: the same command continues.", file=sys.stderr)
+        if not is_on_slurm:
+            stop_queues([job_id])
+        print("\nNo longer watching: the same command continues what is left.", file=sys.stderr)
         sys.exit(1)
     status = read_status(defined.sweep)
     print_json(status_json(status)) if as_json else print_results(status)
     view = _view(status.sweep)
     if view is not None and not is_over(*view):
-        raise HpcTrainerError(
-            stop_reason(*view, status.sweep.name)
-            or f"the search did not end. Read {defined.sweep.local_logs}/search.log"
-        )
+        reason = stop_reason(*view, status.sweep.name)
+        raise HpcTrainerError(reason or f"the search did not end. Read: hpc-trainer status {status.sweep.name}")
 
 
-_WATCH_S = 0.5
+_WATCH_S, _WATCH_SLURM_S = 1.0, 15.0
 
 
 # What plan shows.
@@ -211,10 +246,10 @@ def full_runs(search: Search) -> float:
 def plan_lines(defined: Defined) -> list[str]:
     """Return the plan of a search as lines of text."""
     search, settings = defined.search, defined.search.settings
-    assert settings.mode is not None
+    slots, per_node = slots_of(search)
     lines = [
         f"Search {defined.sweep.name} in {defined.sweep.folder} ({defined.grid.executor.value})",
-        f"Sampler {settings.sampler.value}, seed {settings.seed}: {settings.trials} trials, {settings.parallel} at a "
+        f"Sampler {settings.sampler.value}, seed {settings.seed}: {settings.trials} trials, {slots * per_node} at a "
         f"time; the {'largest' if search.is_max else 'smallest'} {settings.metric} is best.",
         *(f"  {dimension}" for dimension in search.space),
     ]

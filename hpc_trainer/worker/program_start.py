@@ -91,10 +91,10 @@ def words_of(
 
 
 def _places(paths: RunPaths) -> dict[str, str]:
-    followed: Mapping[str, str] = read_decision(paths).get("checkpoints") or {}
+    followed: Mapping[str, str] = read_decision(paths).get("places") or {}
     return {
         "run.id": paths.run_id, "run.dir": str(paths.output), "run.checkpoints": str(paths.own_checkpoints),
-        **{f"after.{name}.checkpoint": place for name, place in followed.items()},
+        **followed,
     }  # fmt: skip
 
 

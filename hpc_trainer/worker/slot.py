@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
@@ -103,7 +103,6 @@ class ListedRuns:
             raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
         self._fresh = list(reversed(self._specs))
         self._order: dict[str, int] = {}
-        self._queue = _Queue()
 
     @property
     def template(self) -> RunSpec:
@@ -122,15 +121,15 @@ class ListedRuns:
             turns.look()  # others are ahead of us in the list
         turns.look()
         self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
-        self._queue.begin_look()
+        queue = Queue()
         for run_id in self._specs:
-            if self._may_take(run_id, turns):
+            if self._may_take(run_id, turns, queue):
                 turn = turns.take(run_id, place)
                 if turn is not None:
                     return self._specs[run_id], turn
         return None
 
-    def _may_take(self, run_id: str, turns: Turns) -> bool:
+    def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
         number = turns.newest.get(run_id)
         if number is None:
             return True
@@ -140,7 +139,7 @@ class ListedRuns:
         turn = read_turn(self._sweep, run_id, number, turns.faults)
         if turn is None or turns.holder is None or self._is_later(turn.holder.uuid):
             return False
-        if not _is_left(self._sweep, turn, turns.holder, self._queue):
+        if not _is_left(self._sweep, turn, turns.holder, queue):
             return False
         return not _settle(self._sweep, turn, turns)
 
@@ -154,7 +153,7 @@ class ListedRuns:
 
     def is_empty(self, turns: Turns) -> bool:
         """Return True if each run has ended for good, or has a turn of another slot that may be alive."""
-        return not self._queue.is_unsure and not any(self._is_open(run_id, turns) for run_id in self._specs)
+        return not Queue.is_unsure() and not any(self._is_open(run_id, turns) for run_id in self._specs)
 
     def _is_open(self, run_id: str, turns: Turns) -> bool:
         if run_id not in turns.newest:
@@ -166,17 +165,15 @@ class ListedRuns:
         return turn is not None and turns.holder is not None and turn.holder.slot == turns.holder.slot
 
 
-class _Queue:
+class Queue:
     """Slurm's queue, asked at most once for all runs of one look."""
+
+    _missing: ClassVar[dict[str, float]] = {}
+    """Job id -> monotonic time of the first look of this process whose answer had no such job."""
 
     def __init__(self) -> None:
         self._entries: dict[str, QueueEntry] | None = None
         self._is_asked = False
-        self._missing: dict[str, float] = {}  # job id -> monotonic time of the first answer without it
-
-    def begin_look(self) -> None:
-        """Forget the answer: the next question asks Slurm."""
-        self._entries, self._is_asked = None, False
 
     def has_ended(self, holder: Holder) -> bool:
         """Return True if Slurm says that the job of a slot does not work; False if it does, or if nobody knows.
@@ -198,13 +195,13 @@ class _Queue:
             return entry.state in terms.NOT_BEGUN
         return now - self._missing.setdefault(holder.job_id, now) >= _LATE_ROW_S
 
-    @property
-    def is_unsure(self) -> bool:
-        """True if a job was missing in the newest look for the first time."""
-        return any(time.monotonic() - since < 2 * _LATE_ROW_S for since in self._missing.values())
+    @classmethod
+    def is_unsure(cls) -> bool:
+        """Return True if a job was missing for the first time a moment ago, so that a slot must look again."""
+        return any(time.monotonic() - since < 2 * _LATE_ROW_S for since in cls._missing.values())
 
 
-def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: _Queue) -> bool:
+def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: Queue) -> bool:
     """Return True if the slot that has the turn is surely dead, and the run's process too."""
     holder = turn.holder
     if holder.slot == own.slot and holder.job_id == own.job_id:

@@ -23,7 +23,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
     "verify/probe.py": {'mode "a"': "the trace of one rank of a run that verify resume started: one writer"},
     "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},
-    "search/commands.py": {'mode "ab"': "the log of the slots of this host"},
     "launch/frozen_code/unpacking.py": {
         "fcntl": "locks on the node's own disk; on a shared folder a claim that only saves work",
         "replace": "bytecode under a name of its own; a lost reply costs a compilation",

@@ -23,6 +23,23 @@ from hpc_trainer.errors import ConfigError
 
 _GRID_KEYS = frozenset(("axes", "zip", "exclude", "blocks"))
 """Keys of the section `sweep` that describe a grid of runs."""
+STAGES = "stages"
+
+
+def read_stages(composer: GridComposer, given_words: Sequence[str]) -> SweepConfig | None:
+    """Return the section `sweep` if the command line chooses a file with stages; None otherwise.
+
+    A configuration that does not compose returns None: the grid reports the problem.
+    """
+    overrides = [in_full(line) for line in given_words]
+    if not any(_key(line) == "sweep" for line in overrides):
+        return None
+    with contextlib.suppress(ConfigError):
+        parsed = composer.parse(overrides)
+        given = [each.input_line or "" for each in parsed if not each.is_sweep_override() and not _items(each)]
+        sweep = composer.compose_point([*default_overrides(overrides), *given], 0).config.sweep
+        return sweep if sweep.stages else None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +199,11 @@ def _refuse_other_keys(sweep: SweepConfig) -> None:
     for field in dataclasses.fields(sweep):
         if field.name in _GRID_KEYS or not getattr(sweep, field.name):
             continue
+        if field.name == STAGES:
+            raise ConfigError(
+                "sweep.stages is a chain of several grids (docs/chain.md), which `hpc-trainer plan` and `submit` take, "
+                "without other keys of `sweep`. For one grid, choose another file of sweep/."
+            )
         uses = (keys[field.name] for keys in contributions("sweep_keys") if field.name in keys)
         use = next(uses, "is not used by any part of this installation")
         raise ConfigError(

@@ -128,7 +128,7 @@ _OURS = {
 _UNNEEDED = {
     "begin": "a pending job blocks no other; submit later instead",
     "comment": "hpc-trainer uses the comment to recognise its jobs",
-    "dependency": "hpc-trainer sets it for jobs that follow each other",
+    "dependency": "job ids change when runs come back; runs follow each other by after=SWEEP/RUN (docs/chain.md)",
     "requeue": "interrupted runs are requeued automatically",
 }
 _VALUE = Word(re.compile(r"[A-Za-z0-9_./:+@-][A-Za-z0-9_.,:@%+=/*\[\]-]*"), "END")

@@ -46,6 +46,7 @@ def _exported(local: LocalDriver, run: str, monkeypatch: pytest.MonkeyPatch) -> 
     return model
 
 
+@pytest.mark.long
 def test_the_regression_of_the_page_learns(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(local)
     local.run(*_command("waves"), "cluster=local")
@@ -111,6 +112,7 @@ def test_it_goes_on_with_the_same_bits_and_stops_by_its_own_metric(
     assert max(local.metrics("early", "eval_r2")) < 12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("returned", "words"),
     [

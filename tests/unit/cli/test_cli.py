@@ -301,6 +301,7 @@ def test_logs_in_json(cli: Cli, runs_dir: Path) -> None:
 # --- exit codes and errors ---
 
 
+@pytest.mark.few(5)
 @pytest.mark.usefixtures("no_slurm")
 @pytest.mark.parametrize(
     ("argv", "code", "kind"),
@@ -370,6 +371,7 @@ def test_what_acts_on_a_run_that_two_sweeps_have_says_which_it_took(cli: Cli, ru
     assert "Note" not in err
 
 
+@pytest.mark.long
 def test_help_and_version(cli: Cli) -> None:
     code, out, _ = cli("--help")
     assert code == 0
@@ -527,6 +529,7 @@ def test_help_is_quick() -> None:
     assert least("-m", "hpc_trainer", "--help") - least("-c", "pass") < 1.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}, {"COLUMNS": "40"}, {"TERM": "xterm-256color"}])
 def test_a_pipe_gets_no_escape_codes_and_whole_ids(runs_dir: Path, environ: dict[str, str]) -> None:
     sweep = SweepOnDisk(runs_dir / "s", make_specs(2))

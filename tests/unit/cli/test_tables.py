@@ -56,6 +56,7 @@ def _results(name: str, folder: Path) -> None:
     run_results(name, folder, sort=None, as_json=False)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("width", [24, 40, 60, 80, 100, 140])
 @pytest.mark.parametrize("verb", [_status, _results])
 def test_no_line_of_a_table_is_wider_than_the_terminal(

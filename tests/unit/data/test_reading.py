@@ -145,6 +145,7 @@ def test_a_sample_of_the_data_reads_no_checksums() -> None:
     assert found["num_problems"] == 0
 
 
+@pytest.mark.long
 def test_a_stream_has_no_samples_by_number() -> None:
     assert _check(_own("", "build_stream"))["splits"] == {
         "train": {"samples": None, "read": 0}, "eval": {"samples": 8, "read": 8},

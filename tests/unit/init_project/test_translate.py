@@ -69,6 +69,7 @@ def write_all(files: dict[str, str], folder: Path) -> None:
         path.write_text(text)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("is_hydra", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_is_translated_asks_slurm_for_the_same(
@@ -182,6 +183,7 @@ def test_a_launcher_in_a_hydra_configuration_is_found(tmp_path: Path, document: 
     assert notes["output"] == "no equivalent: Use hpc-trainer logs."
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "text", "message"),
     [

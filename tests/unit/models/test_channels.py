@@ -85,6 +85,7 @@ def _remove_half(model: nn.Module) -> int:
     return count
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_without_its_zero_channels_says_the_same(name: str) -> None:
     model = _trained(name, chosen_seed())

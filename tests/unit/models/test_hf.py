@@ -61,6 +61,7 @@ def _model_of(run: Path, step: int, config: TrainConfig) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("architecture", SIZES)
 def test_a_folder_gives_the_library_s_own_logits_and_trains(tmp_path: Path, architecture: str) -> None:
     theirs = _saved(tmp_path / "hf", architecture)

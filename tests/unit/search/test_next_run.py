@@ -112,7 +112,7 @@ def test_asha_promotes_the_best_quarter_of_a_rung_before_it_draws(tmp_path: Path
 
 
 def test_asha_to_its_end_trains_as_many_at_each_rung_as_published(tmp_path: Path) -> None:
-    """64 trials in order of value, worst first, so that no promotion was premature: 64, 16 and 4 results."""
+    """At least 64, 16 and 4 results, as with halving that waits, and a few that were promoted early."""
     disk = SearchOnDisk(tmp_path, *ASHA, "search.trials=64")
     generator = random.Random(1)
     at_work: list[tuple[str, float]] = []
@@ -131,7 +131,7 @@ def test_asha_to_its_end_trains_as_many_at_each_rung_as_published(tmp_path: Path
     assert is_over(disk.search, known)
     assert results[4] == 64
     assert 16 <= results[16] <= 24
-    assert 4 <= results[64] <= 8
+    assert 4 <= results[64] <= 12, "some are promoted before better ones are known"
     best = min(known, key=lambda trial: _value(float(trial.params["optim.lr"] or 0)))
     assert best.state is RunState.COMPLETED, "the best trial of all reached the end"
 

@@ -48,7 +48,7 @@ for number in range(count):
         differences.append([number, ours, theirs.params])
     trials.append(theirs)
     told.append(Told(params=ours))
-    for ended in ([number] if number % 4 else [number - 3] if number >= 3 else []):
+    for ended in ([number] if number % 4 else [number - 4] if number >= 4 else []):
         if ended % 7 == 6:
             study.tell(trials[ended], state=optuna.trial.TrialState.FAIL)
             told[ended] = Told(params=told[ended].params, has_failed=True)

@@ -106,7 +106,7 @@ def _no_package(self: Any) -> dict[str, Any]:
     ("metrics", "told", "error", "words"),
     [
         (_no_package, {}, ModuleNotFoundError, "torchmetrics"),
-        (lambda self: {"acc": 3}, {}, ConfigError, "no metric of torchmetrics"),
+        (lambda self: {"acc": 3}, {}, ConfigError, "not a metric of torchmetrics"),
         (lambda self: {}, {"acc": [1, 2]}, ConfigError, "the metric 'acc' is a list"),
     ],
 )

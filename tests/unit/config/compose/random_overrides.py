@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import random
+import types
 import typing
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def _values_of(hint: object) -> list[str]:
     inner = [each for each in typing.get_args(hint) if each is not type(None)]
     if type(None) in typing.get_args(hint):
         return [*_values_of(inner[0]), "null"]
+    if isinstance(hint, types.UnionType):
+        return _values_of(inner[0])
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return [each.name for each in hint] + [f"'{each.name}'" for each in hint]
     origin = typing.get_origin(hint) or hint
@@ -89,7 +92,7 @@ def _keys() -> dict[str, list[str]]:
                 if dataclasses.is_dataclass(inner):
                     deep = typing.get_type_hints(inner)
                     table |= {f"{name}.{key}.{field}": _values_of(each) for field, each in deep.items()}
-                elif not (name == "sweep" and key == "blocks"):
+                elif not (name == "sweep" and key in ("blocks", "stages")):
                     table[f"{name}.{key}"] = _values_of(inner)
     return table
 

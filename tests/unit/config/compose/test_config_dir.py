@@ -88,6 +88,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a f
 ANOTHER_USER, ANOTHER_GROUP = 54321, 43210
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777, 0o2775, 0o757])
 @pytest.mark.parametrize("name", ["", "experiment", "experiment/my_study.yaml"])
 def test_what_others_may_write_is_refused(tmp_path: Path, name: str, mode: int) -> None:

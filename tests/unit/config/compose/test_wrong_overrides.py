@@ -14,6 +14,7 @@ _APART = "Separate several values by commas, without brackets or spaces."
 _DIGITS = "must be a whole number, written with digits alone."
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -68,6 +69,7 @@ _RAW = re.compile(
 )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -25,6 +25,7 @@ def _config(*words: str) -> TrainConfig:
     return config
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "words",
     [

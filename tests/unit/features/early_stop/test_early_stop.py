@@ -64,6 +64,7 @@ WORDS = ["experiment=digits", "model=mlp", "model.hidden_dim=8", "train.num_step
          "train.early_stop.metric=eval_accuracy", "train.early_stop.mode=max", "train.ema_decay=0.5"]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stops", [[], [1], [4], [5], [2, 6], [3, 7]], ids=str)
 def test_a_run_that_gets_no_better_ends_complete_at_the_same_step(tmp_path: Path, stops: list[int]) -> None:
     """Interrupted anywhere: before, at and after evaluations."""

@@ -108,6 +108,7 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
         train_here(other, tmp_path / "run", attempt=1)
 
 
+@pytest.mark.long
 def test_a_model_of_transformers_with_its_weights_from_a_folder(tmp_path: Path) -> None:
     """GPT-2's linear layers have their weights the other way round. Each start takes the base from the source."""
     sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 256, "bos_token_id": 0}

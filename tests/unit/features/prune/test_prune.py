@@ -48,6 +48,7 @@ def _objects(run: RunContext, step: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path, name: str) -> None:
     """Stopped between two choices, and right after one."""

@@ -96,6 +96,7 @@ _IN_USE = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("to", "bits"), [("int8", 8), ("int4", 4)])
 @pytest.mark.parametrize("name", _IN_USE)
 def test_weights_learn_what_the_rounded_ones_would(name: str, to: str, bits: int) -> None:

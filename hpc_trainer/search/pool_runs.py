@@ -1,0 +1,86 @@
+"""Source of the runs of a pool (`worker/slot.py`): each slot draws its next trial itself, or takes a promoted one.
+
+A slot claims a trial, or its promotion, in the search (search/next_run.py), and then the run's turn in the pool. If it
+dies between the two claims, another slot finds a trial that may train and that nobody has, and takes its turn.
+"""
+
+from __future__ import annotations
+
+from hpc_trainer.errors import HpcTrainerError, RunStateError
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.submissions import Submission, read_submissions
+from hpc_trainer.record.turns import Turn, Turns
+from hpc_trainer.search.commands import SOURCE
+from hpc_trainer.search.folder import Search, Trials, read_search
+from hpc_trainer.search.next_run import is_over, next_run, stop_reason
+from hpc_trainer.worker.slot import ListedRuns, Queue
+
+
+def make(sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> SearchRuns | None:
+    """Return the source of a search's pool; None for another pool (hook `run_sources`)."""
+    return SearchRuns(sweep, pool) if pool.source == SOURCE else None
+
+
+class SearchRuns(ListedRuns):
+    """Trials of a search, as a slot takes them."""
+
+    def __init__(self, sweep: SweepPaths, pool: Submission) -> None:
+        self._sweep, self._pool = sweep, pool
+        self._order: dict[str, int] = {}
+        self._trials = Trials(sweep, self._search())
+
+    def _search(self) -> Search:
+        """Read the search again: `submit` may have raised the number of trials."""
+        search = read_search(self._sweep)
+        if search is None:
+            raise RunStateError(f"{self._sweep.folder} holds no search.")
+        return search
+
+    @property
+    def template(self) -> RunSpec:
+        """A run from which trials are made; all trials have its shape and environment."""
+        return self._trials.search.bases[0].spec
+
+    def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
+        """Claim a trial that was given back or left; else a promoted one or a new one. None if there is none now."""
+        turns.look()
+        self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
+        try:
+            self._trials.search = self._search()
+            queue = Queue()
+            for trial in self._trials.read():
+                is_open = trial.state is RunState.RUNNING and self._may_take(trial.run_id, turns, queue)
+                if is_open and (turn := turns.take(trial.run_id, place)) is not None:
+                    return self._trials.spec(trial.number), turn
+            while (chosen := next_run(self._sweep, self._trials.search, self._trials)) is not None:
+                if (turn := turns.take(chosen.spec.run_id, place)) is not None:
+                    return chosen.spec, turn
+                turns.look()  # another slot has found the trial that was claimed a moment ago
+        except HpcTrainerError as error:
+            print(f"no further trial: {error}", flush=True)
+        return None
+
+    def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
+        return self._is_promoted(run_id, turns) or super()._may_take(run_id, turns, queue)
+
+    @staticmethod
+    def _is_promoted(run_id: str, turns: Turns) -> bool:
+        """Return True if a trial that may train has ended its newest turn by a pause."""
+        end = turns.end_of(run_id)
+        return end is not None and end.state is RunState.PAUSED
+
+    def is_empty(self, turns: Turns) -> bool:
+        """Return True if no trial is left that this slot could draw, take or wait for."""
+        if Queue.is_unsure():
+            return False
+        known = self._trials.read()
+        at_work = [trial.run_id for trial in known if trial.state is RunState.RUNNING]
+        if any(self._is_promoted(run_id, turns) or self._is_open(run_id, turns) for run_id in at_work):
+            return False
+        search = self._trials.search
+        if stop_reason(search, known, self._sweep.name) is not None or is_over(search, known):
+            return True
+        # Without rungs the end of another slot's trial leads to nothing; with rungs it may promote one.
+        return not search.settings.rungs and len(known) >= search.settings.trials

@@ -1,0 +1,95 @@
+"""A search on the local executor: exactly its trials, what is shown, pauses that change no bit, and a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+LR = "optim.lr=tag(log,interval(1e-4,1e-1))"
+WORDS = (
+    "experiment=digits", "model=mlp", "train.num_steps=16", "schedule.warmup_steps=2", "train.eval_every_steps=4",
+    "monitor.log_every_steps=4", "search.metric=eval_accuracy",
+)  # fmt: skip
+ASHA = (*WORDS, "search=asha", "search.rungs=[4,8]", "search.eta=2", "search.trials=4", "search.parallel=2")
+
+
+def _state_of(local: LocalDriver, sweep: str, run_id: str) -> bytes:
+    newest = max((local.runs / sweep / run_id / "checkpoints").glob("step-*"))
+    return b"".join(path.read_bytes() for path in sorted(newest.glob("s*.safetensors")))
+
+
+def _metrics(local: LocalDriver, sweep: str, run_id: str) -> list[dict[str, Any]]:
+    lines = (local.runs / sweep / run_id / "metrics.jsonl").read_text().splitlines()
+    return [{key: record[key] for key in ("step", "loss", "eval_accuracy") if key in record}
+            for record in map(json.loads, lines)]  # fmt: skip
+
+
+def test_asha_pauses_and_promotes_and_the_best_run_has_the_bits_of_one_that_never_paused(local: LocalDriver) -> None:
+    planned = local.json("plan", *ASHA, "sweep_name=tried", LR)
+    assert (planned["problems"], planned["drawn"], planned["whole_runs"]) == ([], 0, 2.0)  # 4/4 + 2/4 + 1/2
+    local.run("submit", *ASHA, "sweep_name=tried", LR, "--wait")
+    status = local.json("status", "tried")
+    search = status["search"]
+    assert (search["drawn"], search["is_over"], search["stopped"]) == (4, True, None)
+    assert search["rungs"]["4"] == 4
+    states = {run["run_id"]: (run["state"], run["step"]) for run in status["runs"]}
+    assert set(states.values()) <= {("PAUSED", 4), ("PAUSED", 8), ("COMPLETED", 16)}
+    best = local.json("best", "tried")
+    assert states[best["run_id"]] == ("COMPLETED", 16)
+    assert best["run_id"] == search["best"]["run_id"]
+    rows = local.json("results", "tried")
+    assert sorted(row["trial"] for row in rows) == [0, 1, 2, 3]
+    assert "promotes it if it is among the best" in local.run("why", next(
+        run_id for run_id, (state, _) in states.items() if state == "PAUSED")).stdout  # fmt: skip
+    # The command of `best`, with one seed: it makes the same run, which nothing interrupts.
+    words = [word for word in best["again"] if not word.startswith(("seed=", "sweep_name="))]
+    local.run("submit", *words, "sweep_name=straight", "--wait")
+    (straight,) = local.json("status", "straight")["runs"]
+    assert (straight["run_id"], straight["attempt"]) == (best["run_id"], 1)
+    assert _state_of(local, "tried", best["run_id"]) == _state_of(local, "straight", best["run_id"])
+    assert _metrics(local, "tried", best["run_id"]) == _metrics(local, "straight", best["run_id"])
+    steps = [record["step"] for record in _metrics(local, "tried", best["run_id"]) if "eval_accuracy" in record]
+    assert steps == [4, 8, 12, 16], "no evaluation is made twice"
+
+
+def test_more_trials_continue_a_search_and_another_space_is_refused(local: LocalDriver) -> None:
+    words = (*WORDS, "search=random", "sweep_name=more")
+    local.run("submit", *words, "search.trials=2", LR, "--wait")
+    before = local.json("results", "more")
+    local.run("submit", *words, "search.trials=3", LR, "--wait")
+    after = local.json("results", "more")
+    assert [row["run_id"] for row in after[:2]] == [row["run_id"] for row in before]
+    assert [row["attempts"] for row in after] == [1, 1, 1]
+    refused = local.run("submit", *words, "search.trials=3", "optim.lr=interval(1e-4,1e-1)", check=False)
+    assert refused.returncode == 2
+    assert "(log) before, optim.lr from 0.0001 to 0.1 (linear) now" in refused.stderr
+    grid = local.run("submit", *WORDS[:-1], "sweep_name=more", "optim.lr=1e-3,1e-2", check=False)
+    assert grid.returncode == 0, "runs of a grid may join"
+
+
+@pytest.mark.long
+def test_a_search_whose_slots_are_stopped_continues_with_the_same_trials(local: LocalDriver) -> None:
+    words = (*WORDS, "train.num_steps=400", "train.eval_every_steps=100", "search=random", "search.trials=3",
+             "search.parallel=2", "sweep_name=stopped", LR)  # fmt: skip
+    made = local.json("submit", *words)
+    deadline = time.monotonic() + 120
+    while len([run for run in local.json("status", "stopped")["runs"] if run["step"]]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    os.kill(int(made["job_id"].split(":")[1]), signal.SIGTERM)
+    while {run["state"] for run in local.json("status", "stopped")["runs"]} & {"RUNNING", "PENDING"}:
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    first = [run["run_id"] for run in local.json("status", "stopped")["runs"]]
+    local.run("submit", *words, "--wait")
+    runs = local.json("status", "stopped")["runs"]
+    assert [run["state"] for run in runs] == ["COMPLETED"] * 3
+    assert [run["run_id"] for run in runs[: len(first)]] == first
