@@ -61,6 +61,7 @@ from hpc_trainer.record.status import (
     wall_s,
 )
 from hpc_trainer.record.submissions import latest_of_each_run
+from hpc_trainer.record.turns import pool_job
 from hpc_trainer.slurm.queue import array_of, read_starts
 
 _MOST_REMARKS = 5
@@ -198,6 +199,11 @@ def status_json(status: SweepStatus, chosen: ChosenRuns | None = None) -> dict[s
              "goodput": goodput.get(run.run_id), "axes": axes[run.run_id], "wall_s": round(wall_s(run), 1),
              "waiting_s": waiting_s(run, times.get(run.run_id, ())), "start": starts.get(run.run_id)}
             for run in runs
+        ],
+        "pools": [
+            {"job_id": pool_job(pool.submission), "slots": pool.submission.slots, "at_work": list(pool.at_work),
+             "waiting": list(pool.waiting), "places": pool.places, "busy": pool.busy, "pending_reason": pool.reason}
+            for pool in status.pools
         ],
         "notes": status.notes,
         **{key: value for lines in _sweep_lines() for key, value in lines.json(status).items()},

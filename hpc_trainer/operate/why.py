@@ -311,6 +311,9 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, clues: Sequ
         yield "; ".join([*([] if run.cause is None else [run.cause]), f"Slurm's reason: {run.pending_reason}"])
     elif run.reason is not None and run.state is not RunState.COMPLETED and run.reason.upper() != run.state.value:
         yield run.reason
+    if run.turn is not None:
+        where = f"place {run.turn.place} of slot {run.turn.holder.job_id} on {run.turn.holder.node}"
+        yield f"it is at work in {where}, since {_clock(run.turn.time)}"
     if run.rivals and not run.is_claimed:
         listed = ", ".join(f"{job_id} ({submission.hardware})" for submission, job_id in run.rivals)
         yield f"the first of its jobs that starts has the run; the others are {listed}"

@@ -601,15 +601,14 @@ def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) ->
     Slurm counts the restarts, so lost files do not matter. A start is not counted, and ends the sequence, in two
     cases: the journal records another end of it, or the next start resumed at a later step.
     """
+    starts = {attempt.restart_count: attempt for attempt in attempts if attempt.job_id == job_id}
     newest = attempts[-1] if attempts else None
-    starts = {
-        attempt.restart_count: attempt
-        for attempt in attempts
-        if attempt.job_id == job_id or (newest is not None and _is_of_one_job(attempt, newest))
-    }
-    if newest is not None and newest.executor == POOL:  # turns of earlier pools are no starts of this one
-        restart_count -= min(starts)
-        starts = {count - min(starts): attempt for count, attempt in starts.items()}
+    if newest is not None and newest.executor == POOL:
+        # Its starts are the turns in all slots of its pool; those in earlier pools are no starts of this job.
+        of_pool = {each.restart_count: each for each in attempts if _is_of_one_job(each, newest)}
+        first = min(of_pool)
+        starts = {count - first: attempt for count, attempt in of_pool.items()}
+        restart_count -= first
     count = 1
     while count <= restart_count:
         earlier, later = starts.get(restart_count - count), starts.get(restart_count - count + 1)

@@ -73,6 +73,8 @@ class SearchRuns(ListedRuns):
 
     def is_empty(self, turns: Turns) -> bool:
         """Return True if no trial is left that this slot could draw, take or wait for."""
+        if Queue.is_unsure():
+            return False
         known = self._trials.read()
         at_work = [trial.run_id for trial in known if trial.state is RunState.RUNNING]
         if any(self._is_promoted(run_id, turns) or self._is_open(run_id, turns) for run_id in at_work):

@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
@@ -57,8 +57,9 @@ from hpc_trainer.worker.conclude import Stop, conclude_start
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
-_AGAIN_S = 30.0
-_IDLE_S = 2.0
+_AGAIN_S, _LONGEST_AGAIN_S = 30.0, 600.0
+_IDLE_S = 5.0
+_LATE_ROW_S = 4.0
 # Longest wait for the end of a process before the stop flag is looked at again.
 _WAIT_S = 1.0
 # Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
@@ -151,8 +152,8 @@ class ListedRuns:
         """Do nothing: the recorded ends say all."""
 
     def is_empty(self, turns: Turns) -> bool:
-        """Return True if each run has ended for good, or has a turn of another slot."""
-        return not any(self._is_open(run_id, turns) for run_id in self._specs)
+        """Return True if each run has ended for good, or has a turn of another slot that may be alive."""
+        return not Queue.is_unsure() and not any(self._is_open(run_id, turns) for run_id in self._specs)
 
     def _is_open(self, run_id: str, turns: Turns) -> bool:
         if run_id not in turns.newest:
@@ -167,22 +168,37 @@ class ListedRuns:
 class Queue:
     """Slurm's queue, asked at most once for all runs of one look."""
 
+    _missing: ClassVar[dict[str, float]] = {}
+    """Job id -> monotonic time of the first look of this process whose answer had no such job."""
+
     def __init__(self) -> None:
         self._entries: dict[str, QueueEntry] | None = None
-        self._is_silent = False
+        self._is_asked = False
 
     def has_ended(self, holder: Holder) -> bool:
-        """Return True if Slurm says that the job of a slot does not work; False if it does, or if nobody knows."""
-        if self._entries is None and not self._is_silent:
+        """Return True if Slurm says that the job of a slot does not work; False if it does, or if nobody knows.
+
+        A job that is missing counts only if it was missing in a look `_LATE_ROW_S` before: squeue has left out elements
+        that were about to begin (22.05).
+        """
+        if not self._is_asked:
+            self._is_asked = True
             try:
                 self._entries = read_queue()
             except SlurmError as error:
-                print(f"whether job {holder.job_id} works is not known: {error}")
-                self._is_silent = True
+                print(f"whether job {holder.job_id} works is not known: {error}", flush=True)
         if self._entries is None:
             return False
-        entry = self._entries.get(holder.job_id)
-        return entry is None or not is_of(entry, holder.uuid) or entry.state in terms.NOT_BEGUN
+        entry, now = self._entries.get(holder.job_id), time.monotonic()
+        if entry is not None and is_of(entry, holder.uuid):
+            self._missing.pop(holder.job_id, None)
+            return entry.state in terms.NOT_BEGUN
+        return now - self._missing.setdefault(holder.job_id, now) >= _LATE_ROW_S
+
+    @classmethod
+    def is_unsure(cls) -> bool:
+        """Return True if a job was missing for the first time a moment ago, so that a slot must look again."""
+        return any(time.monotonic() - since < 2 * _LATE_ROW_S for since in cls._missing.values())
 
 
 def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: Queue) -> bool:
@@ -277,7 +293,7 @@ class Slot:
         self._places = _places(max(1, pool.per_node), self._source.template, element, env)
         self._is_closing = False
         self._told_to_stop = False
-        self._looked = -_AGAIN_S
+        self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2
         self._attempt = 0
 
     def run(self) -> int:
@@ -318,14 +334,15 @@ class Slot:
         """Give each free place a run, as long as there are runs and time for them."""
         free = [place for place in self._places if place.turn is None]
         is_busy = len(free) < len(self._places)
-        if not free or (is_busy and time.monotonic() - self._looked < _AGAIN_S):
+        if not free or (is_busy and time.monotonic() - self._looked < self._again_s):
             return
         for place in free:
             if self._must_leave():
                 return
             found = self._source.next_run(self._turns, place.number)
             if found is None:
-                self._looked = time.monotonic()
+                # Each look may ask Slurm: a place that stays free asks ever less.
+                self._looked, self._again_s = time.monotonic(), min(2 * self._again_s, _LONGEST_AGAIN_S)
                 return
             place.spec, place.turn = found
             self._start(place)
@@ -437,7 +454,7 @@ class Slot:
             state = RunState.FAILED
         self._turns.end(turn, state)
         self._source.has_ended(turn, state)
-        self._looked = -_AGAIN_S  # its place is free
+        self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2  # its place is free
 
     def _leave(self) -> int:
         """Record the slot's end; bring its job back if the pool has runs for it."""

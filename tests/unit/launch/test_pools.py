@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ _NODE = NodeGroup(
 _LIMITS = Limits(partitions={"p": Partition(name="p", is_default=True)}, nodes=(_NODE,))
 
 
-def _runs(count: int = 8, **changes: object) -> list[RunSpec]:
+def _runs(count: int = 8, **changes: Any) -> list[RunSpec]:
     settings = {
         "hardware__gpus_per_node": 1, "hardware__cpus_per_gpu": 8, "hardware__mem_gb_per_node": 60.0,
         "hardware__mem_gb_per_gpu": None, "pool__jobs": 2,
@@ -40,8 +41,8 @@ def _runs(count: int = 8, **changes: object) -> list[RunSpec]:
         ({"pool__jobs": 3}, 3),
     ],
 )
-def test_auto_takes_as_many_places_as_the_node_and_the_runs_need(changes: dict[str, object], per_node: int) -> None:
-    packing = pack(_runs(**{"pool__per_node": "auto", **changes}), _LIMITS)
+def test_auto_takes_as_many_places_as_the_node_and_the_runs_need(changes: dict[str, Any], per_node: int) -> None:
+    packing = pack(_runs(8, **{"pool__per_node": "auto", **changes}), _LIMITS)
     assert (packing.per_node, packing.problems) == (per_node, ())
 
 

@@ -54,6 +54,7 @@ def test_of_many_slots_that_reach_for_a_run_at_once_one_gets_each_turn(sweep: Sw
     pool = _pool(sweep, "vm:1:1.0", "local", slots=8)
     run_id = sweep.specs[0].run_id
     slots = [_turns(sweep, _holder(pool, element)) for element in range(8)]
+    got: list[bool] = []
     for number in range(5):
         barrier = threading.Barrier(8)
 

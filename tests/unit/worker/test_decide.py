@@ -376,3 +376,22 @@ def test_a_move_is_the_cause_unless_slurm_takes_the_nodes_anyway() -> None:
     assert decide_stop(replace(facts, seconds_left=1.0)).cause == "overheated"
     assert decide_stop(replace(facts, was_preempted=True)).cause == "preempted"
     assert decide_stop(replace(facts, has_cancel_marker=True)).cause == "cancelled"
+
+
+@pytest.mark.parametrize("on_slurm", BOTH)
+@pytest.mark.parametrize("state", STATES)
+def test_a_run_in_a_pool_goes_back_to_it_and_never_acts_on_the_job_of_its_slot(
+    on_slurm: bool, state: str | None
+) -> None:
+    facts = StopFacts(on_slurm=on_slurm, has_cancel_marker=False, in_pool=True, can_submit=True, job_state=state)
+    if state == "CANCELLED":
+        return  # a slot does not ask Slurm for its runs
+    made = decide_stop(facts)
+    assert (made.action, made.state, made.exit_code) == (Action.none, RunState.PREEMPTED, ExitCode.REQUEUED)
+    assert decide_stop(replace(facts, has_cancel_marker=True)).state is RunState.CANCELLED
+    assert decide_stop(replace(facts, is_deadline=True)).cause == "timeout"
+    again = decide_failure(facts, cause="storage", num_failures=3, max_failures=3)
+    assert again is not None
+    assert (again.action, again.state, again.exit_code) == (Action.none, RunState.PREEMPTED, ExitCode.STORAGE)
+    spent = decide_failure(replace(facts, on_slurm=False), cause="storage", num_failures=4, max_failures=3)
+    assert spent is None, "the budget is spent: the run has failed"

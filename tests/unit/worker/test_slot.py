@@ -24,6 +24,7 @@ from hpc_trainer.record.turns import Holder, Turns, pool_job, slot_name
 from hpc_trainer.runtime.pace import JOB_START
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.worker import slot
 from hpc_trainer.worker.rank import run_turn
 from hpc_trainer.worker.slot import ListedRuns, Slot
 from tests.unit.record.builders import make_specs
@@ -135,7 +136,9 @@ def test_a_failed_run_of_an_earlier_pool_is_run_by_the_pool_that_a_retry_made_an
     assert old_source.is_empty(theirs)
 
 
-def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(
+    tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(3, "cluster=slurm"))
     pool = _pool(sweep, "slurm", "500", slots=3)
     ours = _turns(sweep, pool, 2, process_name())
@@ -147,6 +150,7 @@ def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(tmp_path: Path, fak
     def answer(*rows: str) -> None:
         fake_slurm.print("squeue", head + "".join(row + tail for row in rows))
 
+    monkeypatch.setattr(slot, "_LATE_ROW_S", 0.3)
     source = _source(sweep, pool)
     answer("500_0|RUNNING|n9|None", "500_1|COMPLETING|n9|None", "500_2|RUNNING|n1|None")
     assert _taken(source, ours) is None
@@ -155,7 +159,14 @@ def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(tmp_path: Path, fak
     assert _taken(source, ours) is None, "silence proves nothing"
     answer("500_0|RUNNING|n9|None", "500_1|PENDING||BeginTime", "500_2|RUNNING|n1|None")
     assert _taken(source, ours) == (sweep.specs[1].run_id, 1), "its slot was requeued"
+    own = ours.take(sweep.specs[1].run_id)
+    assert own is not None
+    ours.end(own, RunState.COMPLETED)
+    assert source.is_empty(ours)
     answer("500_2|RUNNING|n1|None")
+    assert _taken(source, ours) is None, "once is not enough: squeue may leave out one that begins"
+    assert not source.is_empty(ours), "so the slot looks again"
+    time.sleep(0.4)
     assert _taken(source, ours) == (sweep.specs[0].run_id, 1), "Slurm no longer knows its slot"
 
 
@@ -187,13 +198,13 @@ def test_a_slot_takes_a_run_only_if_the_time_left_suffices(
     pool = _pool(sweep, "local", "vm:1:1.0")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv(JOB_START, f"{time.time() - 600 + left_s + 0.5:.0f}")
-    slot = Slot(sweep.paths, pool, 0, RankEnv(launcher=POOL, job_id="pool-1_0", node="n1"), StopFlag(), run_turn)
-    slot._turns.begin()
+    timed = Slot(sweep.paths, pool, 0, RankEnv(launcher=POOL, job_id="pool-1_0", node="n1"), StopFlag(), run_turn)
+    timed._turns.begin()
     if known_s is not None:
-        turn = slot._turns.take(specs[0].run_id)
+        turn = timed._turns.take(specs[0].run_id)
         assert turn is not None
-        slot._turns.end(turn, RunState.COMPLETED, seconds=known_s)
-    assert slot._has_time() is has_time
+        timed._turns.end(turn, RunState.COMPLETED, seconds=known_s)
+    assert timed._has_time() is has_time
 
 
 def _start(sweep: SweepPaths, pool: Submission, slots: int) -> subprocess.Popen[bytes]:
