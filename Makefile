@@ -9,10 +9,10 @@ DEMO := submit experiment=digits sweep=digits_grid sweep_name=demo hardware=$(DE
 # Where it is set, each process that tests start compiles every file of ours anew: some 0.3 s of CPU (n=8, load 7).
 unexport PYTHONDONTWRITEBYTECODE
 
-# What `make test` plays after lint; with SIDE_BY_SIDE=2 at once, as tests on a Slurm mostly wait: each part's output comes
-# whole then, when it ends. One that fails ends no other, and fails all.
-PARTS ?= unit slurm-tests
-SIDE_BY_SIDE ?= 1
+# What `make test` plays, two parts at once, as tests on a Slurm mostly wait: each part's output comes whole, when it ends.
+# One that fails ends no other, and fails all. With SIDE_BY_SIDE=1, or a make before 4.0, one after the other.
+PARTS ?= lint unit slurm-tests
+SIDE_BY_SIDE ?= $(if $(word 2,$(PARTS)),$(if $(filter output-sync,$(.FEATURES)),2,1),1)
 
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
@@ -22,8 +22,8 @@ RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
 
-# Side by side with the others lint costs no time: one of the parts.
-test: $(if $(filter 1,$(SIDE_BY_SIDE)),lint,$(VENV)/.dev)  ## Everything that this machine can check; says what it skips and why
+test: $(VENV)/.dev  ## Everything that this machine can check; says what it skips and why
+	@echo "$(PARTS): $(SIDE_BY_SIDE) at once$(if $(filter-out 1,$(SIDE_BY_SIDE)),; what each says comes when it ends)"
 	@$(MAKE) --no-print-directory --jobs=$(SIDE_BY_SIDE) $(if $(filter-out 1,$(SIDE_BY_SIDE)),--output-sync=target) --keep-going $(PARTS)
 
 lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit runs too
@@ -41,9 +41,11 @@ unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 	@rm -f $(VENV)/.slurm-calls
 	PATH="$(CURDIR)/tests/no_slurm:$$PATH" HPC_TRAINER_SLURM_CALLS=$(CURDIR)/$(VENV)/.slurm-calls nice -n 5 $(BIN)/python $(UNIT)
 
-# In every process that tests start. The last report is for people: it names what no test has run yet.
-RANKS = $(wildcard tests/unit/*/test_*ranks.py tests/unit/*/*/test_*ranks.py) tests/unit/training/test_world.py
-coverage: $(VENV)/.dev  ## The lines that `make unit` and the long tests of ranks run; fails under 95 % of the core's or of launch's
+# In every process that tests start. The last report is for people: it names what no test has run yet. Pairs of features
+# and hundreds of kills take hours, and run no other lines.
+RANKS = $(sort $(wildcard tests/unit/*/test_*ranks.py tests/unit/*/*/test_*ranks.py) $(filter-out %/test_pairs.py %/test_kill.py, \
+    $(shell grep -rlE 'mark\.(long|few)' --include='test_*.py' tests/unit/training tests/unit/launch)))
+coverage: $(VENV)/.dev  ## The lines that `make unit` and long tests of ranks, training and launch run; fails under 95 % of the core's or of launch's
 	@$(BIN)/coverage erase
 	nice -n 5 $(BIN)/coverage run $(UNIT)
 	nice -n 5 $(BIN)/coverage run -m pytest -m long --numprocesses 3 --dist loadfile $(RANKS)
@@ -75,9 +77,11 @@ CHOSEN ?=
 chosen: $(VENV)/.dev  ## Of the long tests: what a change touches, and a sample each day; CHOSEN="--since main --list"
 	nice -n 5 $(BIN)/python -m tests.chosen $(CHOSEN)
 
-slurm-chosen: slurm-24.11  ## On a newer Slurm than the host's: lifecycle, scenarios of causes that no other test has, and two that each day draws
+slurm-chosen: slurm-24.11  ## On a newer Slurm: lifecycle, scenarios of causes that no other test has, two that each day draws; then long tests that a change touches
 	scenarios=$$($(BIN)/python -m tests.chosen --scenarios 2) && SLURM=24.11 HPC_TRAINER_SCENARIOS=$$scenarios \
 	    $(ON_SLURM) tests/slurm/scenarios
+	files=$$($(BIN)/python -m tests.chosen --slurm-files 2) && if [ -n "$$files" ]; then \
+	    $(subst not long,long,$(ON_SLURM)) --maxfail=1 $$files; fi
 
 shared-folder: $(VENV)/.dev  ## What can happen to a run, on NFS, Lustre and others as they are played: some 20 min
 	$(BIN)/python -m pytest -m long --numprocesses $(CLUSTERS) --dist worksteal tests/shared_folder tests/slurm/shared_folder

@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpc_trainer.api import plan, submit, sync
+    from hpc_trainer.api import cancel, metrics, plan, results, status, submit, sweeps, sync, why
     from hpc_trainer.record.metrics import log_metrics
     from hpc_trainer.training.context import RunContext
 
 __version__: str
 
-__all__ = ["RunContext", "__version__", "log_metrics", "plan", "submit", "sync"]
+__all__ = [
+    "RunContext", "__version__", "cancel", "log_metrics", "metrics", "plan", "results", "status", "submit", "sweeps",
+    "sync", "why",
+]  # fmt: skip
+_OF_API = ("cancel", "metrics", "plan", "results", "status", "submit", "sweeps", "sync", "why")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use: `RunContext` imports torch; `plan`, `submit` and `sync` import Hydra."""
+    """Import a public name at its first use: `RunContext` imports torch; the functions of `api.py` import Hydra."""
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
@@ -23,7 +27,7 @@ def __getattr__(name: str) -> Any:
             return version("hpc_trainer")
         except PackageNotFoundError:  # a checkout that was never installed
             return "0+unknown"
-    if name in ("plan", "submit", "sync"):
+    if name in _OF_API:
         from hpc_trainer import api
 
         return getattr(api, name)

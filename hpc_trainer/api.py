@@ -1,21 +1,38 @@
-"""Python API for notebooks and scripts: `hpc_trainer.plan(...)`, `submit(...)` and `sync(...)`.
+"""Functions for Python: `hpc_trainer.plan`, `submit`, `sync`, and what notebooks ask of runs: `results`, `metrics`, ..
 
-The functions take the overrides of the command line and return typed objects. `plan` writes nothing. `submit` submits
-new and interrupted runs; calling it again submits no run twice. `sync` sends trackers the records that they lack.
+`plan`, `submit` and `sync` take the overrides of the command line and return typed objects. `plan` writes nothing.
+`submit` submits new and interrupted runs; calling it again submits no run twice. `sync` sends trackers the records that
+they lack. `results` and `metrics` return pandas frames if pandas is installed, else lists of dicts. Notebooks show
+returned objects as tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpc_trainer.errors import RunStateError, visible
 from hpc_trainer.launch.extend import extend_grid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
-from hpc_trainer.operate.find import configured_runs_dir
+from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, select
+from hpc_trainer.operate.formats import frame, has_pandas, html_text
+from hpc_trainer.operate.results import ResultTable, result_table
+from hpc_trainer.operate.show import SweepLine, find_run, sweep_lines
 from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
+from hpc_trainer.operate.where import parse_where
+from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.record.metrics import read_metrics
+from hpc_trainer.record.status import SweepStatus, metrics_now, read_status
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def plan(
@@ -83,6 +100,162 @@ def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir:
     """
     tracker = None if to is None else tracker_named(to, "to=")
     return sync_named(runs_dir or configured_runs_dir(), names, sweep, tracker)[1]
+
+
+T = TypeVar("T")
+
+
+class Rows(list[T]):
+    """List of dicts or of objects with fields, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [item if isinstance(item, dict) else dataclasses.asdict(item) for item in self]  # type: ignore[call-overload]
+        return html_text(ResultTable(rows=rows, axes=(), metrics=(), costs=()))
+
+
+class Sweep(SweepStatus):
+    """Status of every run of a sweep, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        metrics = metrics_now(self, self.runs)
+        rows = [
+            {"run_id": run.run_id, "state": run.state.value, "step": run.progress, "node": run.node,
+             **metrics[run.run_id][0], "cause": run.reason}
+            for run in self.runs
+        ]  # fmt: skip
+        notes = "".join(f"<p>{html.escape(visible(note))}</p>" for note in self.notes)
+        return html_text(ResultTable(rows=rows, axes=(), metrics=(), costs=())) + notes
+
+
+class Explanation(Why):
+    """Explanation of one run, which a notebook shows as text."""
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><b>{html.escape(visible(self.run_id))}</b> {self.state.value}: {html.escape(self.verdict)}</p>"]
+        for title, lines in (("Because", self.evidence), ("Do", self.advice), ("Story", self.timeline)):
+            items = "".join(f"<li>{html.escape(visible(line))}</li>" for line in lines)
+            parts.append(f"<p>{title}:</p><ul>{items}</ul>" if lines else "")
+        return "".join(parts)
+
+
+def results(
+    sweep: str | None = None, *, group_by: Sequence[str] = (), where: str | None = None, columns: Sequence[str] = (),
+    sort: str | None = None, runs_dir: Path | None = None,
+) -> pd.DataFrame | Rows[dict[str, Any]]:  # fmt: skip
+    """Return the table of `hpc-trainer results`, with best values, a row for each run: a pandas.DataFrame if it can.
+
+    Args:
+        sweep: the sweep; None: the newest one.
+        group_by: axes over which complete runs are averaged, such as `["seed"]`.
+        where: a condition, such as `"optim.lr>1e-3 and state=='COMPLETED'"`.
+        columns: the columns; none: all.
+        sort: the column to sort by, best first; `-` before its name reverses the order.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Returns:
+        Without pandas (`pip install 'hpc_trainer[pandas]'`) a list of dicts.
+
+    Raises:
+        RunStateError: there is no such sweep.
+        ConfigError: a column is not there, or the condition cannot be read.
+    """
+    condition = None if where is None else parse_where(where, "where=")
+    status_ = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
+    table = result_table(status_, typed=True, best=True).where(condition).means_over(group_by)
+    table = (table if sort is None else table.sorted_by(sort)).select(columns)
+    return _as_frame(table.rows, table.columns)
+
+
+def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> pd.DataFrame | Rows[dict[str, Any]]:
+    """Return the logged records of one run, a row for each step: a pandas.DataFrame if it can.
+
+    Args:
+        run: the run's id, its beginning or its end, or SWEEP/RUN.
+        sweep: the sweep to look in; None: all, the newest first.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Returns:
+        Without pandas a list of dicts.
+
+    Raises:
+        RunStateError: no run, or more than one, matches.
+    """
+    found = find_run(_folder(runs_dir), run, sweep)
+    records = read_metrics(found.sweep.run(found.spec.run_id).metrics)
+    return _as_frame(records, list(dict.fromkeys(name for record in records for name in record)))
+
+
+def status(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
+    """Return the status of every run of a sweep: `.runs`, `.counts`, `.notes`.
+
+    Args:
+        sweep: the sweep; None: the newest one.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: there is no such sweep.
+    """
+    found = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
+    return Sweep(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+
+
+def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> Explanation:
+    """Return why a run is not done, what that rests on, and what to do.
+
+    Args:
+        run: the run's id, its beginning or its end, or SWEEP/RUN.
+        sweep: the sweep to look in; None: the newest one that has the run.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: no run, or more than one, matches.
+    """
+    found, run_ids = select(_folder(runs_dir), [run], sweep, is_look=True)
+    if len(run_ids) != 1:
+        raise RunStateError(f"{run} names {len(run_ids)} runs of {found.sweep.name}. Name one, by its id.")
+    explanation = explain(found, found.run(run_ids[0]))
+    return Explanation(**{field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)})
+
+
+def sweeps(runs_dir: Path | None = None) -> Rows[SweepLine]:
+    """Return the sweeps in the folder of sweeps, the latest submitted first; no scheduler is asked.
+
+    Args:
+        runs_dir: folder of sweeps; None: the configured folder.
+    """
+    return Rows(sweep_lines(_folder(runs_dir)))
+
+
+def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: Path | None = None) -> list[str]:
+    """Cancel runs or a whole sweep, and return the ids of the runs that were cancelled; no run comes back by itself.
+
+    Args:
+        names: a sweep, or ids of runs. At least one name or `sweep` is required.
+        sweep: the sweep to look in; without names, the sweep to cancel.
+        save: let running runs save a checkpoint, however long it takes.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: a name matches nothing or several runs, or no name was given.
+        SlurmError: Slurm does not answer. Markers are written, and the same call may be repeated.
+    """
+    if not names and sweep is None:
+        raise RunStateError("cancel needs the name of a sweep or of a run: it cannot be undone.")
+    found, run_ids = select(_folder(runs_dir), list(names), sweep)
+    check_one_each(found, list(names), sweep)
+    is_whole = len(run_ids) == len(found.specs)
+    return cancel_runs(found, found.open_among(run_ids), save=save, is_whole=is_whole)
+
+
+def _folder(runs_dir: Path | None) -> Path:
+    return configured_runs_dir(None if runs_dir is None else Path(runs_dir))
+
+
+def _as_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame | Rows[dict[str, Any]]:
+    if has_pandas():
+        found: pd.DataFrame = frame(rows, columns)
+        return found
+    return Rows([{column: row.get(column) for column in columns} for row in rows])
 
 
 def _frozen(

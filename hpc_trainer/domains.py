@@ -19,6 +19,8 @@ DOMAINS = (
     "doctor",
     "init_project",
     "hardware",
+    "tidy",
+    "notify",
     "search",
 )
 """Folders of `hpc_trainer` that are domains. To remove a domain, delete its folder and its name here."""
@@ -31,10 +33,12 @@ HOOKS = {
     "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
     "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",
     "recorders": "recorder of a rank's last moments (worker/attempt.py, `Recorder`)",
+    "ends": "function that is told of the end of a run that does not come back by itself (worker/line.py, `tell_end`)",
     "run_sources": "function that returns the `RunSource` of a pool, or None (worker/slot.py)",
     "warnings": "problem of a running run, as one line for `status` (record/status.py)",
     "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
     "result_columns": "columns of `results` (operate/results.py, `Columns`)",
+    "sweep_columns": "columns of `sweeps` (operate/show.py, `SweepColumns`)",
     "report_parts": "part of a sweep's report (operate/report/data.py, `ReportPart`)",
     "report_options": "mapping from an option of `report` to a function of its value that returns a `ReportPart`",
     "page_parts": "section of a run's page (operate/run_page.py, `PagePart`)",

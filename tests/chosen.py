@@ -3,6 +3,7 @@
     python -m tests.chosen                       # what the commits of the last day touch
     python -m tests.chosen --since main --list   # what is played, in this order, and why
     python -m tests.chosen --scenarios 2         # today's scenarios for a real Slurm (tests/slurm/scenarios)
+    python -m tests.chosen --slurm-files 2       # files of tests/slurm whose long tests a change touches
 
 Two files at once, each in a process of its own. `--minutes` bounds the time in which a file may begin; half as long
 after that what is at work ends and counts as unfinished. What was chosen and not played is named: `make test-long`
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -41,6 +43,28 @@ NEAR = {
     "worker": ("failures", "resume", "own_code"),
 }
 """Folders of tests/integration that go through a folder of the package; `verbs` where none is named."""
+ALSO = {
+    "conf": ("tests/unit/config", "tests/unit/hardware"),
+    "launch": ("tests/unit/api",),
+    "operate": ("tests/unit/api",),
+    "record": ("tests/unit/api", "tests/shared_folder"),
+    "slurm": ("tests/unit/api",),
+}
+"""Other folders of tests that go through a folder of the package, or through conf/."""
+ON_SLURM = {
+    "conf": ("test_sites.py",),
+    "data": ("test_data_prepare.py",),
+    "hardware": ("test_hardware.py", "test_sites.py"),
+    "hydra_apps": ("test_hydra_apps.py",),
+    "launch": ("test_submission.py", "test_snapshot.py", "test_first_day.py"),
+    "observe": ("test_ledger.py",),
+    "record": ("test_submission.py", "test_ownership.py"),
+    "slurm": ("test_submission.py", "test_ownership.py"),
+    "training": ("test_own_loop.py",),
+    "verify": ("test_verify_preempt.py",),
+    "worker": ("test_own_loop.py", "test_device_move.py", "test_any_program.py"),
+}
+"""Files of tests/slurm whose long tests go through a folder of the package, the nearest first."""
 ALWAYS: dict[str, tuple[str, ...]] = {
     "tests/shared_folder/test_checkpoints.py": (),
     "tests/shared_folder/test_many_ranks.py": (),
@@ -68,12 +92,13 @@ class Chosen:
 def long_files() -> list[str]:
     """Return the test files with long tests that need no Slurm, sorted."""
     folders = [ROOT / "tests" / name for name in ("unit", "integration", "shared_folder")]
-    return [name_of(path) for folder in folders for path in sorted(folder.rglob("test_*.py")) if _has_long(path)]
+    return [name_of(path) for folder in folders for path in sorted(folder.rglob("test_*.py")) if has_long(path)]
 
 
-def _has_long(path: Path) -> bool:
+def has_long(path: Path) -> bool:
+    """Return True if a test of the file, or what its folder's conftest.py marks, is not in `make test`."""
     sources = [path, *(conftest for conftest in [path.with_name("conftest.py")] if conftest.exists())]
-    return any("mark.long" in source.read_text() for source in sources)
+    return any(re.search(r"mark\.(long|few)\b", source.read_text()) for source in sources)
 
 
 def changed_since(commit: str | None) -> list[str]:
@@ -91,15 +116,28 @@ def folders_near(changed: str) -> list[str]:
     """Return the folders of tests that a changed file touches, the nearest one first."""
     parts = Path(changed).parts
     if parts[0] == "tests":
-        is_helper = len(parts) > 3 and not parts[-1].startswith("test_")
-        return [str(Path(changed).parent)] if is_helper else []
+        is_helper = len(parts) > 2 and not parts[-1].startswith("test_")
+        return [str(Path(changed).parent)] if is_helper else ["tests/integration/tools"][: len(parts) == 2]
     if parts[0] != "hpc_trainer" or len(parts) < 3:
-        return ["tests/integration/start"]
+        return ["tests/integration/start", *ALSO.get(parts[0], ())]
     unit = Path("tests/unit", *parts[1:-1])
     while not (ROOT / unit).is_dir():
         unit = unit.parent
     nearest = [] if unit == Path("tests/unit") else [str(unit)]
-    return [*nearest, *(f"tests/integration/{name}" for name in NEAR.get(parts[1], ("verbs",)))]
+    integration = [f"tests/integration/{name}" for name in NEAR.get(parts[1], ("verbs",))]
+    return [*nearest, *integration, *ALSO.get(parts[1], ())]
+
+
+def slurm_files(changed: Iterable[str], count: int) -> list[str]:
+    """Return up to `count` files of tests/slurm whose long tests a change touches: changed ones, then the nearest."""
+    found: dict[str, int] = {}
+    for each in changed:
+        parts = Path(each).parts
+        if parts[:2] == ("tests", "slurm") and parts[-1].startswith("test_") and (ROOT / each).exists():
+            found[each] = -1
+        for distance, name in enumerate(ON_SLURM.get(parts[parts[0] == "hpc_trainer"], ()) if len(parts) > 1 else ()):
+            found[f"tests/slurm/{name}"] = min(found.get(f"tests/slurm/{name}", distance), distance)
+    return sorted((path for path in found if has_long(ROOT / path)), key=lambda path: (found[path], path))[:count]
 
 
 def choose(changed: Iterable[str], files: Sequence[str], today: datetime.date) -> list[Chosen]:
@@ -181,7 +219,11 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--scenarios", type=int, metavar="COUNT", help="only say the scenarios, with so many that the day draws"
     )
+    parser.add_argument("--slurm-files", type=int, metavar="COUNT", help="only say up to so many files of tests/slurm")
     given = parser.parse_args(words)
+    if given.slurm_files:
+        print(*slurm_files(changed_since(given.since), given.slurm_files))
+        return 0
     if given.scenarios:
         print(",".join(scenarios_of(given.date, given.scenarios)))
         return 0

@@ -15,6 +15,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and calls.is_file() and calls.read_text():
         print(f"\nTests have called the machine's Slurm:\n{calls.read_text()}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> Iterator[Any]:
+    """Mark as long the cases of a test that its mark `few(COUNT)` leaves out: of those that are not long, all but
+    COUNT at equal distances.
+
+    Here a test's cases are complete, whichever of them the command line names.
+    """
+    made = yield
+    functions = [each for each in made if isinstance(each, pytest.Function)] if isinstance(made, list) else []
+    cases = [each for each in functions if not each.get_closest_marker("long")]
+    for place, case in enumerate(cases):
+        few = case.get_closest_marker("few")
+        if few and place * few.args[0] % len(cases) >= few.args[0]:
+            case.add_marker(pytest.mark.long)
+    return made
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,19 +46,21 @@ def play(
     """
     words = ["-q", "-p", "no:cacheprovider", "-m", markers, *more, name_of(path)]
     words[:0] = ["-W", "ignore:Module already imported"]  # it brings a plugin for pytest, and is in the warm process
-    process = warm.Popen(
-        [sys.executable, "-m", "pytest", *words],
-        cwd=ROOT, env={**os.environ, **(env or {})}, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
     verdict = ""
-    try:
-        said, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        verdict = UNFINISHED
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
+    # Of its own: as pytest ends it removes old folders of /tmp/pytest-of-NAME, and fails where another does so too.
+    with tempfile.TemporaryDirectory(prefix="alone-", ignore_cleanup_errors=True) as folder:
+        process = warm.Popen(
+            [sys.executable, "-m", "pytest", f"--basetemp={folder}/t", *words],
+            cwd=ROOT, env={**os.environ, **(env or {})}, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            verdict = UNFINISHED
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            said, _ = process.communicate()
     verdict = verdict or (PASSED if process.returncode in (0, _NO_TESTS) else FAILED)
     return verdict, "" if verdict == PASSED else said[-7000:]
 

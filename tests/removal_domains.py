@@ -29,6 +29,8 @@ VERBS = {
     "doctor": ("doctor",),
     "init_project": ("init",),
     "hardware": ("hardware",),
+    "notify": (),
+    "tidy": ("tag", "note", "rename", "clean", "rm", "archive", "unarchive"),
     "search": ("best",),
 }
 """Verbs that go with each domain."""
@@ -47,7 +49,7 @@ REFUSED = {
             "plan",
             "experiment=digits",
             "sweep.forms=[{to: onnx}]",
-        ): "sweep.forms is read by no part of this",
+        ): "sweep.forms is not used by any part of this",
         ("report", "--exports", "."): "--exports: no part of this installation reads it",
     },
     "search": {

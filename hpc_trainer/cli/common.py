@@ -169,6 +169,12 @@ def print_table(
     out.file.write("".join("".join(line).rstrip() + "\n" for line in lines))
 
 
+def terminal_width() -> int | None:
+    """Return the width of the terminal that standard output is; None in a pipe."""
+    room = _room(console())
+    return None if room == sys.maxsize else room
+
+
 def _room(out: Console) -> int:
     """Return the width of a line: the terminal's width; unlimited in a pipe."""
     if not out.file.isatty():

@@ -14,12 +14,14 @@ from typing import Protocol
 from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
-from hpc_trainer.cli.run_verbs import print_results, status_json
+from hpc_trainer.cli.results_verbs import print_results
+from hpc_trainer.cli.run_verbs import select_to_hold, status_json, where_holds
 from hpc_trainer.cli.show_plan import (
     expected_json,
     fit_json,
     memory_json,
     plan_json,
+    print_chain,
     print_expected,
     print_fit,
     print_needs,
@@ -33,7 +35,7 @@ from hpc_trainer.cli.show_plan import (
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.expected import find_expected
 from hpc_trainer.launch.fit import find_fit
 from hpc_trainer.launch.freeze import Grid, freeze_grid
@@ -41,11 +43,13 @@ from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.plan import known_of
+from hpc_trainer.launch.stages import Chain, freeze_chain, plan_chain, submit_chain
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.cancel import cancelled_with_sweep
 from hpc_trainer.operate.find import configured_runs_dir, elsewhere_too, select
+from hpc_trainer.operate.hold import release_runs
 from hpc_trainer.operate.why import explain
-from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.layout import SweepPaths, sweep_folder
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import SweepStatus, read_status
@@ -91,6 +95,10 @@ def run_plan(
     given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False, fit: bool = False
 ) -> None:
     """Show the plan; write nothing. Exit with 2 if the plan could not be submitted, with 1 if an estimate failed."""
+    chain = _chain_of(given, chosen)
+    if chain is not None:
+        _plan_stages(chain, chosen, as_json=as_json, script=script, others=memory or fit)
+        return
     if (kind := _kind_of(given)) is not None:
         kind.plan(given, chosen, as_json=as_json)
         return
@@ -124,13 +132,17 @@ def run_plan(
         sys.exit(ExitCode.FAILED)
 
 
-def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
+def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool, canary: int | None = None) -> None:
     """Submit new and interrupted runs; with `wait`, show progress to the end."""
+    chain = _chain_of(given, chosen)
+    if chain is not None:
+        _submit_stages(chain, chosen, wait=wait, as_json=as_json)
+        return
     if (kind := _kind_of(given)) is not None:
         kind.submit(given, chosen, wait=wait, as_json=as_json)
         return
     grid = chosen.of(freeze_given(given))
-    done = submit_grid(grid, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
+    done = submit_grid(grid, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv, canary=canary)
     if as_json and not wait:
         print_json(submit_json(done))
         return
@@ -147,7 +159,61 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
             print_next(f"report {grid.sweep.name}")
 
 
-def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
+def _chain_of(given: Given, chosen: Chosen) -> Chain | None:
+    """Return the chain that the command line describes; None if it describes one grid."""
+    chain = None if given.app is not None else freeze_chain(given.overrides or (), **given.places)
+    if chain is not None and chosen.extend:
+        raise ConfigError("--extend is for one grid, and this is a chain of stages. Leave it out.")
+    return chain
+
+
+def _plan_stages(chain: Chain, chosen: Chosen, *, as_json: bool, script: bool, others: bool) -> None:
+    if others:
+        raise ConfigError("--memory and --fit are for one grid. Give the overrides of one stage instead of the chain.")
+    plans = plan_chain(chain, retry_failed=chosen.retry_failed, fresh=chosen.fresh)
+    if as_json:
+        print_json({"chain": chain.name, "stages": [plan_json(plan) for plan in plans]})
+    else:
+        print_chain(chain)
+        for stage, plan in zip(chain.stages, plans, strict=True):
+            say("", f"\n[bold]Stage {stage.name}[/]")
+            print_plan(plan)
+            for array in plan.arrays if script else ():
+                print(f"\n# --- batch script of the array on {array.hardware} ---")
+                print(array_script_of(plan, array) or "# the local executor needs none")
+        if not any(plan.problems for plan in plans):
+            print_next_of(next((plan for plan in plans if plan.num_to_submit), plans[-1]))
+    if any(plan.problems for plan in plans):
+        sys.exit(ExitCode.USAGE)
+
+
+def _submit_stages(chain: Chain, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
+    done = submit_chain(chain, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
+    if not as_json:
+        print_chain(chain)
+        for submitted in done:
+            print_submitted(submitted, has_next=False)
+    elif not wait:
+        print_json({"chain": chain.name, "stages": [submit_json(submitted) for submitted in done]})
+    if not wait:
+        if not as_json:
+            print_next(f"status {chain.name}")
+        return
+    job_ids = [array.job_id for submitted in done for array in submitted.arrays]
+    statuses = [_wait(stage.grid, job_ids, quiet=as_json) for stage in chain.stages]
+    if as_json:
+        answers = zip(done, statuses, strict=True)
+        stages = [{**submit_json(submitted), "status": status_json(status)} for submitted, status in answers]
+        print_json({"chain": chain.name, "stages": stages})
+    for stage, status in zip(chain.stages, statuses, strict=True):
+        if not as_json:
+            print_results(status)
+        _exit_by_outcome(stage.grid, status, quiet=as_json)
+
+
+def run_retry(
+    names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool, where: str | None = None
+) -> None:
     """Submit the failed and interrupted runs among those that `names` mean.
 
     A cancelled run is submitted if its own name is given, or if its sweep's name is given and cancelled it. A run whose
@@ -160,7 +226,10 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, chosen, names, sweep)) else ())
-    takes_all = bool(names) and list(names) != [status.sweep.name]
+    chosen = where_holds(status, chosen, where)
+    folder = status.sweep.folder.parent
+    is_sweep = [sweep_folder(folder, name).name for name in names] == [status.sweep.name]
+    takes_all = where is not None or (bool(names) and not is_sweep)
     states = {run_id: status.states[run_id] for run_id in chosen}
     back = {
         run_id
@@ -182,6 +251,26 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     print_json(submit_json(done)) if as_json else print_submitted(done)
 
 
+def run_release(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
+    """Release the named runs or sweep; what left because of its hold is submitted again, as it was frozen."""
+    status, run_ids, is_whole = select_to_hold("release", names, sweep, runs_dir)
+    done = release_runs(status, status.open_among(run_ids), is_whole=is_whole)
+    again = retry(status.sweep, done.to_submit) if done.to_submit else None
+    if as_json:
+        submitted = None if again is None else submit_json(again)
+        document = {"sweep": status.sweep.name, "released": list(done.released), "notes": list(done.notes)}
+        print_json({**document, "submitted": submitted})
+        return
+    for note in done.notes:
+        say(f"Note: {as_typed(note)}")
+    what = f"{len(done.released)} run(s) of {status.sweep.name}"
+    say(f"Released {what}." if done.released else f"Nothing to release: no run of {status.sweep.name} is held.")
+    if again is not None:
+        print_submitted(again)
+    else:
+        print_next(f"status {status.sweep.name}")
+
+
 def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
     """Return a message that no run has failed or was interrupted, with the command that restarts each kind of run."""
     states = [status.states[run_id] for run_id in run_ids]
@@ -190,7 +279,9 @@ def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
     else:
         told = counts_line(Counter(state.value for state in states))
         words = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({told})."]
-    if any(state.is_active for state in states):
+    if RunState.HELD in states:
+        words.append(f"What is held is brought back by: hpc-trainer release {status.sweep.name}")
+    elif any(state.is_active for state in states):
         words.append("What waits or works goes on by itself.")
     if RunState.CANCELLED in states:
         cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)

@@ -23,6 +23,7 @@ import typer
 from hpc_trainer.cli.options import (
     App,
     Chosen,
+    ColumnsOption,
     Command,
     ConfigDir,
     EveryRun,
@@ -37,13 +38,15 @@ from hpc_trainer.cli.options import (
     SweepOption,
     Trust,
     Verb,
+    WhereOption,
     WithApp,
     complete_names,
     complete_runs,
     one_sweep,
     renamed,
+    words_of,
 )
-from hpc_trainer.cli.terminal import as_typed, visible_output
+from hpc_trainer.cli.terminal import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 
@@ -109,6 +112,12 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all runs have ended.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Submit failed runs again.")] = False,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            "--canary", metavar="N", help="N runs of each shape first; the others wait until they have saved."
+        ),
+    ] = None,
     fresh: Fresh = False,
     extend: Extend = False,
     config_dir: ConfigDir = None,
@@ -123,7 +132,7 @@ def submit(
     if dry_run:
         run_plan(given, chosen, as_json=as_json)
     else:
-        run_submit(given, chosen, wait=wait, as_json=as_json)
+        run_submit(given, chosen, wait=wait, as_json=as_json, canary=canary)
 
 
 @app.command(cls=Verb)
@@ -136,6 +145,7 @@ def retry(
             autocompletion=complete_names,
         ),
     ] = None,
+    where: WhereOption = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -143,7 +153,7 @@ def retry(
     """Submit failed runs again, as they were frozen but for changes; they go on from their newest checkpoint."""
     from hpc_trainer.cli.grid_verbs import run_retry
 
-    run_retry(names or [], sweep, runs_dir, as_json=as_json)
+    run_retry(names or [], sweep, runs_dir, as_json=as_json, where=where)
 
 
 @app.command("top-up", cls=Verb, hidden=True)
@@ -158,6 +168,7 @@ def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="
 def cancel(
     names: Names = None,
     save: Annotated[bool, typer.Option("--save", help="Let running ones save a checkpoint, however long.")] = False,
+    where: WhereOption = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -165,22 +176,51 @@ def cancel(
     """Cancel runs, or a whole sweep; a cancelled run never comes back by itself."""
     from hpc_trainer.cli.run_verbs import run_cancel
 
-    run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
+    run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json, where=where)
+
+
+@app.command(cls=Verb)
+def hold(
+    names: Names = None,
+    save: Annotated[bool, typer.Option("--save", help="Running ones too: they save a checkpoint and leave.")] = False,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Keep waiting runs, or a whole sweep, from starting until they are released."""
+    from hpc_trainer.cli.run_verbs import run_hold
+
+    run_hold(names or [], sweep, runs_dir, save=save, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def release(names: Names = None, sweep: SweepOption = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
+    """Let held runs, or a held sweep, go on."""
+    from hpc_trainer.cli.grid_verbs import run_release
+
+    run_release(names or [], sweep, runs_dir, as_json=as_json)
 
 
 @app.command(cls=Verb)
 def status(
     name: SweepArgument = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE,..", help="Runs in these states, as FAILED,HELD.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Runs that failed or were interrupted.")] = False,
+    where: WhereOption = None,
+    columns: ColumnsOption = None,
     every_run: EveryRun = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Show every run of a sweep: state, step, attempt, node, metrics."""
-    from hpc_trainer.cli.run_verbs import run_status
+    from hpc_trainer.cli.run_verbs import ChosenRuns, run_status
 
-    run_status(one_sweep(name, sweep), runs_dir, watch=watch, as_json=as_json, every_run=every_run)
+    chosen = ChosenRuns(states=words_of(state), where=where, failed=failed, columns=words_of(columns))
+    run_status(one_sweep(name, sweep), runs_dir, watch=watch, as_json=as_json, every_run=every_run, chosen=chosen)
 
 
 @app.command(cls=Verb)
@@ -207,11 +247,16 @@ def logs(
 
 
 @app.command(cls=Verb)
-def sweeps(runs_dir: RunsDir = None, as_json: Json = False) -> None:
+def sweeps(
+    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only sweeps with this tag.")] = None,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Count all files, however long it takes.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
     """List the sweeps in the folder of runs, the newest first; asks no scheduler."""
     from hpc_trainer.cli.show_verbs import run_sweeps
 
-    run_sweeps(runs_dir, as_json=as_json)
+    run_sweeps(runs_dir, tag=tag, sizes=sizes, as_json=as_json)
 
 
 @app.command(cls=Verb)
@@ -266,21 +311,46 @@ def why(
 @app.command(cls=Verb)
 def results(
     name: SweepArgument = None,
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group-by", metavar="AXIS", help="Mean ± std over runs that differ in nothing but these, as seed."
+        ),
+    ] = None,
+    where: WhereOption = None,
+    columns: ColumnsOption = None,
     sort: Annotated[
         str | None,
         typer.Option(
-            "--sort", metavar="COLUMN", help="Column to sort by, best first: losses ascending, all else descending."
+            "--sort",
+            metavar="COLUMN",
+            help="Column to sort by, best first: losses and errors ascending, all else descending; -COLUMN reverses.",
         ),
     ] = None,
     every_run: EveryRun = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with all digits.")] = False,
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX tabular (booktabs).")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FILE", help="Write a Parquet file (pandas and pyarrow).")
+    ] = None,
 ) -> None:
     """Print a table of results, one row a run."""
-    from hpc_trainer.cli.run_verbs import run_results
+    from hpc_trainer.cli.results_verbs import Asked, chosen_format, run_results
 
-    run_results(one_sweep(name, sweep), runs_dir, sort=sort, as_json=as_json, every_run=every_run)
+    chosen = chosen_format(json=as_json, csv=as_csv, latex=as_latex, markdown=as_markdown, parquet=parquet is not None)
+    asked = Asked(
+        sort=sort,
+        group_by=words_of(group_by),
+        where=where,
+        columns=words_of(columns),
+        format=None if parquet else chosen,
+        parquet=parquet,
+    )
+    run_results(one_sweep(name, sweep), runs_dir, sort=sort, as_json=as_json, every_run=every_run, asked=asked)
 
 
 @app.command(cls=Verb)
@@ -397,6 +467,7 @@ def main() -> None:
     """Run the command line; an error becomes one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
     # The objects of 10,000 runs live to the end: searching them for garbage again and again took a sixth of submit.
     gc.set_threshold(100_000)
+    allow_any_encoding()
     with visible_output():
         _main()
 

@@ -213,6 +213,15 @@ Best = Annotated[bool, typer.Option("--best", help="The checkpoint that checkpoi
 StepOption = Annotated[int | None, typer.Option("--step", metavar="N", help="A checkpoint's step; else the newest.")]
 Raw = Annotated[bool, typer.Option("--raw", help="With train.ema_decay: not the averaged weights.")]
 EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run, also of more than 200.")]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        "--where", metavar="CONDITION", help="Runs that fulfil it, as 'optim.lr>1e-3 and state==\"COMPLETED\"'."
+    ),
+]
+ColumnsOption = Annotated[
+    list[str] | None, typer.Option("--columns", metavar="NAME,..", help="These columns, in this order; all: every one.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
 ConfigDir = Annotated[
     list[Path] | None,
@@ -330,6 +339,11 @@ def one_sweep(positional: str | None, option: str | None) -> str | None:
             f"{positional} and --sweep {option} are two sweeps, and this takes one. Leave one of them out."
         )
     return positional if option is None else option
+
+
+def words_of(options: Sequence[str] | None) -> list[str]:
+    """Return the names of an option that may be repeated, or given once with commas between the names."""
+    return [word.strip() for option in options or () for word in option.split(",") if word.strip()]
 
 
 def tell_notes(notes: Sequence[str]) -> None:

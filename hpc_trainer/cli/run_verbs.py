@@ -1,16 +1,17 @@
-"""status, logs, cancel and results: commands on submitted runs."""
+"""status, logs and cancel: commands on submitted runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-from rich.markup import escape
 
 from hpc_trainer.cli.common import (
     Least,
@@ -29,15 +30,38 @@ from hpc_trainer.cli.common import (
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, valid
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.find import check_one_each, configured_runs_dir, elsewhere_too, find_sweep, select
+from hpc_trainer.operate.find import (
+    check_one_each,
+    configured_runs_dir,
+    elsewhere_too,
+    find_sweep,
+    in_one_sweep,
+    select,
+)
+from hpc_trainer.operate.hold import hold_runs
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import result_rows, sort_rows
+from hpc_trainer.operate.results import as_value, runs_where
+from hpc_trainer.operate.where import parse_where
+from hpc_trainer.record.chain import stages_of
+from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import exists
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, goodputs, metrics_now, outcome_metrics, read_status
+from hpc_trainer.record.status import (
+    RunStatus,
+    SweepStatus,
+    goodputs,
+    metrics_now,
+    outcome_metrics,
+    read_status,
+    submit_times,
+    waits_since,
+    wall_s,
+)
+from hpc_trainer.record.submissions import latest_of_each_run
+from hpc_trainer.slurm.queue import array_of, read_starts
 
 _MOST_REMARKS = 5
 
@@ -46,10 +70,86 @@ MOST_LINES = 200
 SHOWN_OF_MORE = 20
 
 
-def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool, every_run: bool = False) -> None:
-    """Show a sweep once, or until it ends with `watch`; `every_run` prints a line for each of any number of runs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRuns:
+    """Choice of the runs and columns that `status` shows."""
+
+    states: Sequence[str] = ()
+    where: str | None = None
+    failed: bool = False
+    """True: only runs that failed or were interrupted."""
+    columns: Sequence[str] = ()
+
+    @property
+    def is_some(self) -> bool:
+        """True if runs are chosen by a condition."""
+        return bool(self.states or self.where or self.failed)
+
+    def of(self, status: SweepStatus) -> list[RunStatus]:
+        """Return the chosen runs, in the order of the sweep.
+
+        Raises:
+            ConfigError: there is no such state or column.
+        """
+        names = [name.upper() for name in self.states]
+        for name in names:
+            if name not in RunState.__members__:
+                raise ConfigError(f"--state {name}: there is no such state. {valid(name, RunState.__members__)}")
+        fits = [
+            run_id for run_id, state in status.states.items()
+            if (not names or state.value in names)
+            and (not self.failed or state.has_failed or state.is_interrupted)
+        ]  # fmt: skip
+        runs = [status.run(run_id) for run_id in fits] if len(fits) < len(status.specs) else status.runs
+        if self.where is None:
+            return runs
+        condition = parse_where(self.where)
+        cells = run_cells(status, runs)
+        condition.check_names(list(dict.fromkeys(name for row in cells.values() for name in row)) if runs else ())
+        return [run for run in runs if condition.holds(cells[run.run_id])]
+
+
+def run_cells(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, dict[str, Any]]:
+    """Return run id -> value by column of `--where`: keys of `status --json`, axes as numbers, metrics by name."""
+    axes, metrics = find_axes([run.spec for run in runs]), metrics_now(status, runs)
+    times = submit_times(status.ledger)
+    return {
+        run.run_id: {
+            **metrics[run.run_id][0],
+            **{axis: as_value(text) for axis, text in axes[run.run_id].items()},
+            "run_id": run.run_id, "state": run.state.value, "step": run.step, "num_steps": run.num_steps,
+            "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause, "node": run.node,
+            "pending_reason": run.pending_reason, "wall_s": wall_s(run),
+            "waiting_s": waiting_s(run, times.get(run.run_id, ())),
+        }
+        for run in runs
+    }  # fmt: skip
+
+
+def waiting_s(run: RunStatus, submitted: Sequence[float]) -> float | None:
+    """Return for how many seconds a run has been waiting; None if it does not wait."""
+    since = waits_since(run, submitted)
+    return None if since is None else round(max(0.0, time.time() - since), 1)
+
+
+def run_status(
+    name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool, every_run: bool = False,
+    chosen: ChosenRuns | None = None,
+) -> None:  # fmt: skip
+    """Show a sweep once, or until it ends with `watch`; `every_run` prints a line for each of any number of runs.
+
+    Raises:
+        ConfigError: `chosen` names a state or a column that is not there.
+    """
+    chosen = ChosenRuns() if chosen is None else chosen
     sweep = find_sweep(configured_runs_dir(runs_dir), name)
+    stages = [] if sweep.exists or name is None else stages_of(configured_runs_dir(runs_dir), name)
+    if stages:
+        _status_of_stages(name or "", stages, watch=watch, as_json=as_json, every_run=every_run)
+        return
     status = read_status(sweep, is_look=True)
+    if chosen.is_some and watch:
+        chosen.of(status)  # an error comes before a long watch
     if watch:
         from hpc_trainer.cli.live import watch as watch_sweep
 
@@ -58,16 +158,35 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
         except KeyboardInterrupt:
             status = read_status(sweep, is_look=True)
     if as_json:
-        print_json(status_json(status))
+        print_json(status_json(status, chosen))
     else:
-        _print_status(status, every_run=every_run)
+        _print_status(status, chosen, every_run=every_run)
 
 
-def status_json(status: SweepStatus) -> dict[str, Any]:
+def _status_of_stages(name: str, stages: Sequence[SweepPaths], *, watch: bool, as_json: bool, every_run: bool) -> None:
+    """Show the sweeps of a chain's stages, in order."""
+    if watch:
+        raise ConfigError(
+            f"--watch shows one sweep, and {name} is a chain of {', '.join(sweep.name for sweep in stages)}."
+        )
+    statuses = [read_status(sweep, is_look=True) for sweep in stages]
+    if as_json:
+        print_json({"chain": name, "stages": [status_json(status) for status in statuses]})
+        return
+    for status in statuses:
+        _print_sweep(status, ChosenRuns(), every_run=every_run)
+        print()
+    unfinished = next((status for status in statuses if status.has_active or status.open_runs), statuses[-1])
+    print_next(_next_command(unfinished))
+
+
+def status_json(status: SweepStatus, chosen: ChosenRuns | None = None) -> dict[str, Any]:
     """Return the stable form of `status --json` (docs/json.md)."""
-    goodput = goodputs(status, status.runs)
-    metrics = metrics_now(status, status.runs)
-    axes = find_axes([run.spec for run in status.runs])
+    runs = status.runs if chosen is None or not chosen.is_some else chosen.of(status)
+    goodput = goodputs(status, runs)
+    metrics = metrics_now(status, runs)
+    axes = find_axes([run.spec for run in runs])
+    times, starts = submit_times(status.ledger), expected_starts(status, runs)
     return {
         "sweep": status.sweep.name,
         "counts": status.counts,
@@ -76,8 +195,9 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
              "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause,
              "pending_reason": run.pending_reason, "node": run.node, "metrics": metrics[run.run_id][0],
              "metrics_step": metrics[run.run_id][1], "speed": dict(run.speed), "remarks": list(run.remarks),
-             "goodput": goodput.get(run.run_id), "axes": axes[run.run_id]}
-            for run in status.runs
+             "goodput": goodput.get(run.run_id), "axes": axes[run.run_id], "wall_s": round(wall_s(run), 1),
+             "waiting_s": waiting_s(run, times.get(run.run_id, ())), "start": starts.get(run.run_id)}
+            for run in runs
         ],
         "notes": status.notes,
         **{key: value for lines in _sweep_lines() for key, value in lines.json(status).items()},
@@ -99,20 +219,97 @@ def _sweep_lines() -> Sequence[SweepLines]:
     return made
 
 
-def _print_status(status: SweepStatus, *, every_run: bool) -> None:
-    is_long = len(status.specs) > MOST_LINES and not every_run
-    print_runs(status, _most_telling(status) if is_long else status.runs)
-    if is_long:
-        print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
+# At most one `squeue --start` a command, and about few arrays: Slurm prints a line for each element.
+_MOST_ARRAYS, _STARTS_TIMEOUT_S = 5, 10.0
+
+
+def expected_starts(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, float]:
+    """Return run id -> when Slurm expects a waiting run to start, in seconds since the epoch, if Slurm knows it.
+
+    {} if there are too many runs, or squeue did not answer before: starts are no reason for a second wait.
+    """
+    jobs = {run.run_id: run.waiting_job for run in runs if run.waiting_job is not None}
+    arrays = {array_of(job_id) for job_id in jobs.values()}
+    if not jobs or len(runs) > MOST_LINES or len(arrays) > _MOST_ARRAYS or status.is_queue_silent:
+        return {}
+    try:
+        starts = read_starts(list(jobs.values()), timeout_s=_STARTS_TIMEOUT_S)
+    except SlurmError:
+        return {}  # a courtesy: the states are known without it
+    return {run_id: starts[job_id] for run_id, job_id in jobs.items() if job_id in starts}
+
+
+def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -> None:
+    _print_sweep(status, chosen, every_run=every_run)
+    if status.specs:
+        print_next(_next_command(status))
+    else:  # the submit was killed, or had no room
+        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
+
+
+def _print_sweep(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -> None:
+    runs = chosen.of(status) if chosen.is_some else None
+    num_runs = len(status.specs) if runs is None else len(runs)
+    is_long = num_runs > MOST_LINES and not every_run
+    if is_long and runs is None:
+        _print_summary(status)
+        runs = _of_a_person(status)[:SHOWN_OF_MORE]
+    elif runs is None:
+        runs = status.runs
+    print_runs(status, runs[:SHOWN_OF_MORE] if is_long else runs, chosen.columns)
+    if chosen.is_some:
+        shown = min(num_runs, SHOWN_OF_MORE) if is_long else num_runs
+        print(f"{num_runs} of {len(status.specs)} runs fit" + (f", the first {shown}." if shown < num_runs else "."))
+    elif is_long:
+        print(as_typed(f"{num_runs} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for line in itertools.chain.from_iterable(lines.text(status) for lines in _sweep_lines()):
         say(as_typed(line))
     for note in (*status.notes, *run_remarks(status)):
         say(f"Note: {as_typed(note)}")
-    if status.specs:
-        print_next(_next_command(status))
-    else:  # the submit was killed, or had no room
-        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
+
+
+_MOST_OF_SUMMARY = 10
+
+
+def _print_summary(status: SweepStatus) -> None:
+    """Print how many runs of each array are in which state, and where runs work or went wrong, the most first."""
+    submitted = latest_of_each_run(status.ledger.submissions)
+    by_array: dict[str, Counter[str]] = {}
+    for run_id, state in status.states.items():
+        job_id = submitted[run_id][0].job_id if run_id in submitted else None
+        by_array.setdefault(_short_job(job_id), Counter())[state.value] += 1
+    by_node: dict[str, Counter[str]] = {}
+    for run in status.open_runs.values():
+        if run.node is not None and (run.state is RunState.RUNNING or run.state in _OF_A_PERSON):
+            by_node.setdefault(run.node, Counter())[run.state.value] += 1
+    for title, counts in (("ARRAY", by_array), ("NODE", by_node)):
+        first = [*counts.items()][:_MOST_OF_SUMMARY] if title == "ARRAY" else _worst(counts)[:_MOST_OF_SUMMARY]
+        if counts:
+            print_table(
+                [title, "RUNS", "STATES"], [[name, str(sum(of.values())), counts_line(of)] for name, of in first]
+            )
+        if len(first) < len(counts):
+            print(f"and {len(counts) - len(first)} more {title.lower()}s")
+
+
+def _worst(counts: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
+    """Return the nodes with the most runs that are not at work first."""
+    return sorted(counts.items(), key=lambda pair: pair[1][RunState.RUNNING.value] - sum(pair[1].values()))
+
+
+def _of_a_person(status: SweepStatus) -> list[RunStatus]:
+    """Return the runs that need the user, the failed ones first; without any, those at work."""
+    order = {state: place for place, state in enumerate(_OF_A_PERSON)}
+    runs = [run for run in status.open_runs.values() if run.state in order]
+    runs = runs or [run for run in status.open_runs.values() if run.state is RunState.RUNNING]
+    return sorted(runs, key=lambda run: order.get(run.state, 0))
+
+
+_OF_A_PERSON = (
+    RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.UNKNOWN, RunState.NODE_FAIL, RunState.TIMEOUT, RunState.HELD,
+    RunState.PREEMPTED,
+)  # fmt: skip
 
 
 def run_remarks(status: SweepStatus) -> list[str]:
@@ -120,19 +317,6 @@ def run_remarks(status: SweepStatus) -> list[str]:
     remarks = [f"{run.run_id}: {text}." for run in status.open_runs.values() for text in run.remarks]
     more = [f"{len(remarks) - _MOST_REMARKS} more remarks of runs: hpc-trainer why {status.sweep.name}"]
     return remarks[:_MOST_REMARKS] + (more if len(remarks) > _MOST_REMARKS else [])
-
-
-def _most_telling(status: SweepStatus) -> list[RunStatus]:
-    """Return the most important runs, at most `SHOWN_OF_MORE`: failed runs first, then interrupted and running ones."""
-    order = {state: place for place, state in enumerate(_TELLING)}
-    runs = [run for run in status.open_runs.values() if run.state in order]
-    return sorted(runs, key=lambda run: order[run.state])[:SHOWN_OF_MORE]
-
-
-_TELLING = (
-    RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.UNKNOWN, RunState.NODE_FAIL, RunState.TIMEOUT, RunState.HELD,
-    RunState.PREEMPTED, RunState.RUNNING,
-)  # fmt: skip
 
 
 def _next_command(status: SweepStatus) -> str:
@@ -183,17 +367,25 @@ def _most_interesting(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
     return max(map(status.run, run_ids), key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
 
 
-def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
+def run_cancel(
+    names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool, where: str | None = None
+) -> None:
     """Cancel the named runs or sweep. A name is required, because a cancel cannot be undone."""
     if not names and sweep is None:
         raise ConfigError(
             "cancel needs the name of a sweep or of a run: `hpc-trainer sweeps` and `hpc-trainer status` list them."
         )
-    status, run_ids = select(configured_runs_dir(runs_dir), names, sweep)
+    folder = configured_runs_dir(runs_dir)
+    stages = stages_of(folder, names[0]) if len(names) == 1 and not SweepPaths(folder / names[0]).exists else []
+    if stages:
+        _cancel_stages(names[0], stages, save=save, as_json=as_json)
+        return
+    status, run_ids = select(folder, names, sweep)
     check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
-    is_whole = len(run_ids) == len(status.specs)
+    run_ids = where_holds(status, run_ids, where)
+    is_whole = len(run_ids) == len(status.specs) and where is None
     cancelled = cancel_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
@@ -202,6 +394,74 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         print(f"cancelled {run_id}")
     say(_cancelled_words(status, run_ids, len(cancelled)))
     print_next(f"status {status.sweep.name}")
+
+
+def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) -> list[str]:
+    """Return the runs that fulfil the condition of --where; all of them without a condition.
+
+    Raises:
+        ConfigError: the condition is none, or names an unknown column.
+        RunStateError: no run fulfils it.
+    """
+    if where is None:
+        return [*run_ids]
+    chosen = runs_where(status, run_ids, parse_where(where))
+    if not chosen:
+        raise RunStateError(f"--where {where}: none of the {len(run_ids)} run(s) of {status.sweep.name} fulfils it.")
+    return chosen
+
+
+def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
+    """Hold the named runs or sweep."""
+    status, run_ids, is_whole = select_to_hold("hold", names, sweep, runs_dir)
+    done = hold_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
+    if as_json:
+        print_json(
+            {"sweep": status.sweep.name, **{key: list(value) for key, value in dataclasses.asdict(done).items()}}
+        )
+        return
+    for note in done.notes:
+        say(f"Note: {as_typed(note)}")
+    what = f"{len(done.held)} run(s) of {status.sweep.name}"
+    parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
+    parts += [f"{len(done.saving)} save a checkpoint and leave"] if done.saving else []
+    parts += [f"{len(done.at_work)} at work go on (--save holds them too)"] if done.at_work else []
+    say("; ".join(parts) + ".")
+    print_next(f"release {status.sweep.name}" if is_whole else f"release {' '.join(names)}")
+
+
+def select_to_hold(
+    verb: str, names: Sequence[str], sweep: str | None, runs_dir: Path | None
+) -> tuple[SweepStatus, list[str], bool]:
+    """Return the status of the named sweep, the ids of the named runs, and True if they are the whole sweep.
+
+    Raises:
+        ConfigError: nothing is named.
+    """
+    if not names and sweep is None:
+        raise ConfigError(f"{verb} needs the name of a sweep or of a run: `hpc-trainer sweeps` and `status` list them.")
+    status, run_ids = select(configured_runs_dir(runs_dir), names, sweep)
+    check_one_each(status, names, sweep)
+    warn(status)
+    tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
+    runs_named = in_one_sweep(status.sweep.folder.parent, names, sweep)[0]
+    return status, run_ids, not runs_named
+
+
+def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_json: bool) -> None:
+    """Cancel all stages of a chain, the last one first: else it would see that the one before was cancelled."""
+    cancelled: dict[str, list[str]] = {}
+    for sweep in reversed(stages):
+        status = read_status(sweep)
+        warn(status)
+        cancelled[sweep.name] = cancel_runs(status, [*status.open_runs.values()], save=save, is_whole=True)
+    if as_json:
+        listed = [{"sweep": sweep.name, "cancelled": cancelled[sweep.name]} for sweep in stages]
+        print_json({"chain": name, "stages": listed})
+        return
+    for sweep in stages:
+        print(f"cancelled {len(cancelled[sweep.name])} run(s) of {sweep.name}")
+    print_next(f"status {name}")
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
@@ -221,66 +481,11 @@ def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled:
     return f"Cancelled {num_cancelled} of the {len(status.specs)} runs of {status.sweep.name}{before}; {left}."
 
 
-def run_results(
-    name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool, every_run: bool = False
-) -> None:
-    """Print the table of results; `every_run` prints a line for each of any number of runs."""
-    status = read_status(find_sweep(configured_runs_dir(runs_dir), name), is_look=True)
-    if as_json:
-        rows = result_rows(status, typed=True)
-        print_json(sort_rows(rows, sort) if sort else rows)
-    else:
-        print_results(status, sort, every_run=every_run)
-        print_next_of_failed(status)
-    warn(status)
-
-
 def print_next_of_failed(status: SweepStatus) -> None:
     """Print the command `why` if a run has failed, which a table of figures does not say."""
     failed = next((run for run in status.open_runs.values() if run.state.has_failed), None)
     if failed is not None:
         print_next(f"why {failed.run_id}")
-
-
-def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bool = False) -> None:
-    """Print the results in the order of the sweep, or best first with `sort` or too many runs; then the best run."""
-    rows = result_rows(status)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    usual = next((name for name in ("eval_accuracy", "eval_loss") if name in columns), None)
-    by = sort or usual
-    ranked = sort_rows(rows, by) if by else rows
-    is_long = len(rows) > MOST_LINES and not every_run
-    rows = ranked if sort or is_long else rows
-    shown = rows[:SHOWN_OF_MORE] if is_long else rows
-    print_table(
-        [column.upper() for column in columns],
-        [[_cell(column, row.get(column)) for column in columns] for row in shown],
-        least=_LEAST_OF_RESULTS,
-    )
-    if len(shown) < len(rows):
-        first = f", the first by {by}" if by else ""
-        told = (
-            f"{len(shown)} of {len(rows)} runs{first}; a line for each: hpc-trainer results --all {status.sweep.name}"
-        )
-        print(as_typed(told))
-    _say_best(ranked, by if not any(isinstance(row.get(by or ""), str) for row in ranked) else usual)
-    say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")
-
-
-def _say_best(rows: Sequence[dict[str, Any]], metric: str | None) -> None:
-    """Print the best run by a metric; print nothing if no run has the metric."""
-    best = sort_rows(rows, metric)[0] if metric and rows else {}
-    if metric and best.get(metric) is not None:
-        say(f" ({best['run_id']})", f"Best {escape(metric)}: [bold]{escape(figure(best[metric]))}[/]")
-
-
-_LEAST_OF_RESULTS = ("CODE", "ATTEMPTS", "GPU_HOURS", "CO2_G", "J_PER_SAMPLE", "ENERGY_KWH", "METRICS_STEP", "STEP")
-
-
-def _cell(column: str, value: Any) -> str | RunState:
-    if value is None:
-        return "-"
-    return RunState(value) if column == "state" else figure(axis_value(column, value))
 
 
 # Table of `status`: one line per run, and the columns that a narrow terminal drops.
@@ -290,33 +495,59 @@ _MOST_OF_CAUSE = 120
 _QUIET_S = 60.0
 _AXES = ""  # placeholder for one column per axis of the runs
 _COLUMNS = (
-    "RUN", "STATE", "STEP", "ETA", _AXES, "SPEED", "GOODPUT", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE",
+    "RUN", "STATE", "STEP", "ETA", _AXES, "SPEED", "GOODPUT", "ATTEMPTS", "TIME", "JOB", "NODE", "METRICS", "CAUSE",
 )  # fmt: skip
 _GIVES_WAY: Sequence[Least] = (
-    "JOB", "ATTEMPTS", "NODE", "GOODPUT", "SPEED", ("RUN", 20), ("METRICS", 18), ("CAUSE", 24), ("RUN", 16), _AXES,
-    ("METRICS", 16), ("CAUSE", 18), "METRICS", "ETA", "STEP",
+    "JOB", "ATTEMPTS", "TIME", "NODE", "GOODPUT", "SPEED", ("RUN", 20), ("METRICS", 18), ("CAUSE", 24), ("RUN", 16),
+    _AXES, ("METRICS", 16), ("CAUSE", 18), "METRICS", "ETA", "STEP",
 )  # fmt: skip
 """Columns that a narrow terminal drops, or cuts to a width, in this order. So state, step and ETA stay longest, then
 causes, then the run's axes and metrics, then the figures of its work."""
 
 
-def print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
-    """Print a line for each of these runs; print nothing without runs."""
+def print_runs(status: SweepStatus, runs: Sequence[RunStatus], chosen: Sequence[str] = ()) -> None:
+    """Print a line for each of these runs; print nothing without runs.
+
+    Args:
+        status: the sweep.
+        runs: the runs.
+        chosen: the columns to print, by heading, axis or metric; all if empty.
+
+    Raises:
+        ConfigError: `chosen` names a column that is not there.
+    """
     if not runs:
         return
     goodput, metrics = goodputs(status, runs), metrics_now(status, runs)
     axes = find_axes([run.spec for run in runs])
+    times, starts = submit_times(status.ledger), expected_starts(status, runs)
     keys = list(dict.fromkeys(key for run in runs for key in axes[run.run_id]))
-    rows = []
+    rows, chosen_cells = [], list[dict[str, Any]]()
     for run in runs:
         cells = {
             "RUN": run.run_id, "STATE": run.state, "STEP": run.progress, "ETA": short_duration(run.eta_s),
             "SPEED": speed_words(run.speed),
             "GOODPUT": f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
-            "ATTEMPTS": str(len(run.attempts)), "JOB": _short_job(run.job_id), "NODE": _nodes(run),
-            "METRICS": _metrics(run, *metrics[run.run_id]), "CAUSE": _cause(run),
+            "ATTEMPTS": str(len(run.attempts)), "TIME": _time(run, times.get(run.run_id, ())),
+            "JOB": _short_job(run.job_id), "NODE": _nodes(run), "METRICS": _metrics(run, *metrics[run.run_id]),
+            "CAUSE": _cause(run, starts.get(run.run_id)),
         }  # fmt: skip
+        if chosen:
+            by_name = {name.lower(): cell for name, cell in cells.items()}
+            values = {key: figure(value) for key, value in metrics[run.run_id][0].items()}
+            chosen_cells.append({**values, **axes[run.run_id], **by_name})
+            continue
         rows.append([*_each(_COLUMNS, cells, [axis_value(key, axes[run.run_id].get(key, "-")) for key in keys])])
+    if chosen:
+        known = list(dict.fromkeys(name for cells in chosen_cells for name in cells))
+        for name in chosen:
+            if name.lower() not in known and name not in known:
+                raise ConfigError(f"--columns {name}: there is no such column. {valid(name, known)}")
+        names = [name if name in known else name.lower() for name in chosen]
+        print_table(
+            [name.upper() for name in names], [[cells.get(name, "-") for name in names] for cells in chosen_cells]
+        )
+        return
     headings = [key.upper() for key in keys]
     columns = [*_each(_COLUMNS, {name: name for name in _COLUMNS}, headings)]
     least = [*_each(_GIVES_WAY, {name: name for name in _GIVES_WAY}, headings[::-1])]
@@ -347,6 +578,14 @@ def speed_words(speed: Mapping[str, float]) -> str:
     return " ".join([*words, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"
 
 
+def _time(run: RunStatus, submitted: Sequence[float]) -> str:
+    """Return for how long a run has worked in all attempts, or `waits 2h05m` for one that waits."""
+    waiting = waiting_s(run, submitted)
+    if waiting is not None:
+        return f"waits {short_duration(waiting)}"
+    return short_duration(wall_s(run)) if run.attempts else "-"
+
+
 def _short_job(job_id: str | None) -> str:
     """Return a Slurm job id unchanged, and a local queue as `local:PID`."""
     if job_id is None:
@@ -362,7 +601,10 @@ def _nodes(run: RunStatus) -> str:
     return run.node if not others or re.search(r"[\[,]", run.node) else f"{run.node} +{others}"
 
 
-def _cause(run: RunStatus) -> str:
+def _cause(run: RunStatus, start: float | None = None) -> str:
+    """Return why a run is not at work or complete; `start` is when Slurm expects a waiting run to start."""
+    if start is not None:
+        return f"{_cause(run)}; expected {_moment(start)}".removeprefix("-; ")
     if run.warning is not None:
         return run.warning
     if run.state is RunState.RUNNING and (run.age_s or 0.0) >= _QUIET_S:  # the run may hang: its speed is old
@@ -371,3 +613,10 @@ def _cause(run: RunStatus) -> str:
         return "-"
     age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
     return cut(run.reason, _MOST_OF_CAUSE) + age
+
+
+def _moment(time_: float) -> str:
+    """Return a time of today as `14:05`, and other times as `2026-11-26 14:05`."""
+    local = time.localtime(time_)
+    is_today = local[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", local)

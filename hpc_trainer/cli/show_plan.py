@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from rich.markup import escape
+
 from hpc_trainer.cli.common import counts_line, gpu_hours, print_next, print_table, say
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
@@ -17,7 +19,8 @@ from hpc_trainer.launch.expected import Expected
 from hpc_trainer.launch.fit import Candidate, Fit, duration, moment
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
-from hpc_trainer.launch.plan import SweepPlan
+from hpc_trainer.launch.plan import ArrayPlan, SweepPlan
+from hpc_trainer.launch.stages import Chain
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.record.states import RunState
 
@@ -40,7 +43,8 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
             {"hardware": array.hardware, "runs": len(array.specs), "nodes": array.shape.num_nodes,
              "gpus_per_node": array.shape.gpus_per_node, "partition": array.shape.partition,
              "time_limit_min": array.shape.time_limit_min,
-             "gpu_hours_max": array.shape.gpu_hours * len(array.specs), "start": start,
+             "gpu_hours_max": array.gpu_hours_max, "start": start,
+             "slots": array.slots or None, "per_node": array.per_node or None,
              "script": array_script_of(plan, array)}
             for array, start in zip_longest(plan.arrays, plan.starts)
         ],
@@ -67,7 +71,9 @@ def submit_json(done: Submitted) -> dict[str, Any]:
         "waiting": len(outcome.waiting),
         "already": done.num_already,
         "arrays": [
-            {"job_id": array.job_id, "runs": len(array.run_ids), "hardware": array.hardware} for array in done.arrays
+            {"job_id": array.job_id, "runs": len(array.run_ids), "hardware": array.hardware,
+             "slots": array.slots or None}
+            for array in done.arrays
         ],
         "top_up_job": outcome.top_up,
         "limits": list(plan.binding),
@@ -75,7 +81,7 @@ def submit_json(done: Submitted) -> dict[str, Any]:
         "shorter_twins": _twins_json(plan),
         "left_out": list(plan.left_out),
         "notes": [*plan.notes, *outcome.notes],
-    }
+    }  # fmt: skip
 
 
 def _twins_json(plan: SweepPlan) -> list[dict[str, Any]]:
@@ -103,11 +109,15 @@ def print_plan(plan: SweepPlan) -> None:
         say(f"... and {len(grid.specs) - _RUNS_SHOWN} more (--json lists all)")
     for number, (array, start) in enumerate(zip_longest(plan.arrays, plan.starts)):
         shape = array.shape
+        where = f"partition {shape.partition or 'default'}, {shape.time_limit_min} min"
+        expected = f", expected start {start}" if start else ""
+        if array.slots:
+            say(f"Pool {number}: {_packing(array)}, {where}{expected}")
+            continue
         say(
             f"Array {number}: {len(array.specs)} run(s) on {array.hardware}: {shape.num_nodes} node(s) × "
-            f"{shape.ranks_per_node} rank(s), {shape.gpus_per_node} GPU(s) a node, partition "
-            f"{shape.partition or 'default'}, {shape.time_limit_min} min, at most "
-            f"{gpu_hours(shape.gpu_hours * len(array.specs))}{f', expected start {start}' if start else ''}"
+            f"{shape.ranks_per_node} rank(s), {shape.gpus_per_node} GPU(s) a node, {where}, at most "
+            f"{gpu_hours(array.gpu_hours_max)}{expected}"
         )
     _say_limits(plan)
     if plan.waiting:
@@ -116,6 +126,31 @@ def print_plan(plan: SweepPlan) -> None:
     _say_notes(plan, ())
     for problem in plan.problems:
         say(problem, "[red]Problem:[/] ")
+
+
+def _packing(array: ArrayPlan) -> str:
+    """Return how the runs of a pool are packed, beside what a job for each run would ask for."""
+    each = array.specs[0].shape
+    alone_hours = each.gpu_hours * len(array.specs)
+    return (
+        f"{len(array.specs)} run(s) on {array.hardware}, in {array.slots} slot(s) of {array.per_node} place(s): "
+        f"{array.slots} job(s) instead of {len(array.specs)}, with {array.shape.gpus_per_node} GPU(s) and "
+        f"{array.shape.cpus_per_task} CPU(s) each; one time limit of each slot is {gpu_hours(array.gpu_hours_max)}, of "
+        f"each run alone {gpu_hours(alone_hours)}"
+    )
+
+
+def print_chain(chain: Chain) -> None:
+    """Print the stages of a chain in order, each with its runs, its hardware and the stages that it follows."""
+    count = sum(len(stage.grid.specs) for stage in chain.stages)
+    say(f": {len(chain.stages)} stages, {count} run(s)", f"Chain [bold]{escape(chain.name)}[/]")
+    depth: dict[str, int] = {}
+    for stage in chain.stages:
+        depth[stage.name] = max((depth[name] + 1 for name in stage.follows if name in depth), default=0)
+        hardware = ", ".join(dict.fromkeys(spec.hardware_names for spec in stage.grid.specs))
+        follows = f", follows {' and '.join(stage.follows)}" if stage.follows else ""
+        arrow = f"{'   ' * (depth[stage.name] - 1)}└─ " if depth[stage.name] else ""
+        say(f"  {arrow}{stage.name}: {len(stage.grid.specs)} run(s) on {hardware}{follows}  ({stage.grid.sweep.name})")
 
 
 def print_next_of(plan: SweepPlan) -> None:
@@ -221,7 +256,8 @@ def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
         say(f"Sweep {grid.sweep.name}: {'all is done' if is_done else 'nothing to submit'} ({_counts(plan)}).")
     for array in outcome.arrays:
         where = f"job {array.job_id}" if grid.executor is Executor.slurm else "this machine"
-        say(f"Submitted {len(array.run_ids)} run(s) on {array.hardware} to {where}.")
+        slots = f"{array.slots} slot(s) of a pool, " if array.slots else ""
+        say(f"Submitted {len(array.run_ids)} run(s) on {array.hardware} to {slots}{where}.")
     _say_limits(plan)
     if outcome.waiting:
         by = f"job {outcome.top_up} submits them as runs end" if outcome.top_up else "no job will bring them in"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_trainer.cli.common import print_json, print_next, print_table
+from hpc_trainer.cli.common import print_json, print_next, print_table, short_duration
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.domains import contributions
+from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.find import configured_runs_dir
-from hpc_trainer.operate.show import DEFAULT, as_text, difference, find_run, sweep_lines, values
+from hpc_trainer.operate.show import DEFAULT, SweepColumns, as_text, difference, find_run, sweep_lines, values
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Journal, read_first_weights
 from hpc_trainer.record.layout import OTHER_FOLDER
@@ -76,28 +78,56 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
         print("They differ in nothing: the same configuration and the same frozen code.")
 
 
-def run_sweeps(runs_dir: Path | None, *, as_json: bool) -> None:
-    """Print a line for each sweep."""
+# Seconds in which `sweeps` counts files; what takes longer is counted by the next call, or with --sizes.
+_COUNT_S = 5.0
+_DAY_S = 86_400.0
+
+
+def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: bool) -> None:
+    """Print a line for each sweep, or for each with this tag; `sizes` counts all files, however long it takes."""
     folder = configured_runs_dir(runs_dir)
-    lines = sweep_lines(folder)
+    lines = sweep_lines(folder, seconds=math.inf if sizes else _COUNT_S)
+    all_tags = sorted({each for line in lines for each in line.more.get("tags", ())})
+    if tag is not None:
+        if lines and tag not in all_tags:
+            raise ConfigError(
+                f"--tag {tag}: no sweep has this tag. {valid(tag, all_tags) if all_tags else ''}".rstrip()
+            )
+        lines = [line for line in lines if tag in line.more.get("tags", ())]
     if as_json:
-        print_json([dataclasses.asdict(line) for line in lines])
+        plain = [dataclasses.asdict(line) for line in lines]
+        print_json([{**line, **line.pop("more")} for line in plain])
         return
     if not lines:
         print(f"{folder.absolute()} holds no sweep of yours. {OTHER_FOLDER}")
         return
+    contributed: Sequence[SweepColumns] = contributions("sweep_columns")
     print_table(
-        ["SWEEP", "RUNS", "SUBMITTED", "BY", "COMMAND"],
+        ["SWEEP", "RUNS", "SUBMITTED", "AGE", "BY", *(word for columns in contributed for word in columns.headings),
+         "COMMAND"],
         [
             [
                 line.name, str(line.num_runs),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(line.time)) if line.time else "-",
-                line.executor, _cut(shlex.join(line.command)) or "-",
+                _age(line.time), line.executor,
+                *(cell for columns in contributed for cell in columns.cells(line.more)),
+                _cut(shlex.join(line.command)) or "-",
             ]
             for line in lines
         ],
+        least=("COMMAND", "BY", "SUBMITTED", *(each for columns in contributed for each in columns.least), "AGE"),
     )  # fmt: skip
+    if any(line.more.get("size_bytes", 0) is None for line in lines):
+        print(f"Files were counted for {_COUNT_S:.0f} s; `hpc-trainer sweeps --sizes` counts all.")
     print_next(f"status {lines[0].name}")
+
+
+def _age(begin: float) -> str:
+    """Return the time since `begin` as `3 d` or `2h05m`."""
+    if not begin:
+        return "-"
+    age_s = max(0.0, time.time() - begin)
+    return f"{age_s / _DAY_S:.0f} d" if age_s >= 2 * _DAY_S else short_duration(age_s)
 
 
 def _cut(text: str) -> str:

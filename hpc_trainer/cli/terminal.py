@@ -7,7 +7,9 @@ tabs stay, and so do the colours of a log.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -20,6 +22,25 @@ from hpc_trainer.errors import visible
 
 _COLOUR = re.compile("(\x1b\\[[0-9;:]{0,60}m)")
 _NO_COLOUR = "\x1b[0m"
+
+
+_PLAIN = {"…": "...", "±": "+-", "≥": ">=", "≤": "<=", "×": "x", "µ": "u", "°": " deg", "━": "=", "╌": "-", "²": "^2"}
+
+
+def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
+    """Return plain letters for characters that the terminal's encoding lacks, as Python's handlers of errors do."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(letter, "?") for letter in lacking), error.end
+
+
+def allow_any_encoding() -> None:
+    """Let standard output and error take any text, also where the locale is not UTF-8."""
+    codecs.register_error("hpc_trainer.plain_letters", _in_plain_letters)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="hpc_trainer.plain_letters")
 
 
 def one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`cluster.environment`: the lines, options of srun and words by which the ranks start in their software.
+"""`cluster.environment`: the lines, srun options and command prefix that start the ranks in their software.
 
 Each kind is written as its own documentation says; all values are quoted for the shell.
 
@@ -62,7 +62,7 @@ class Start:
 
 
 def environment_of(cluster: Mapping[str, Any]) -> EnvironmentConfig:
-    """Return `cluster.environment` of a frozen configuration; the default for one of an older version."""
+    """Return `cluster.environment` of a frozen configuration; the default if an older version froze it."""
     return section_from_plain(EnvironmentConfig, cluster.get("environment") or {})
 
 
@@ -200,7 +200,10 @@ def environment_problems(cluster: ClusterConfig, hardware: HardwareConfig) -> It
                 "another. Use cluster.python=null."
             )
         if environment.stage is not None and cluster.executor is Executor.local:
-            yield f"{section}.stage is for the nodes of Slurm; this machine has its disk. Use {section}.stage=null."
+            yield (
+                f"{section}.stage copies the environment to the nodes of Slurm, and this machine needs no copy. Use "
+                f"{section}.stage=null."
+            )
         return
     kind = f"{section}.container={container.value}"
     if environment.image is None:
@@ -215,7 +218,10 @@ def environment_problems(cluster: ClusterConfig, hardware: HardwareConfig) -> It
         yield f"{kind} has one file for all its software already. Use {section}.stage=null."
     if container in _BY_SRUN and cluster.executor is Executor.local:
         nearest = "uenv_run" if container is Container.uenv else "apptainer"
-        yield f"{kind} is an option of srun, and cluster.executor=local has none. Use {section}.container={nearest}."
+        yield (
+            f"{kind} is an option of srun, which cluster.executor=local does not use. Use "
+            f"{section}.container={nearest}."
+        )
     if container in _APPTAINER and hardware.device_type == "cuda" and environment.gpus is None:
         yield (
             f"{kind} with hardware.gpus_per_node={hardware.gpus_per_node}: without the driver's libraries the "

@@ -153,7 +153,7 @@ def _typed(hint: Any, value: Any, key: str, nodes: Mapping[str, Any] = {}) -> An
         inner = hints(hint)
         unknown = sorted(value.keys() - inner.keys())
         if unknown:
-            raise ValueError(f"{_join(key, unknown[0])} is no key of {hint.__name__}")
+            raise ValueError(f"{_join(key, unknown[0])} is not a key of {hint.__name__}")
         made = {name: _typed(nodes.get(name, inner[name]), item, _join(key, name)) for name, item in value.items()}
         return hint(**made)
     if typing.get_origin(hint) is list and isinstance(value, list):
@@ -189,7 +189,7 @@ def _join(key: str, name: str) -> str:
 # Sections that say where a run works and what it reports; they do not distinguish runs.
 PASSED_OVER = frozenset((
     "experiment_name", "sweep_name", "cluster", "monitor", "tracker", "local", "paths", "snapshot", "sweep", "budget",
-    "pool", "trust",
+    "pool", "trust", "notify",
 ))  # fmt: skip
 
 

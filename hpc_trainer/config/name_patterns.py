@@ -27,7 +27,7 @@ def unfit(key: str, patterns: Iterable[str], names: Collection[str], what: str) 
     """Yield a line for each pattern of `key` that matches none of the `names`; `what` is the noun for one of them."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            yield f"{key} has {pattern!r}, and no {what} is called so. {there_are(pattern, names)}"
+            yield f"{key} has {pattern!r}, and no {what} has that name. {there_are(pattern, names)}"
 
 
 def listed(names: Collection[str]) -> str:

@@ -3,7 +3,7 @@
     python train.py --lr {params.lr} --out {run.dir}
 
 A placeholder is a key of the configuration, or a place of the run (`RUN_PLACES`). `{after.NAME.checkpoint}` is the
-newest checkpoint of a run that is followed. `{{` and `}}` are braces, and
+newest checkpoint of a run that is followed, and `{after.NAME.run}` its name, SWEEP/RUN. `{{` and `}}` are braces, and
 `${...}` is left to the program, such as `sh -c`. `{run.resume:WORDS}` means WORDS once the run has a checkpoint, and
 nothing before; `{run.resume[FILE]:WORDS}` means WORDS once FILE, in the run's folder, is not empty.
 """
@@ -40,7 +40,7 @@ RUN_PLACES = {
 _BRACES = re.compile(r"\$\{[^{}]*\}|\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _RAW_WORD = re.compile(r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|[^\s'\"\\])+")
 _OF_A_SHELL = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "&>", "2>&1"})
-_FOLLOWED = re.compile(r"after\.(.+)\.checkpoint")
+_FOLLOWED = re.compile(r"after\.(.+)\.(checkpoint|run)")
 _RESUME = re.compile(r"\$\{[^{}]*\}|\{\{|\}\}|(\{run\.resume(?:\[([^\[\]{}]+)\])?:((?:[^{}]|\{[^{}]*\})*)\})")
 OWN_CHECKPOINTS = ""
 """Condition of a `{run.resume:..}` that names no file: the run's folder for checkpoints of the program's own."""
@@ -90,13 +90,16 @@ def placeholders(command: str) -> Iterator[str]:
             raise ValueError(f"the brace at character {match.start() + 1} is unmatched")
 
 
-def followed_names(command: str) -> list[str]:
-    """Return NAME of each {after.NAME.checkpoint} in a command: a run that this one follows (docs/chain.md)."""
+def followed_places(command: str) -> dict[str, tuple[str, str]]:
+    """Return {after.NAME.checkpoint} and {after.NAME.run} of a command, each with NAME and its last word.
+
+    NAME is a run that this one follows (docs/chain.md).
+    """
     try:
-        matches = [_FOLLOWED.fullmatch(name) for name in placeholders(command)]
+        matches = [(name, _FOLLOWED.fullmatch(name)) for name in placeholders(command)]
     except ValueError:  # an unmatched brace, which `command_problems` reports
-        return []
-    return list(dict.fromkeys(match[1] for match in matches if match is not None))
+        return {}
+    return {name: (match[1], match[2]) for name, match in matches if match is not None}
 
 
 def fill(word: str, value_of: Callable[[str], str]) -> str:
@@ -226,7 +229,7 @@ def is_one_a_node(config: TrainConfig) -> bool:
 # Keys that a program run uses, whether its command names them or not.
 _OF_EVERY_RUN = frozenset({
     "experiment", "experiment_name", "sweep_name", "seed", "hardware", "cluster", "params", "snapshot", "local",
-    "paths", "sweep", "budget", "pool", "trust", "debug", "after",
+    "paths", "sweep", "budget", "pool", "trust", "debug", "after", "notify",
 })  # fmt: skip
 _KEYS = frozenset({
     "train.command", "train.command_per", "train.command_env", "train.command_signal", "train.command_dir",
@@ -260,7 +263,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
     except ValueError as error:
         yield (
             f"train.command={script_words.shown(command)}: {error}. Quote words as a shell would; {{{{ and }}}} are "
-            "braces that are no placeholder."
+            "braces outside placeholders."
         )
         return
     if not first or first[0].startswith("-"):
@@ -269,8 +272,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
             "python train.py --lr {params.lr}"
         )
         return
-    followed = [f"after.{name}.checkpoint" for name in followed_names(command)]
-    value_of = values_of(to_plain(config), dict.fromkeys((*RUN_PLACES, *followed), ""))
+    value_of = values_of(to_plain(config), dict.fromkeys((*RUN_PLACES, *followed_places(command)), ""))
     yield from (problem for name in dict.fromkeys(names) for problem in _wrong_place(name, value_of))
     yield from (
         problem for name in placeholders(config.train.command_dir or "") for problem in _wrong_place(name, value_of)

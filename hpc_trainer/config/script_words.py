@@ -97,15 +97,18 @@ def argument_problem(key: str, argument: str) -> Iterator[str]:
     The word is quoted, so it may hold shell characters.
     """
     if has_control(argument):
-        yield f"{key} holds {shown(argument)}: one line each, no control characters."
+        yield f"{key} holds {shown(argument)}: an argument is one line without control characters."
     elif len(argument.encode()) > MAX_ARGUMENT_BYTES:
-        yield f"{key} holds {shown(argument)}: longer than the {MAX_ARGUMENT_BYTES} bytes that Linux takes as a word."
+        yield (
+            f"{key} holds {shown(argument)}: longer than the {MAX_ARGUMENT_BYTES} bytes that Linux accepts as one "
+            "argument."
+        )
 
 
 def setup_problem(line: str) -> Iterator[str]:
     """Yield the problem with one line of cluster.setup: shell code, so any single line is legal except a directive."""
     if has_control(line):
-        yield f"cluster.setup holds {shown(line)}: one line each, no control characters."
+        yield f"cluster.setup holds {shown(line)}: each entry is one line without control characters."
     elif line.lstrip().startswith(DIRECTIVES):
         yield (
             f"cluster.setup holds {shown(line)}: sbatch directives are not allowed among commands (#SBATCH comes too "
@@ -114,14 +117,14 @@ def setup_problem(line: str) -> Iterator[str]:
 
 
 def srun_problem(argument: str, key: str = "cluster.srun_args") -> Iterator[str]:
-    """Yield the problem with one option of the program that starts the worker, from a list of such options."""
+    """Yield the problem with one item of `key`, a list of options for the program that starts the worker."""
     wrong = list(argument_problem(key, argument))
     yield from wrong
     if not wrong and not SRUN_ARGUMENT.fullmatch(argument):
         program, example = ("srun", "--cpu-bind=cores") if key == "cluster.srun_args" else ("it", "--env=A=B")
         yield (
             f"{key} holds {shown(argument)}: each entry is one option with its value, as {example}; {program} would "
-            "run any other word in place of the worker."
+            "run any other argument instead of the worker."
         )
 
 
@@ -145,7 +148,7 @@ def python_problem(python: str) -> Iterator[str]:
         yield f"{what}: {error}. Quote it as a shell would, or use python."
         return
     if not arguments or not arguments[0] or arguments[0].startswith("-"):
-        yield f"{what} must begin with a program. Use python, or null for the one that submits."
+        yield f"{what} must begin with a program. Use python, or null for the Python that submits."
 
 
 def shown(value: str) -> str:

@@ -85,4 +85,4 @@ def home_problems(key: str, path: str | None) -> Iterator[str]:
     try:
         Path(path or "").expanduser()
     except RuntimeError:
-        yield f"{key}={path!r} begins with the home of a user who is not known here. Write the folder out."
+        yield f"{key}={path!r} begins with the home of a user whom this machine does not know. Write the full path."

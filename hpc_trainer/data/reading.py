@@ -103,7 +103,7 @@ def _shares(dataset: MapDataset, order: BatchOrder, seconds: float) -> dict[str,
 
 _BATCH = 32
 _KEPT = 1000  # problems that are reported one by one
-_DUPLICATES_TOLD = 5
+_DUPLICATES_SHOWN = 5
 _PADDING = -100
 
 
@@ -294,7 +294,7 @@ def _duplicates(digests: dict[Split, NDArray[np.uint64]]) -> dict[str, Any]:
         return {"num": 0, "pairs": []}
     train, evaluated = (digests[split] for split in SPLITS)
     both = np.isin(evaluated[:, 1], train[:, 1])
-    few = evaluated[both][:_DUPLICATES_TOLD]
+    few = evaluated[both][:_DUPLICATES_SHOWN]
     first = {value: row for row, value in train[np.isin(train[:, 1], few[:, 1])][::-1].tolist()}
     pairs = [[first[value], row] for row, value in few.tolist()]
     return {"num": int(both.sum()), "pairs": pairs}

@@ -214,7 +214,7 @@ def _show_checked(checked: Checked) -> None:
         row, other = checked.duplicates["pairs"][0]
         print(
             f"Note: {checked.duplicates['num']:,} sample(s) of eval have the inputs of one of train. The first: "
-            f"{other} of eval, {row} of train. What is measured on them was trained on."
+            f"{other} of eval, {row} of train. Metrics of these samples are metrics of training data."
         )
     print(f"{checked.num_problems:,} problem(s)" if checked.num_problems else "No problems.")
 
@@ -239,7 +239,7 @@ def _show_measured(measured: Measured, step_ms: float | None, enough: int | None
     best = min(measured.rows, key=lambda row: row.batch_ms)
     print(
         f"A step of {step_ms:g} ms waits in each case: with {best.num_workers} process(es) a batch takes "
-        f"{best.batch_ms:.3g} ms. Try more of them, smaller pictures, or data prepare."
+        f"{best.batch_ms:.3g} ms. Try more processes, smaller pictures, or data prepare."
     )
 
 
@@ -249,7 +249,9 @@ def _prepare(
     began = time.monotonic()
     if how.slurm is not None:
         if how.part is not None:
-            raise ConfigError(f"--part={how.part} is for one job, and --slurm gives each of its own. Keep one of them.")
+            raise ConfigError(
+                f"--part={how.part} is for one job, but --slurm gives each job its own part. Keep one of the two."
+            )
         done = prepare(dataclasses.replace(how.settings, plan_only=True), lambda *_: None)
         if not done.is_whole:
             _submit_parts(kind, arguments, to, how)

@@ -81,8 +81,8 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*program.state_dict.values(),))
     if size > _LARGEST_ONNX:
         raise ConfigError(
-            f"--to onnx: the weights are {size / 2**30:.1f} GiB, and a file of ONNX's that holds its weights has less "
-            "than 2. Use --to torch_export."
+            f"--to onnx: the weights are {size / 2**30:.1f} GiB, and an ONNX file that holds its weights must have "
+            "less than 2. Use --to torch_export."
         )
     try:
         with quiet():
@@ -125,18 +125,18 @@ def quiet() -> Iterator[None]:
 
 def _untraceable(model: nn.Module, error: Exception, to: str) -> str:
     what = f"--to {to}: {type(model).__name__} has no graph of its own that torch.export could find"
-    use = "or use --to safetensors, which has weights alone."
+    use = "or use --to safetensors, which holds only weights."
     fixed = _FIXED.search(str(error))
     if fixed:
         return (
-            f"{what}: somewhere in it the batch is taken to be of one size ({fixed[1]} here). Let forward ask for "
-            f"inputs.shape[0] (or -1 in view and reshape), {use}"
+            f"{what}: its code fixes the size of the batch ({fixed[1]} here). Let forward ask for inputs.shape[0] (or "
+            f"-1 in view and reshape), {use}"
         )
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     place = _place_in(model, error)
     return (
         f"{what}{f', at {place}' if place else ''}: {type(error).__name__}: {said} A graph has no branch or loop that "
-        f"hangs on numbers in tensors, and calls torch alone: write it by torch.where and the like, {use}"
+        f"depends on the values of tensors, and calls only torch: write it with torch.where and the like, {use}"
     )
 
 
@@ -160,7 +160,7 @@ def _no_onnx(program: ExportedProgram, error: Exception) -> str:
     place = _place_of(program, node[1]) if node else ""
     said = f"ONNX has no {op[1]}" if op else next((line for line in causes[-1].splitlines() if line), "")
     return (
-        f"--to onnx: {said}{f', which {place} uses' if place else ''}. Write it by operations that ONNX has "
+        f"--to onnx: {said}{f', which {place} uses' if place else ''}. Write it with operations that ONNX has "
         "(torch.onnx's list of supported operators), or use --to torch_export."
     )
 

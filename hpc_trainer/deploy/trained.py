@@ -323,7 +323,7 @@ def _with_own_data(
 
 
 def shape_of(config: TrainConfig, made_with: Mapping[str, Any], samples: MapDataset | None) -> DataShape | None:
-    """Return the shape that the model was built for, by the checkpoint or else the present data; None if unknown."""
+    """Return the shape that the model was built for, from the checkpoint, else the present data; None if unknown."""
     facts = made_with.get("dataset")
     if isinstance(facts, dict) and {"input_shape", "num_classes"} <= facts.keys():
         # A user's own task accepts data without a shape, which a checkpoint holds as [].

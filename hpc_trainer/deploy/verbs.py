@@ -48,7 +48,7 @@ def export_(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="safetensors, torch (weights alone), torch_export, onnx (they run by themselves).",
+            help="safetensors, torch (only weights), torch_export, onnx (weights and computation).",
         ),
     ] = "safetensors",
     quantize: Annotated[

@@ -57,7 +57,7 @@ class Cluster:
         if absent:
             yield warning(
                 "slurm", f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not on PATH",
-                why=f"without it is unknown {' and '.join(_USEFUL[name] for name in absent)}",
+                why=f"without it hpc-trainer does not know {' and '.join(_USEFUL[name] for name in absent)}",
                 fix="add the folder of Slurm's commands to PATH, if the site has accounting",
             )  # fmt: skip
         if "scontrol" in missing:
@@ -79,13 +79,15 @@ class Cluster:
         yield from _devices(self._nodes)
 
     def more_findings(self, runs_dir: Path) -> Iterator[Finding]:
-        """Yield what needs the answers of Slurm and the folder of sweeps: whether nodes can see it."""
+        """Yield the finding on whether nodes can see the folder of sweeps, from the answers of Slurm."""
         if self._nodes:
             from hpc_trainer.launch.grids import find_private_folder  # late: it imports Hydra
 
             hidden = find_private_folder(runs_dir, ask=lambda: {node.name: node.host for node in self._nodes})
             if hidden is not None:
-                yield broken("shared folder", hidden, why="a job would not find its run", fix="as the line says")
+                yield broken(
+                    "shared folder", hidden, why="a job would not find its run", fix="do what the line above says"
+                )
             else:
                 yield ok("shared folder", "nothing says that nodes cannot see the folder of sweeps")
 
@@ -101,7 +103,7 @@ def _of_controller(controller: Controller, before: float, after: float) -> Itera
         yield warning(
             "slurm", f"Slurm {version} is older than {_OLDEST[0]}.{_OLDEST[1]:02d}, the oldest that hpc_trainer is "
             "tested with",
-            why="its words and options may differ",
+            why="its output and options may differ",
             fix="try one run first: hpc-trainer submit experiment=digits debug=smoke --wait",
         )  # fmt: skip
     else:
@@ -113,7 +115,7 @@ def _of_controller(controller: Controller, before: float, after: float) -> Itera
             yield broken(
                 "clock", f"the controller's clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'} of this "
                 "machine's",
-                why="ends of jobs look as if they were before their starts, and time limits come at other times",
+                why="jobs may seem to end before they start, and time limits may seem to come at other times",
                 fix="ask the site to set the clocks by NTP (timedatectl shows this machine's)",
             )  # fmt: skip
     limit = resource.getrlimit(resource.RLIMIT_CPU)[0]

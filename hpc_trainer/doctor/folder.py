@@ -28,7 +28,7 @@ _START_S, _SILENCE_S, _LONGEST_S = 6.0, 6.0, 60.0
 _QUOTA_TIMEOUT_S = 2.0
 _LEAST_BYTES, _LEAST_FILES = 5 * 2**30, 10_000
 _NEEDED_BYTES, _NEEDED_FILES = 64 * 2**20, 100
-"""Less than this is no room for one run."""
+"""Bytes and files that one run needs at least."""
 _CLOCKS_S, _LATE_S = 90.0, 5.0
 """Difference of clocks that hpc_trainer allows for (docs/shared_folder.md), and that of clocks that are not set."""
 _SOON_DAYS = 7.0
@@ -162,7 +162,7 @@ def _trusted(trust: Mapping[str, Any]) -> Finding:
     return broken(
         "permissions", str(trust["problem"]),
         why="specs and code in the folder run as you, so hpc-trainer refuses such a folder",
-        fix="as the line says",
+        fix="do what the line above says",
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def check_name(name: str) -> str:
         better = better if _package(better) is not None else f"my_{better}"
         raise ConfigError(
             f"{name!r} cannot be the name of a project: it becomes a package, so it begins with a letter, has letters, "
-            f"digits, _ and -, at most 40, and is no word of Python or hpc_trainer. Use {better}."
+            f"digits, _ and -, at most 40, and is not a name of Python or hpc_trainer. Use {better}."
         )
     return package
 

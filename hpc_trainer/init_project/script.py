@@ -50,7 +50,12 @@ _RANKS = {
     "local_rank", "rank", "world_size", "gpus", "gpu", "num_gpus", "nodes", "num_nodes", "dist_url", "dist_backend",
     "master_addr", "master_port", "ngpus", "nproc_per_node", "device", "distributed",
 }  # fmt: skip
-_KNOWN = {"epochs": "train.num_steps", "steps": "train.num_steps", "max_steps": "train.num_steps", "seed": "seed"}
+_KEY_OF_OPTION = {
+    "epochs": "train.num_steps",
+    "steps": "train.num_steps",
+    "max_steps": "train.num_steps",
+    "seed": "seed",
+}
 _FILES = {"resume", "checkpoint", "ckpt", "output_dir", "out", "save_dir", "log_dir"}
 _CLASSES = re.compile(r"(SGD|Adam\w*|RMSprop|Adagrad|LBFGS|Lion|Muon)$")
 _LOADERS = ("DataLoader", "DistributedSampler")
@@ -107,17 +112,17 @@ def _few(places: Iterable[Place]) -> tuple[Place, ...]:
 def _arguments(source: Source) -> Step:
     def change(name: str) -> str:
         if name in _RANKS:
-            return "goes: hardware= decides"
+            return "remove: hardware= decides"
         if name in _FILES:
-            return "goes: run.restore finds the newest checkpoint, run.save has a place"
-        if name in _KNOWN:
-            return f"config.{_KNOWN[name]}"
+            return "remove: run.restore finds the newest checkpoint, run.save has a place"
+        if name in _KEY_OF_OPTION:
+            return f"config.{_KEY_OF_OPTION[name]}"
         return f'config.params["{name}"]'
 
     places = [
         Place(line=line, text=f"--{name}", change=change(name)) for name, (_, line) in source.arguments.items() if name
     ]
-    places += [_place(call, "goes") for call in source.calls("parse_args", "parse_known_args")]
+    places += [_place(call, "remove") for call in source.calls("parse_args", "parse_known_args")]
     places = sorted(places, key=lambda place: place.line)
     return Step(
         title="Arguments become keys of the configuration",
@@ -128,11 +133,11 @@ def _arguments(source: Source) -> Step:
 
 
 def _ranks(source: Source) -> Step:
-    group = "goes: the group stands when main begins"
+    group = "remove: the group exists when main begins"
     places = [
         *(_place(call, group) for call in source.calls("init_process_group", "destroy_process_group")),
-        *(_place(call, "goes: hpc-trainer starts each rank") for call in source.calls("spawn", "start_processes")),
-        *(_place(call, "goes: run.device") for call in source.calls("set_device")),
+        *(_place(call, "remove: hpc-trainer starts each rank") for call in source.calls("spawn", "start_processes")),
+        *(_place(call, "remove: use run.device") for call in source.calls("set_device")),
         *(_place(call, ".to(run.device)") for call in source.calls("cuda") if isinstance(call.func, ast.Attribute)),
     ]
     for node in source.nodes:
@@ -141,9 +146,9 @@ def _ranks(source: Source) -> Step:
         if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") or name.startswith("SLURM_"):
             places.append(_place(node, "run.rank, run.world_size, run.is_rank_zero"))
     return Step(
-        title="Ranks, process group and device are there already",
+        title="Ranks, process group and device exist already",
         places=_few(places),
-        advice="use run.device, run.rank and run.world_size; how many ranks there are is a word: hardware=gpu_x8",
+        advice="use run.device, run.rank and run.world_size; an override sets the number of ranks: hardware=gpu_x8",
     )
 
 
@@ -173,9 +178,13 @@ def _given(names: list[str]) -> str:
 
 def _start(source: Source, names: list[str]) -> Step:
     places = [
-        *(_place(call, "goes: run.restore") for call in source.calls("load") if "torch" in ast.unparse(call.func)),
-        *(_place(call, "goes: run.restore fills it") for call in source.calls("load_state_dict")),
-        *(_place(call, "goes: every rank is seeded from config.seed") for call in source.calls("manual_seed")),
+        *(
+            _place(call, "remove: use run.restore")
+            for call in source.calls("load")
+            if "torch" in ast.unparse(call.func)
+        ),
+        *(_place(call, "remove: run.restore fills it") for call in source.calls("load_state_dict")),
+        *(_place(call, "remove: every rank is seeded from config.seed") for call in source.calls("manual_seed")),
     ]
     return Step(
         title="Build everything, then restore once",
@@ -197,15 +206,17 @@ def _training_loop(source: Source) -> ast.For | ast.While | None:
 
 def _loop(source: Source, names: list[str]) -> Step:
     loop = _training_loop(source)
-    places = [_place(loop, "goes on at `step`: while step < run.num_steps")] if loop is not None else []
-    places += [_place(call, "goes: run.save") for call in source.calls("save") if "torch" in ast.unparse(call.func)]
+    places = [_place(loop, "continue at `step`: while step < run.num_steps")] if loop is not None else []
+    places += [
+        _place(call, "replace by run.save") for call in source.calls("save") if "torch" in ast.unparse(call.func)
+    ]
     for call in source.calls(*_LOADERS):
         shuffles = any(
             word.arg == "shuffle" and getattr(word.value, "value", None) is not False for word in call.keywords
         )
         if shuffles or last_name(call.func) == "DistributedSampler":
-            places.append(_place(call, "the order must follow from `step`, or it begins anew after a resume"))
-    places += [_place(call, "goes: signals become run.should_stop") for call in source.calls("signal")]
+            places.append(_place(call, "the order must follow from `step`, or the data begin anew after a resume"))
+    places += [_place(call, "remove: run.should_stop reports signals") for call in source.calls("signal")]
     return Step(
         title="Ask after each step whether to stop or to save",
         places=_few(places),
@@ -223,7 +234,7 @@ def _end(source: Source) -> Step:
             if re.match(r"(wandb|mlflow)\.", ast.unparse(call.func))
         ),
     ]
-    places += [_place(node, "goes: hpc-trainer calls main(config, run)") for node in _main_guards(source)]
+    places += [_place(node, "remove: hpc-trainer calls main(config, run)") for node in _main_guards(source)]
     return Step(
         title="Log by run.log, and end by run.finish",
         places=_few(places),

@@ -1,4 +1,4 @@
-"""Parameters of submitit, and of hydra-submitit-launcher, as keys of ours; what has no twin, with the reason.
+"""Parameters of submitit, and of hydra-submitit-launcher, as keys of hpc-trainer; the rest is listed with a reason.
 
 Names and meanings are those of submitit 1.5 (`AutoExecutor.update_parameters`, `SlurmExecutor`) and of the launcher 1.2
 (`SlurmQueueConf`). docs/coming_from_submitit.md has the table.
@@ -114,8 +114,8 @@ _CALLS = {
     "submit": "hpc-trainer submit; it returns at once, and given twice it submits only what is new",
     "result": "hpc-trainer results; submit --wait waits for the runs",
     "JobEnvironment": "run.rank, run.world_size, run.is_rank_zero in main(config, run)",
-    "DelayedSubmission": "nothing: a run that is stopped saves, requeues and restores by itself",
-    "TorchDistributedEnvironment": "nothing: the process group stands when main(config, run) begins",
+    "DelayedSubmission": "nothing: a run that is stopped saves, requeues and restores automatically",
+    "TorchDistributedEnvironment": "nothing: the process group exists when main(config, run) begins",
 }
 """Method or class of submitit -> what takes its place."""
 
@@ -282,7 +282,11 @@ def _gpus(taken: Mapping[str, Parameter], result: Translation) -> tuple[str | No
             if str(value) == "gpu":
                 return None, 1, True
             result.rows.append(
-                Row(line=taken[name].line, theirs=f"gres={value}", note="no twin: a gres other than GPUs; set by hand")
+                Row(
+                    line=taken[name].line,
+                    theirs=f"gres={value}",
+                    note="no equivalent: a gres other than GPUs; set by hand",
+                )
             )
         elif match is not None:
             return match[1], int(match[2]), name == "gres"
@@ -298,7 +302,7 @@ def _joint_row(name: str, parameter: Parameter, result: Translation, *, count: i
             return
     elif name in ("ntasks_per_node", "ntasks"):
         if count and tasks != count:
-            note = f"one rank for each of the {count} GPUs: what your script starts itself (torchrun, spawn) goes"
+            note = f"one rank for each of the {count} GPUs: remove what your script starts itself (torchrun, spawn)"
             ours = "nothing"
         else:
             ours = "one rank for each GPU" if count else f"hardware.tasks_per_node={tasks}"
@@ -336,13 +340,13 @@ def _take(parameter: Parameter, result: Translation, section: str, key: str, val
 
 
 def _option(parameter: Parameter, name: str, result: Translation) -> None:
-    """Keep an option of sbatch that ours takes as it is; else say why it does not."""
+    """Keep an option of sbatch that `cluster.sbatch` takes unchanged; else report why it does not."""
     option = name.replace("_", "-")
     value = parameter.value
     problem = next(sbatch_problems({option: None if isinstance(value, Computed) else value}), None)
     if problem is not None:
         said = problem.partition("which hpc_trainer sets itself. ")[2].removeprefix("Remove it: ") or problem
-        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"no twin: {said}"))
+        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"no equivalent: {said}"))
     elif isinstance(value, Computed):
         _untold(result, parameter, f"cluster.sbatch.{option}")
     elif value is not False:
@@ -369,7 +373,7 @@ def _memory(key: str) -> Callable[[Parameter, Translation], None]:
         unit = "G" if _plain(parameter) == "mem_gb" else match[2].upper() if match else ""
         amount = float(match[1]) * _UNITS[unit] if match else 0.0
         if not amount:
-            note = "no twin: 0 asks for all memory of a node; on sites that give whole nodes leave it out"
+            note = "no equivalent: 0 asks for all memory of a node; on sites that give whole nodes leave it out"
             result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=note))
             return
         if key == "mem_gb_per_gpu" and not result.hardware.get("gpus_per_node"):
@@ -411,7 +415,7 @@ def _account(parameter: Parameter, result: Translation) -> None:
 
 def _none(reason: str) -> Callable[[Parameter, Translation], None]:
     def tell(parameter: Parameter, result: Translation) -> None:
-        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"no twin: {reason}"))
+        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"no equivalent: {reason}"))
 
     return tell
 
@@ -450,9 +454,9 @@ _WITHOUT_TWIN = {
     "comment": "hpc-trainer recognises its jobs by the comment",
     "dependency": "hpc-trainer sets it for jobs that follow each other",
     "stderr_to_stdout": "a run's log has both",
-    "teardown": "what has to be done at the end belongs into your program",
+    "teardown": "put work for the end of a job into your program",
     "max_num_timeout": (
-        "a run comes back as long as it gets on; cluster.max_no_progress and cluster.min_goodput bound it"
+        "a run restarts as long as it makes progress; cluster.max_no_progress and cluster.min_goodput bound it"
     ),
     "max_pickle_size_gb": "nothing is pickled: code is frozen, configurations are JSON",
     "additional_parameters": "its options are not known here",

@@ -130,8 +130,8 @@ def _print_reading(reading: Reading) -> None:
     from hpc_trainer.cli.common import say
     from hpc_trainer.cli.terminal import as_typed
 
-    say(as_typed(f"{reading.path} runs as it is, and begins anew after each stop:\n    {reading.as_it_is}"))
-    say("So that it goes on after a stop, with the same bits (hpc-trainer's docs/own_loop.md):")
+    say(as_typed(f"{reading.path} runs unchanged, and begins anew after each stop:\n    {reading.as_it_is}"))
+    say("To make it continue after a stop, with the same bits (hpc-trainer's docs/own_loop.md):")
     for number, step in enumerate(reading.steps, start=1):
         say(f"\n{number}. {step.title}")
         width = max((len(place.text) for place in step.places), default=0)
@@ -158,7 +158,7 @@ def _print_translation(translation: Translation, origin: Path, *, is_written: bo
             say(f"\n{place}")
             say("\n".join(f"    {line}" for line in text.splitlines()))
     if translation.account is not None:
-        say("\nInto ~/.config/hpc_trainer/config.yaml, which is no part of a repository:")
+        say("\nInto ~/.config/hpc_trainer/config.yaml, outside of any repository:")
         say(f"    cluster.account: {translation.account}")
     name = _profile(origin)
     command = f"hpc-trainer plan --config-dir conf hardware={name} cluster={name} experiment=digits --script"

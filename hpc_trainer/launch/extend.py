@@ -228,7 +228,7 @@ class _Finder:
         run_id, twin_id = spec.run_id, twin.run_id
         key = (*(id(spec.config[name]) for name in ("train", "schedule", "optim", "parallel")), twin.num_steps)
         if key not in self._limits:
-            self._limits[key] = _same_until(spec.typed(), twin.num_steps)
+            self._limits[key] = same_until(spec.typed(), twin.num_steps)
         limit, why = self._limits[key]
         kept = committed(self._sweep.run(twin_id).checkpoints)
         if (
@@ -245,7 +245,7 @@ class _Finder:
         return Twin(run_id=run_id, twin=twin_id, origin=str(path.absolute()), step=step)
 
 
-def _same_until(config: TrainConfig, num_steps: int) -> tuple[int, str]:
+def same_until(config: TrainConfig, num_steps: int) -> tuple[int, str]:
     """Count the updates that are equal in a run of `num_steps` and in this longer run.
 
     Returns:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.config.identity import config_digest
-from hpc_trainer.config.program import followed_names
+from hpc_trainer.config.program import followed_places
 from hpc_trainer.config.schema.train import AfterConfig
 from hpc_trainer.errors import HpcTrainerError, SlurmError
+from hpc_trainer.launch.pools import asks_for_pool
 from hpc_trainer.record.chain import (
     HELD,
     MOST_AWAITED,
@@ -48,8 +49,12 @@ from hpc_trainer.slurm.jobs import release_jobs, update_job
 _DIGITS = 10  # digits of the digest, at the end of a run's id
 # Runs that follow different ones need arrays of their own; above this number one array waits for all of them.
 _MOST_GROUPS = 16
+_NO_POOL = (
+    "pool.jobs: a run that waits for others would keep a slot of the pool busy. Leave out pool.jobs, or submit when "
+    "what the runs follow is complete."
+)
 # The local queue looks at followed runs again after so many seconds.
-_LOOK_AGAIN_S, _HELD_AGAIN_S, _SAME_LOOK_S = 2.0, 10.0, 1.0
+_LOOK_AGAIN_S, _HELD_AGAIN_S, _SLURM_AGAIN_S, _SAME_LOOK_S = 2.0, 10.0, 60.0, 1.0
 
 
 # Frozen names.
@@ -61,11 +66,12 @@ def with_after(after: AfterConfig, command: str | None, runs_dir: str | None) ->
     Raises:
         ConfigError: a name is none of a sweep or run of the user's, or a placeholder names no single followed run.
     """
-    if not after.runs and not followed_names(command or ""):
+    names = dict.fromkeys(name for name, _ in followed_places(command or "").values())
+    if not after.runs and not names:
         return after
     folder = (Path(runs_dir).expanduser() if runs_dir else default_runs_dir()).absolute()
     awaited = [find_awaited(name, folder) for name in after.runs]
-    named = [run_named(name, awaited) for name in followed_names(command or "")]
+    named = [run_named(name, awaited) for name in names]
     specs = [specs_of(each.folder)[str(each.run_id)] for each in named]
     return dataclasses.replace(
         after,
@@ -125,13 +131,19 @@ class Followed:
     """Lines for the user: whom the runs follow, and how those stand."""
 
 
-def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec]) -> Followed:
-    """Look at the runs that these runs follow; each followed sweep is read once."""
+def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[RunSpec] = ()) -> Followed:
+    """Look at the runs that these runs follow; each followed sweep is read once.
+
+    Args:
+        sweep: the sweep of the runs.
+        specs: the runs to submit.
+        grid: all runs of the grid, none of which may wait for itself.
+    """
     runs_dir = sweep.folder.parent
+    cycle = find_cycle(grid, sweep)
     awaited = {spec.run_id: awaited_of(spec.config, runs_dir) for spec in specs}
-    if not any(awaited.values()):
+    if cycle is None and not any(awaited.values()):
         return NOBODY
-    cycle = find_cycle(specs, sweep)
     if cycle is not None:
         return Followed({}, problems=(cycle,))
     stands = {each: look_at([each]) for each in _each_once(awaited.values())}
@@ -143,6 +155,8 @@ def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec]) -> Followed:
             problems[problem] = None
         if follows is not None:
             of_run[spec.run_id] = follows
+        if follows is not None and asks_for_pool(spec):
+            problems[_NO_POOL] = None
     lines = tuple(_line(each, runs_dir, stands[each]) for each in stands)
     return Followed(_in_few_groups(of_run), tuple(problems), lines)
 
@@ -160,8 +174,9 @@ def _follows(spec: RunSpec, waits: Sequence[Stand]) -> tuple[Follows | None, str
     found = Waits.of(waits, on_failure_of(spec))
     if found.is_cancelled:
         return None, (
-            f"after.on_failure=cancel, and {told(found.failed)}: the run would be cancelled at once. Bring that one "
-            f"back first (hpc-trainer retry {found.failed[0].name}), or use after.on_failure=wait or start."
+            f"after.on_failure=cancel, and {spec.run_id} follows {told(found.failed)}: it would be cancelled at once. "
+            f"Bring that one back first (hpc-trainer retry {found.failed[0].name}), or use after.on_failure=wait or "
+            "start."
         )
     if found.idle:
         return Follows(is_held=True, reason=held_reason(found.idle)), None
@@ -190,13 +205,17 @@ def _line(each: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:
 # Held jobs of followers go on after a retry.
 
 
-def release_followers(sweep: SweepPaths) -> list[str]:
-    """Let jobs go on that are held because runs of `sweep` had failed, and no longer have; return notes.
+def release_followers(sweep: SweepPaths, *, has_held: bool) -> list[str]:
+    """Let jobs go on that are held because runs that they follow had failed, and no longer have; return notes.
 
-    Their own sweep's held jobs are included. At most two calls of scontrol are made for each follower.
+    Slurm is asked once for each sweep that follows `sweep`, and scontrol called twice for each that has such jobs.
+
+    Args:
+        sweep: the sweep whose runs were submitted.
+        has_held: True if the sweep has held runs itself, which are included.
     """
     notes: list[str] = []
-    for follower in (sweep, *followers_of(sweep)):
+    for follower in (*([sweep] if has_held else []), *followers_of(sweep)):
         with contextlib.suppress(HpcTrainerError, OSError):  # the retry has succeeded; `why` of the waiting run says it
             notes += _release(follower)
     return notes
@@ -217,10 +236,14 @@ def _release(follower: SweepPaths) -> Iterator[str]:
     dependency = f"afterany:{':'.join(list(awaited)[-MOST_AWAITED:])}" if awaited else ""
     try:
         update_job(",".join(jobs), [f"Dependency={dependency}"])
-        release_jobs(jobs)
+        refused = release_jobs(jobs)
     except SlurmError as error:
-        yield f"{len(jobs)} held run(s) of {follower.name} were not released: {error}"
+        refused = [str(error)]
+    if refused:
+        yield f"{len(jobs)} held run(s) of {follower.name} were not released: {refused[0]}"
         return
+    for run in free:
+        write_decision(follower.run(run.run_id), "", reason="")
     yield f"{len(jobs)} held run(s) of {follower.name} go on when these are complete."
 
 
@@ -255,7 +278,9 @@ class Gate:
         waits = Waits.of(self._look(awaited, now), on_failure_of(spec))
         if waits.may_start:
             return True
-        self._next_look[spec.run_id] = now + (_HELD_AGAIN_S if waits.idle else _LOOK_AGAIN_S)
+        is_slurm = any(stand.job is not None for stand in waits.active)
+        pause_s = _SLURM_AGAIN_S if is_slurm else _HELD_AGAIN_S if waits.idle else _LOOK_AGAIN_S
+        self._next_look[spec.run_id] = now + pause_s
         if waits.is_cancelled:
             cancel_follower(paths, waits.failed)
         elif waits.idle:

@@ -29,7 +29,7 @@ from hpc_trainer.config.targets import unread_params
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.follow import by_awaited_names, with_after
-from hpc_trainer.record.layout import SweepPaths, default_runs_dir
+from hpc_trainer.record.layout import SweepPaths, default_runs_dir, sweep_folder
 from hpc_trainer.record.spec import RunSpec, join_shapes, leaves, read_specs
 from hpc_trainer.slurm.shape import resources
 
@@ -413,7 +413,7 @@ def _sweep_paths(config: TrainConfig) -> SweepPaths:
     runs_dir = Path(config.paths.runs_dir).expanduser() if config.paths.runs_dir else default_runs_dir()
     for problem in folder_problem(str(runs_dir.absolute())):  # the folder becomes a line of a batch script
         raise ConfigError(problem)
-    return SweepPaths(runs_dir.absolute() / (config.sweep_name or config.experiment_name))
+    return SweepPaths(sweep_folder(runs_dir.absolute(), config.sweep_name or config.experiment_name))
 
 
 def _is_excluded(composer: GridComposer, point: Point, composed: Composed) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import socket
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
+from hpc_trainer.launch.canary import with_canaries
 from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.follow import read_followed, release_followers
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
@@ -26,7 +28,8 @@ from hpc_trainer.launch.targets import find_nowhere
 from hpc_trainer.record.files import rename, set_umask
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import FileLock, submit_lock
-from hpc_trainer.record.reading import Faults, check_place, is_local, is_there, mount_of
+from hpc_trainer.record.reading import Faults, check_place, is_local, is_there, mount_of, names_in
+from hpc_trainer.record.removed import read_removed_sweep
 from hpc_trainer.record.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
@@ -75,7 +78,7 @@ def plan_grid(grid: Grid, *, retry_failed: bool = False, fresh: bool = False) ->
 
 def submit_grid(
     grid: Grid, *, retry_failed: bool = False, revive: bool = False, fresh: bool = False,
-    command_line: Sequence[str] | None = None,
+    command_line: Sequence[str] | None = None, canary: int | None = None,
 ) -> Submitted:  # fmt: skip
     """Submit the new and interrupted runs of a grid; return at once. A repeated call does no harm.
 
@@ -84,6 +87,7 @@ def submit_grid(
         revive: take back the cancel of cancelled runs, and submit them too.
         fresh: start the runs from the beginning; their present folders are renamed.
         command_line: the user's command.
+        canary: so many runs of each shape start first, and the others are held until these have trained and saved.
 
     Raises:
         RunStateError: `fresh` is set, and one of the runs works or waits.
@@ -122,11 +126,30 @@ def submit_grid(
         if fresh and not checked.problems:
             _end_what_waits(status, set_down)
             _set_aside(grid)
+        has_held = RunState.HELD in known.states.values()
+        if canary is not None:
+            checked = with_canaries(checked, canary)
+        _forget_ends(grid.sweep, [spec.run_id for spec in checked.specs])
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
-        outcome = dataclasses.replace(outcome, notes=(*outcome.notes, *release_followers(grid.sweep)))
+        outcome = dataclasses.replace(
+            outcome, notes=(*outcome.notes, *release_followers(grid.sweep, has_held=has_held))
+        )
     own = {spec.run_id for spec in grid.specs}
     still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
     return Submitted(plan=checked, outcome=_joined([*before, outcome], still))
+
+
+def _forget_ends(sweep: SweepPaths, run_ids: Sequence[str]) -> None:
+    """Forget what ends meant for others (worker/line.py) if runs are submitted: their next ends are news again."""
+    if not run_ids:
+        return
+    shutil.rmtree(sweep.alike, ignore_errors=True)
+    for name in names_in(sweep.notify) or ():
+        if name in ("failed", "stalled") or name.startswith("done-"):
+            (sweep.notify / name).unlink(missing_ok=True)
+    ended = sweep.notify / "ended"
+    for run_id in {*run_ids}.intersection(names_in(ended) or ()):
+        (ended / run_id).unlink(missing_ok=True)
 
 
 def _end_what_waits(status: SweepStatus | None, run_ids: Sequence[str]) -> None:
@@ -299,9 +322,11 @@ def _checked(
         SlurmError: Slurm does not answer and `must_answer` is set; without it the plan's notes say so.
     """
     specs = specs_to_submit(grid, known, retry_failed=retry_failed)
-    known = dataclasses.replace(known, followed=read_followed(grid.sweep, specs))
+    known = dataclasses.replace(known, followed=read_followed(grid.sweep, specs, grid.specs))
     code = read_code(specs, grid.sweep.folder.parent)
     limits, notes = Limits(), []
+    before = None if known.states else read_removed_sweep(grid.sweep.folder)
+    notes_of_before = [f"An earlier sweep {grid.sweep.name} was {before.words}: this one is new."] if before else []
     asks = grid.executor is Executor.slurm and bool(specs)
     if asks and not has_slurm():
         notes.append("There is no sbatch here: the cluster's limits were not checked.")
@@ -320,7 +345,7 @@ def _checked(
         plan = dataclasses.replace(plan, problems=(*plan.problems, private))
     nowhere = find_nowhere(specs, code)
     plan = dataclasses.replace(plan, problems=(*plan.problems, *nowhere.problems), notes=(*plan.notes, *nowhere.notes))
-    plan = dataclasses.replace(plan, notes=(*plan.notes, *frozen_of_command(specs, code)))
+    plan = dataclasses.replace(plan, notes=(*notes_of_before, *plan.notes, *frozen_of_command(specs, code)))
     if code is not None:
         notes_of_both = (*plan.notes, *code.notes)
         plan = dataclasses.replace(plan, code=code.digest, notes=notes_of_both, left_out=code.left_out)

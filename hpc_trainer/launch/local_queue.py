@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.config.environment import setup_of
+from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.launch.batch_job import start_of_ranks, worker_command
+from hpc_trainer.launch.follow import Gate
 from hpc_trainer.launch.submitit_bridge import start_local
 from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal
@@ -30,11 +32,12 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import Faults, is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 
 _POLL_S = 0.1
+_IDLE_S = 0.5  # while all that is left waits for other runs
 _LAST_LINES = 12
 # The folder of runs may disappear for a while: a server reboots, or a mount is gone.
 _AWAY_S = 900.0
@@ -85,17 +88,20 @@ def run_queue(
     Runs start from the frozen code `archive`, or from the installed hpc_trainer if it is None. While the sweep's folder
     cannot be seen, no run is started and no end is recorded; after `_AWAY_S` seconds the folder counts as gone.
     """
-    waiting, at_work = deque(specs), list[_Started]()
+    waiting, at_work, gate = deque(specs), list[_Started](), Gate(paths)
     free_gpus = visible_gpus(max_parallel * max((spec.shape.gpus_per_node for spec in specs), default=0))
     told_to_stop = False
     seen = time.monotonic()
     while at_work or (waiting and not stop.is_set and time.monotonic() - seen < _AWAY_S):
         while waiting and len(at_work) < max_parallel and not stop.is_set and _is_here(paths):
             seen = time.monotonic()
-            count = waiting[0].shape.gpus_per_node
+            spec = next((spec for spec in waiting if _may_leave(paths, spec, gate)), None)
+            if spec is None:
+                break  # all that is left is held, or follows runs that are not complete
+            count = spec.shape.gpus_per_node
             if count > len(free_gpus) and at_work:
                 break  # other runs will free GPUs; if no run is left, the run starts and reports what is missing
-            spec = waiting.popleft()
+            waiting.remove(spec)
             if not is_there(paths.run(spec.run_id).marker(CANCEL)):
                 gpus, free_gpus = free_gpus[:count], free_gpus[count:]
                 at_work.append(_start(paths, spec, gpus, archive))
@@ -107,7 +113,17 @@ def run_queue(
             if _is_over(paths, run, is_urgent=stop.is_set):
                 free_gpus = sorted([*free_gpus, *run.gpus])
                 at_work.remove(run)
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_S if at_work or not waiting else _IDLE_S)
+
+
+def _may_leave(paths: SweepPaths, spec: RunSpec, gate: Gate) -> bool:
+    """Return True if a run leaves the queue: it may start, or was cancelled. A file system that fails lets it wait."""
+    run = paths.run(spec.run_id)
+    try:
+        is_held = is_there(paths.hold) or is_there(run.marker(HOLD), parents=0)
+        return gate.is_open(spec) if not is_held else is_there(run.marker(CANCEL))
+    except (OSError, HpcTrainerError):
+        return False
 
 
 def visible_gpus(num_wanted: int) -> list[int]:

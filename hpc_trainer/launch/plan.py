@@ -62,6 +62,8 @@ class ArrayPlan:
     behind: int | None = None
     choice: int | None = None
     """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
+    canaries: tuple[str, ...] = ()
+    """Runs that must have trained and saved before Slurm may start this array (launch/canary.py)."""
     slots: int = 0
     """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
     per_node: int = 0
@@ -73,6 +75,11 @@ class ArrayPlan:
     def num_elements(self) -> int:
         """Number of jobs: one for each slot of a pool, or one for each run."""
         return self.slots or len(self.specs)
+
+    @property
+    def gpu_hours_max(self) -> float:
+        """GPU-hours if each of its jobs runs to its time limit once."""
+        return self.shape.gpu_hours * self.num_elements
 
     @property
     def place(self) -> tuple[str, int | None]:
@@ -246,6 +253,8 @@ class Known:
     """Ids of the jobs of each run that wait in Slurm's queue, by run id."""
     start_s: Mapping[Shape, float] = field(default_factory=dict)
     """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
+    hold: str | None = None
+    """Who holds the whole sweep and why; None if nobody does."""
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
     followed: Followed = NOBODY
@@ -297,8 +306,11 @@ class SweepPlan:
 
     @property
     def gpu_hours_max(self) -> float:
-        """Return the GPU-hours if every run to be submitted takes one attempt of full length."""
-        return sum(map(gpu_hours_max, self.specs))
+        """Return the GPU-hours if every run to be submitted, or slot of a pool, takes one attempt of full length."""
+        pools = [array for array in self.arrays if array.slots]
+        in_pools = {spec.run_id for array in pools for spec in array.specs}
+        alone = sum(gpu_hours_max(spec) for spec in self.specs if spec.run_id not in in_pools)
+        return alone + sum(array.gpu_hours_max for array in pools)
 
     @property
     def num_to_submit(self) -> int:
@@ -351,9 +363,10 @@ def build_plan(
         for array in arrays
         if array.shape not in known.shapes
     }
+    held = [_HELD.format(sweep=grid.sweep.name, held=known.hold)] if arrays and known.hold is not None else []
     packing_problems = [problem for packing in packed.values() for problem in packing.problems]
     unfit = () if packing_problems else itertools.chain(*wrong.values())
-    problems = [*no_arrays, *known.followed.problems, *packing_problems, *unfit]
+    problems = [*held, *no_arrays, *known.followed.problems, *packing_problems, *unfit]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
     too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
@@ -389,6 +402,12 @@ def build_plan(
     return dataclasses.replace(plan, problems=(*dict.fromkeys(problems), *_over_budget(plan)))
 
 
+_HELD = (
+    "the sweep {sweep} is {held}. Nothing of it starts. Release it, with the code of its submit: hpc-trainer release "
+    "{sweep}. Or cancel what waits, and submit again: hpc-trainer cancel {sweep}"
+)
+
+
 def specs_to_submit(grid: Grid, known: Known, *, retry_failed: bool = False) -> list[RunSpec]:
     """Return the grid's runs that are new, interrupted or waiting; with `retry_failed` also failed runs."""
     states = ((spec, _state_of(spec, known)) for spec in grid.specs)
@@ -406,10 +425,15 @@ def _state_of(spec: RunSpec, known: Known) -> RunState:
 def _over_budget(plan: SweepPlan) -> Sequence[str]:
     """Return a problem for each limit of `budget.*` that active runs and this plan's runs together exceed."""
     active = [spec for spec in plan.grid.specs if plan.states[spec.run_id].is_active]
-    counted = {spec.run_id: spec for spec in (*active, *plan.specs)}.values()
+    pools = [array for array in plan.arrays if array.slots]
+    in_pools = {spec.run_id for array in pools for spec in array.specs}
+    counted = {spec.run_id: spec for spec in (*active, *plan.specs) if spec.run_id not in in_pools}.values()
     if not plan.specs:
         return ()
-    jobs, hours = len(counted), sum(map(gpu_hours_max, counted))
+    share = [spec for spec in counted if asks_for_pool(spec)]  # at work in a pool, whose slots are at most so many
+    at_work = min(len(share), max((int(spec.config["pool"]["jobs"]) for spec in share), default=0))
+    jobs = len(counted) - len(share) + at_work + sum(array.slots for array in pools)
+    hours = sum(map(gpu_hours_max, counted)) + sum(array.gpu_hours_max for array in pools)
     budget = plan.grid.budget
     problems = []
     if budget.max_jobs is not None and jobs > budget.max_jobs:
@@ -434,7 +458,8 @@ def _array_environment(spec: RunSpec) -> str:
     shared = [cluster[key] for key in ("setup", "python", "srun_args", "array_parallelism")]
     # Specs of older versions lack these.
     pool = spec.config.get("pool") if asks_for_pool(spec) else None
-    return repr([*shared, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT, pool])
+    mail = spec.config.get("notify", {}).get("mail")
+    return repr([*shared, mail, cluster.get("sbatch"), cluster.get("environment") or _NO_ENVIRONMENT, pool])
 
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:
@@ -632,7 +657,11 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
         for run_id in submission.run_ids
     }
     return Known(
-        states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
+        states={
+            **status.states,
+            **dict.fromkeys(status.removed, RunState.NEW),
+            **dict.fromkeys(claimed, RunState.UNKNOWN),
+        },
         waiting=frozenset(run.run_id for run in status.waiting),
         elements=tuple(str(run.own_job) for run in in_queue),
         steps={run.run_id: run.step for run in status.open_runs.values() if run.state.needs_submit and run.step},
@@ -647,14 +676,30 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
         codes=_codes(status),
         stop_s=_slowest_stops(status),
         start_s=_median_starts(status),
+        hold=None if status.hold is None else status.hold.words,
         shapes=frozenset(
             shape
             for run_id, spec in status.specs.items()
             if run_id in submitted and not spec.is_lost
             for shape in (spec.shape, *(other.shape for other in spec.others))
         ),
-        notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
+        notes=(
+            *told_few(status.faults),
+            *status.left_alone,
+            *dict.fromkeys(claimed.values()),
+            *_removed_notes(status, own),
+        ),
     )
+
+
+_REMOVED_SHOWN = 3
+
+
+def _removed_notes(status: SweepStatus, run_ids: Iterable[str]) -> list[str]:
+    """Return notes on runs of the grid that `rm` removed: they begin anew."""
+    removed = [(run_id, status.removed[run_id]) for run_id in run_ids if run_id in status.removed]
+    lines = (f"{run_id} was {each.words}: it begins anew, at step 0." for run_id, each in removed)
+    return _first_few(lines, _REMOVED_SHOWN, "removed runs begin anew")
 
 
 def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:

@@ -54,7 +54,8 @@ def pack(specs: Sequence[RunSpec], limits: Limits) -> Packing:
             notes.append("pool.per_node=auto: what a node has is not known, so each slot has 1 place.")
     else:
         per_node = int(asked)
-        if fits is not None and 1 <= fits < per_node:
+        is_own = spec.config["cluster"]["executor"] == Executor.local.value and not shape.gpus_per_node
+        if fits is not None and 1 <= fits < per_node and not is_own:  # cores of one's own machine may be shared
             problems.append(
                 f"pool.per_node={per_node}: {_node_of(spec)} has room for {fits} such run(s), each with "
                 f"{_needs_of(shape)}. Use pool.per_node={fits} or auto."
@@ -123,7 +124,7 @@ def _places_here(shape: Shape, jobs: int) -> int | None:
     """Return the places of one of `jobs` slots on this machine: by its cores, and by the GPUs that are named."""
     cores = len(os.sched_getaffinity(0)) // (jobs * max(1, shape.tasks_per_node * shape.cpus_per_task))
     if not shape.gpus_per_node:
-        return max(1, cores)  # cores of one's own machine may be shared
+        return max(1, cores)
     named = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     return len(named) // (jobs * shape.gpus_per_node) if named else None
 

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config.environment import setup_of
 from hpc_trainer.config.schema.cluster import Executor
@@ -22,7 +23,7 @@ from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.later_jobs import TopUpJob, on_choice
 from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
 from hpc_trainer.record.chain import note_followers
-from hpc_trainer.record.files import make_folder, write_json
+from hpc_trainer.record.files import make_folder, write_json, write_marker
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.processes import FileLock, process_name
 from hpc_trainer.record.reading import check_place, check_trusted, is_there
@@ -40,8 +41,9 @@ from hpc_trainer.record.submissions import (
 )
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.commands import estimate_start, is_of_nodes
-from hpc_trainer.slurm.jobs import cancel_jobs
+from hpc_trainer.slurm.jobs import cancel_jobs, release_jobs
 from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.worker.line import have_done_their_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class SubmittedArray:
     uuid: str = ""
     choice: int | None = None
     """As in `ArrayPlan`."""
+    slots: int = 0
+    """Slots of a pool that work through the runs; 0: each run is an element."""
 
     @property
     def place(self) -> tuple[str, int | None]:
@@ -80,8 +84,18 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
     return render_script(_job_of(plan, array, uuid))
 
 
+def with_mail(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the section `cluster` of a frozen configuration, with sbatch's options for `notify.mail`."""
+    cluster: Mapping[str, Any] = config["cluster"]
+    mail = config.get("notify", {}).get("mail")  # specs of older versions lack it
+    if mail is None:
+        return cluster
+    options = {"mail-user": mail, "mail-type": "END,FAIL", **(cluster.get("sbatch") or {})}
+    return {**cluster, "sbatch": options}
+
+
 def _job_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> BatchJob:
-    cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
+    cluster, paths = with_mail(array.specs[0].config), plan.grid.sweep
     archive = archive_of(paths, plan.code) if plan.code else None
     which = ["--pool", uuid] if array.slots else ["--array", uuid, *on_choice(array.choice)]
     return BatchJob.of_runs(
@@ -191,6 +205,9 @@ class _SlurmSubmission:
     def run(self) -> Outcome:
         plan = self._plan
         make_folder(self._paths.scripts)
+        for run_id in dict.fromkeys(run_id for array in plan.arrays for run_id in array.canaries):
+            make_folder(self._paths.run(run_id).folder)
+            write_marker(self._paths.run(run_id).canary)
         if plan.waiting:
             # All runs, also those submitted next: if this process is killed in between, the top-up job submits them.
             self._wait_for_room("; ".join(plan.binding))
@@ -201,7 +218,8 @@ class _SlurmSubmission:
                 after = (earlier[-array.behind].job_id,) if len(earlier) >= array.behind else after
             self._submit_what_fits(array, after)
         if self._top_up is not None:
-            new = [f"{submitted.job_id}_{index}" for submitted in self._done for index in range(len(submitted.run_ids))]
+            counts = [(submitted.job_id, submitted.slots or len(submitted.run_ids)) for submitted in self._done]
+            new = [f"{job_id}_{index}" for job_id, count in counts for index in range(count)]
             self._top_up.aim([*plan.known.elements, *new])
         return Outcome(
             arrays=tuple(self._done),
@@ -315,6 +333,7 @@ class _SlurmSubmission:
             cluster=self._plan.cluster,
             race=None if array.choice is None else self._race,
             choice=array.choice or 0,
+            canaries=array.canaries,
             slots=array.slots,
             per_node=array.per_node,
         )
@@ -322,12 +341,16 @@ class _SlurmSubmission:
         options = [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
         if array.follows.is_held:
             mark_held(paths, array.specs, array.follows.reason)
+        if array.follows.is_held or array.canaries:
             options.append("--hold")
         job_id = hand_over(paths, intent, _job_of(self._plan, array, intent.uuid), options)
+        if array.canaries and have_done_their_work(paths, intent):  # they looked before this array was confirmed
+            release_jobs([job_id])
         self._end_losers(array, job_id)
         return SubmittedArray(
-            job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids), uuid=intent.uuid, choice=array.choice
-        )
+            job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids), uuid=intent.uuid, choice=array.choice,
+            slots=array.slots,
+        )  # fmt: skip
 
     def _renew(self) -> None:
         if self._lock is not None:
@@ -354,7 +377,11 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
         if array.slots:
             job_id = process_name(_start_pool(plan, array, intent).pid)
             write_confirmation(paths, intent, job_id)
-            submitted.append(SubmittedArray(job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids))
+            submitted.append(
+                SubmittedArray(
+                    job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids, slots=intent.slots,
+                )
+            )  # fmt: skip
         else:
             queued.append(intent)
     if queued:

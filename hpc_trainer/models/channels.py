@@ -204,8 +204,8 @@ def without_channels(model: nn.Module, removed: Mapping[str, torch.Tensor | Sequ
         said = torch.as_tensor(removed.get(group.channels.name, ()), dtype=torch.bool)
         if len(said) not in (0, group.num_channels):
             raise ConfigError(
-                f"{group.channels.name} has {group.num_channels} channels, and the export speaks of {len(said)}: it is "
-                "of another model."
+                f"{group.channels.name} has {group.num_channels} channels, but the export lists {len(said)}: it "
+                "belongs to another model."
             )
         kept = (~said).nonzero().flatten()
         if len(said) == 0 or len(kept) == group.num_channels:

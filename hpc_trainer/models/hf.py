@@ -52,7 +52,7 @@ def _class_of(config: HfConfig) -> Any:
     kind = getattr(transformers, config.architecture or "", None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise ConfigError(
-            f"model.architecture={config.architecture} is no model of transformers {transformers.__version__}."
+            f"model.architecture={config.architecture} is not a model of transformers {transformers.__version__}."
         )
     return kind
 
@@ -68,7 +68,7 @@ def _check(described: Any, config: HfConfig, input_shape: tuple[int, ...], num_c
     most = getattr(described, "max_position_embeddings", None)
     if wanted == 1 and isinstance(most, int) and input_shape[0] > most:
         raise ConfigError(
-            f"model.architecture={config.architecture} has places for {most} tokens, and a window has "
+            f"model.architecture={config.architecture} has positions for {most} tokens, and a window has "
             f"{input_shape[0]}. Use data.seq_len={most}."
         )
     if not config.has_labels and described.vocab_size < num_classes:

@@ -25,7 +25,8 @@ class Mlp(nn.Module):
         check_num_classes(num_classes)
         if not input_shape or min(input_shape) < 1:
             raise ConfigError(
-                f"model=mlp reads numbers, and the data's input_shape is {input_shape}. Give it one or more."
+                f"model=mlp reads numbers, and the data's input_shape is {input_shape}. Use data with at least one "
+                "number a sample."
             )
         dim = math.prod(input_shape)
         layers: list[nn.Module] = [nn.Flatten()]

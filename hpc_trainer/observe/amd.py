@@ -149,8 +149,8 @@ class AmdDevice:
             ecc_uncorrected=None if uncorrected is None else int(uncorrected),
         )  # fmt: skip
         if self._is_first and self._absent:
-            told_of = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
-            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {told_of}")
+            absent = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
+            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not report: {absent}")
         self._is_first = False
         return sample
 

@@ -74,8 +74,8 @@ def report_part(status: SweepStatus) -> ReportPart:
 _MOST_LINES = 4
 _ADVICE = {
     Trouble.slowed: (
-        "tell your centre which node it is; monitor.on_overheat=move takes the run to another one, lower_power may do "
-        "where you may set power limits"
+        "tell your centre which node it is; monitor.on_overheat=move moves the run to another node, and lower_power "
+        "helps if you may set power limits"
     ),
     Trouble.ecc: "tell your centre which node it is, and leave it out: hardware.exclude=NODE",
 }

@@ -114,7 +114,7 @@ def _as_text(value: object) -> str:
 
 def _as_size(value: object) -> int:
     if (size := as_count(value)) > _MAX_RANKS:
-        raise ValueError("no run has so many ranks")
+        raise ValueError("no run has that many ranks")
     return size
 
 

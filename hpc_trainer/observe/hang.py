@@ -182,7 +182,7 @@ def _doing(flight: Flight) -> str:
         return f"it ended with {flight.error}{at}"
     span = last_span(flight)
     if span is None:
-        return f"what it was at is not known{at}"
+        return f"its last activity is unknown{at}"
     did = _DID.get(span.kind, f"it was at {span.kind}")
     return f"{did} for {seconds((flight.time if span.end is None else span.end) - span.begin)}{at}"
 
@@ -407,7 +407,7 @@ def _last_moments(flights: Mapping[int, Flight]) -> str:
         return ""
     more = "" if len(flights) <= MOST_LANES else f" The first {MOST_LANES} of {len(flights)} ranks."
     return (
-        f'<h2>What the ranks did last</h2><p class="soft">Each rank\'s newest step stands beside it.{more}</p>'
+        f'<h2>What the ranks did last</h2><p class="soft">The newest step of each rank is beside its name.{more}</p>'
         f"<figure>{lanes(flights)}</figure>{html_list(join(flights).lines)}{_collectives(flights)}\n"
     )
 

@@ -375,7 +375,7 @@ class NvidiaDevice:
         """Log the missing counters once, after the first sample: most devices lack some."""
         if self._is_first and self._absent:
             missing = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
-            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {missing}")
+            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not report: {missing}")
         self._is_first = False
 
 

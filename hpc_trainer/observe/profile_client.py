@@ -166,8 +166,8 @@ def _too_late(
     what = f"rank {begun[0]} is still in its steps" if begun else f"rank {missing[0]} has not begun one"
     sign = f"its last sign of life is of step {beat['step']}, {age:.0f} s ago" if "step" in beat else "it never began"
     return (
-        f"no profile of {run_id} after {timeout_s:g} s: {what}; {sign}. Between two steps an evaluation, a save or a "
-        f"compilation may take long: a longer --timeout, fewer --steps. Or it hangs: hpc-trainer why {run_id}"
+        f"no profile of {run_id} after {timeout_s:g} s: {what}; {sign}. An evaluation, a save or a compilation between "
+        f"two steps may take long: use a longer --timeout or fewer --steps. If the run hangs: hpc-trainer why {run_id}"
     )
 
 

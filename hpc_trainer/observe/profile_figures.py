@@ -213,9 +213,9 @@ def advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
     yield from _data_advice(figures, config)
     if figures.usual_between_share >= _BETWEEN:
         yield (
-            f"{figures.usual_between_share:.0%} of the time lies between steps: log and save less often, as "
-            f"monitor.log_every_steps={10 * config.monitor.log_every_steps} (now {config.monitor.log_every_steps}) "
-            f"and checkpoint.every_steps={10 * config.checkpoint.every_steps} (now {config.checkpoint.every_steps})."
+            f"{figures.usual_between_share:.0%} of the time is between steps: log and save less often, as "
+            f"monitor.log_every_steps={10 * config.monitor.log_every_steps} (now {config.monitor.log_every_steps}) and "
+            f"checkpoint.every_steps={10 * config.checkpoint.every_steps} (now {config.checkpoint.every_steps})."
         )
     if figures.device == "cpu":
         yield from _cpu_advice(figures, config)
@@ -224,9 +224,9 @@ def advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
     share = figures.work.get("communication", 0.0)
     if share >= _COMMUNICATION and config.hardware.world_size > 1:
         yield (
-            f"ranks talk to each other for {share:.0%} of the time: more work between two talks, as a larger "
-            "train.global_batch_size with train.grad_accum_steps="
-            f"{2 * (config.train.grad_accum_steps or 1)} (now {config.train.grad_accum_steps or 1}), or fewer ranks."
+            f"ranks communicate for {share:.0%} of the time: do more work between two exchanges, with a larger "
+            f"train.global_batch_size with train.grad_accum_steps={2 * (config.train.grad_accum_steps or 1)} (now "
+            f"{config.train.grad_accum_steps or 1}), or use fewer ranks."
         )
     if figures.optimizer_share >= _OPTIMIZER:
         yield (
@@ -261,8 +261,8 @@ def _cpus_key(config: TrainConfig) -> str:
 def _cpu_advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
     if figures.usual_idle_share >= _IDLE:
         yield (
-            f"the main thread is in no operator for {figures.usual_idle_share:.0%} of the time: it is Python's, so let "
-            f"each call do more. {_larger(config)}" + ("" if config.train.compile else " Or train.compile=true.")
+            f"the main thread is in no operator for {figures.usual_idle_share:.0%} of the time: that time is Python's, "
+            f"so let each call do more. {_larger(config)}" + ("" if config.train.compile else " Or train.compile=true.")
         )
     cores = config.hardware.cpus_per_rank
     heavy = _heavy(figures)

@@ -114,7 +114,7 @@ def _not_staged(facts: Facts) -> Iterator[Finding]:
     if pace is None or data.name != "image_shards" or plain_value(data)["stage_dir"] or is_cpu_bound(facts):
         return
     change = Change({"data.stage_dir": "$TMPDIR"}, Gain(share=pace.wait_share))
-    yield Finding(f"{_seen(pace)}, and shards are read where they lie", [change])
+    yield Finding(f"{_seen(pace)}, and shards are read from the shared folder", [change])
 
 
 def _idle_workers(facts: Facts) -> Iterator[Finding]:

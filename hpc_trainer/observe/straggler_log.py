@@ -95,7 +95,7 @@ def _of_others(look: Sequence[tuple[float, float, float]], rank: int, index: int
 
 MOST_LINES = 1_000
 """Largest number of lines of one attempt; ranks that are slow again and again are known by then."""
-MOST_TOLD = 5
+MOST_SHOWN = 5
 _MOST_STRAGGLERS_READ = 10 * MOST_LINES
 
 
@@ -165,8 +165,8 @@ def slow_at_end(lines: Sequence[Straggler]) -> list[Straggler]:
 def straggler_lines(lines: Sequence[Straggler]) -> list[str]:
     """Return evidence for `why`: the ranks that were slow at the last check, the slowest first."""
     slow = slow_at_end(lines)
-    texts = [f"from step {line.step} of attempt {line.attempt} on {line.in_words()}" for line in slow[:MOST_TOLD]]
-    return texts + ([f"and {len(slow) - MOST_TOLD} more rank(s)"] if len(slow) > MOST_TOLD else [])
+    texts = [f"from step {line.step} of attempt {line.attempt} on {line.in_words()}" for line in slow[:MOST_SHOWN]]
+    return texts + ([f"and {len(slow) - MOST_SHOWN} more rank(s)"] if len(slow) > MOST_SHOWN else [])
 
 
 _STRAGGLER = {

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.models.parts import blocks
-from hpc_trainer.observe.straggler_log import MOST_TOLD, Judge, Straggler, StragglerLog, Verdict
+from hpc_trainer.observe.straggler_log import MOST_SHOWN, Judge, Straggler, StragglerLog, Verdict
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.runtime.devices import DeviceKind, kind_of
 from hpc_trainer.training.ability import Ability, Building
@@ -169,7 +169,7 @@ class StragglersAbility(Ability):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Restart the measurement of the step after an evaluation, which is no wait for data."""
+        """Restart the measurement of the step after an evaluation, which is not a wait for data."""
         yield
         if self._time is not None:
             self._time.begin(is_measured=self._is_measured(self._run.step + 1))
@@ -210,8 +210,8 @@ class StragglersAbility(Ability):
             self._slow[straggler.rank] = straggler.in_words()
         else:
             self._slow.pop(straggler.rank, None)
-        more = [f"and {len(self._slow) - MOST_TOLD} more rank(s)"] if len(self._slow) > MOST_TOLD else []
-        self._run.remark("stragglers", "; ".join([*self._slow.values()][:MOST_TOLD] + more) or None)
+        more = [f"and {len(self._slow) - MOST_SHOWN} more rank(s)"] if len(self._slow) > MOST_SHOWN else []
+        self._run.remark("stragglers", "; ".join([*self._slow.values()][:MOST_SHOWN] + more) or None)
 
 
 ABILITY = StragglersAbility

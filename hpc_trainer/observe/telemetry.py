@@ -391,7 +391,7 @@ class DeviceWarning:
         """Line for the user."""
         says = {
             Trouble.slowed: "lowers its clocks", Trouble.hot: "is too hot", Trouble.lost: "was lost by its driver",
-            Trouble.ecc: "has errors of its memory that were not corrected", Trouble.xid: "has a fault",
+            Trouble.ecc: "has memory errors that were not corrected", Trouble.xid: "has a fault",
         }[self.trouble]  # fmt: skip
         lasted = f", for {self.seconds:.0f} s" if self.trouble.is_heat else ""
         return f"the GPU of rank {self.rank} on {self.node} {says} ({self.detail}{lasted}): {self.device}"

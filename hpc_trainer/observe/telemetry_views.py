@@ -181,7 +181,8 @@ def energy_columns(status: SweepStatus, run: RunStatus) -> dict[str, Any]:
     }
 
 
-ENERGY_COLUMNS = Columns(frozenset({"energy_kwh", "j_per_sample", "co2_g"}), energy_columns)
+_SUMS = frozenset({"energy_kwh", "co2_g"})
+ENERGY_COLUMNS = Columns(_SUMS | {"j_per_sample"}, energy_columns, sums=_SUMS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

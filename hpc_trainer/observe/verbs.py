@@ -105,9 +105,11 @@ def profile(
     ],
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps to watch, 1 to 1000.")] = 20,
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,..", help="Ranks to watch, or all.")] = "0",
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait for it.")] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Send the request, and do not wait for the profile.")
+    ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds after which nobody wants it any more.")
+        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds after which the request expires.")
     ] = 600.0,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,

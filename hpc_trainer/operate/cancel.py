@@ -6,15 +6,16 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.record.files import make_folder, write_json, write_marker
-from hpc_trainer.record.processes import is_alive
+from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import read_json
-from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.states import CANCEL, POOL, RunState
+from hpc_trainer.record.status import PoolStatus, RunStatus, SweepStatus, read_status
+from hpc_trainer.record.turns import slot_folder
 from hpc_trainer.slurm.jobs import cancel_jobs
 
 
@@ -73,18 +74,42 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
         jobs.append(status.top_up_job)  # no run is left that this job could submit
     if is_whole:
         jobs += status.lost.arrays
+    pools = _pools_without_runs(status, cancelled)
+    jobs += [job_id for pool in pools for job_id in (*pool.waiting, *(() if save else pool.at_work))]
+    saving_slots = [job_id for pool in pools for job_id in (pool.at_work if save else ())]
     may_have_jobs = any(run.has_slurm_job for run in (*chosen, *marked))
     if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):
         raise SlurmError(
             f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "
             "so none was cancelled; the runs are marked, and end when they look. Give the same command again."
         )
-    cancel_jobs(jobs)
-    cancel_jobs(_jobs(saving), signal="USR2")
-    for run in chosen:
-        if run.state is RunState.RUNNING and run.attempts and run.attempts[-1].executor == "local":
-            _stop_local(run)
+    if is_whole:
+        status.sweep.hold.unlink(missing_ok=True)  # nothing is left that could be held
+    _end_slots(status, pools)
+    cancel_jobs([job_id for job_id in jobs if job_id[:1].isdecimal()])
+    cancel_jobs([job_id for job_id in saving_slots if job_id[:1].isdecimal()], signal="USR2")
+    signal_running(saving)
+    _stop_local([run for run in chosen if run not in saving])
     return [run.run_id for run in chosen]
+
+
+def _pools_without_runs(status: SweepStatus, cancelled: Collection[str]) -> list[PoolStatus]:
+    """Return the pools whose slots have no run left that waits or works, once these runs are cancelled."""
+    open_runs = [run for run in status.open_runs.values() if run.state.is_active and run.run_id not in cancelled]
+    needed = {run.submission.uuid for run in open_runs if run.submission is not None}
+    return [pool for pool in status.pools if pool.submission.uuid not in needed]
+
+
+def _end_slots(status: SweepStatus, pools: Sequence[PoolStatus]) -> None:
+    """Mark the slots of pools, so that none brings its job back, and stop those that are processes of this machine."""
+    for pool in pools:
+        for element in range(pool.submission.slots):
+            slot = slot_folder(status.sweep, pool.submission.uuid, element)
+            make_folder(slot.folder)
+            write_marker(slot.marker(CANCEL), sync=False)
+        for process in pool.at_work if pool.submission.executor != "slurm" else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid_of(process), signal.SIGTERM)
 
 
 def _mark(status: SweepStatus, run: RunStatus, *, is_whole: bool) -> None:
@@ -134,8 +159,17 @@ def _may_have_job(run: RunStatus) -> bool:
     return not has_left or (newest is not None and run.job_id != newest.job_id)
 
 
-def _stop_local(run: RunStatus) -> None:
-    """Signal one rank of a local run: all ranks then agree on a step, save, and exit."""
-    if is_alive(run.attempts[-1].process):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(run.attempts[-1].pid, signal.SIGTERM)
+def signal_running(runs: Sequence[RunStatus]) -> None:
+    """Ask running runs to save a checkpoint and leave, however long that takes."""
+    cancel_jobs(_jobs(runs), signal="USR2")
+    _stop_local(runs)
+
+
+def _stop_local(runs: Sequence[RunStatus]) -> None:
+    """Signal one rank of each local run that works: all its ranks then agree on a step, save, and exit."""
+    for run in runs:
+        if run.state is not RunState.RUNNING or not run.attempts or run.attempts[-1].executor not in ("local", POOL):
+            continue
+        if is_alive(run.attempts[-1].process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(run.attempts[-1].pid, signal.SIGTERM)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import set_umask
-from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths, default_runs_dir
+from hpc_trainer.record.layout import OTHER_FOLDER, TRASH, SweepPaths, default_runs_dir, sweep_folder
 from hpc_trainer.record.reading import Faults, check_place, check_trusted, exists
 from hpc_trainer.record.status import SweepStatus, known_by_files, read_status
 
@@ -37,9 +37,14 @@ def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
 
 def _folders(runs_dir: Path) -> list[Path]:
     try:
-        return list(runs_dir.iterdir())
+        # A link is the earlier name of a renamed sweep, which its new name lists.
+        return [path for path in runs_dir.iterdir() if not path.name.startswith(TRASH) and not _is_earlier_name(path)]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _is_earlier_name(path: Path) -> bool:
+    return path.is_symlink() and sweep_folder(path.parent, path.name) != path
 
 
 def _is_ours(folder: Path) -> bool:
@@ -93,8 +98,9 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     if name is not None:
         as_path = Path(name)
         if SweepPaths(as_path).exists:
-            return SweepPaths(as_path.absolute())
-        return SweepPaths(runs_dir.absolute() / name)
+            as_path = as_path.absolute()
+            return SweepPaths(sweep_folder(as_path.parent, as_path.name))
+        return SweepPaths(sweep_folder(runs_dir.absolute(), name))
     sweeps = list_sweeps(runs_dir)
     if not sweeps:
         others = sum((folder / "specs.jsonl").exists() for folder in _folders(runs_dir) if os.access(folder, os.X_OK))

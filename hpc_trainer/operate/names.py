@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.record.layout import SWEEP_FILES, SweepPaths, is_run_id
+from hpc_trainer.record.layout import SWEEP_FILES, TRASH, SweepPaths, is_run_id, sweep_folder
 from hpc_trainer.record.reading import read_json
 
 _MOST_NAMES = 20_000
@@ -22,6 +22,9 @@ def sweep_names(runs_dir: Path) -> list[str]:
     with contextlib.suppress(OSError), os.scandir(runs_dir) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
+                is_earlier_name = entry.is_symlink() and sweep_folder(runs_dir, entry.name).name != entry.name
+                if is_earlier_name or entry.name.startswith(TRASH):
+                    continue
                 if is_run_id(entry.name) and any(os.path.lexists(f"{entry.path}/{name}") for name in SWEEP_FILES):
                     times[entry.name] = entry.stat().st_mtime
     return sorted(times, key=lambda name: times[name], reverse=True)

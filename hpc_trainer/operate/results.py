@@ -38,6 +38,8 @@ class Columns:
     """Names of all columns: a metric with one of these names gets the prefix TOLD."""
     of: Callable[[SweepStatus, RunStatus], Mapping[str, Any]]
     """Returns the known values of a run by column."""
+    sums: frozenset[str] = frozenset()
+    """Names of the columns that a mean over runs adds up, such as an energy."""
 
 
 # Fixed columns of every row: a metric with the name of one of them, or of an axis, gets the prefix TOLD.
@@ -206,8 +208,18 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     ]
     if status.summaries is not None:
         status.summaries.save()
-    costs = [*_COSTS, *(name for domain in contributed for name in domain.names if not name.startswith("j_per_"))]
+    costs = [*_COSTS, *(name for domain in contributed for name in sorted(domain.sums))]
     return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs)
+
+
+def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) -> list[str]:
+    """Return those of the runs whose row in the table of results fulfils a condition.
+
+    Raises:
+        ConfigError: the condition names a column that the table does not have.
+    """
+    chosen = {row["run_id"] for row in result_table(status, typed=True, best=True).where(condition).rows}
+    return [run_id for run_id in run_ids if run_id in chosen]
 
 
 def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.find import find_sweep, fits, in_one_sweep, list_sweeps
 from hpc_trainer.record.layout import SweepPaths
@@ -161,14 +163,30 @@ class SweepLine:
     """Time of the latest submit, in seconds since the epoch; 0.0 if it is not known."""
     executor: str
     command: list[str]
+    more: dict[str, Any]
+    """Values that domains contribute, by name (`SweepColumns.of`)."""
 
 
-def sweep_lines(runs_dir: Path) -> list[SweepLine]:
-    """Return a line for each of the user's sweeps, the latest submitted first."""
-    return [_line(paths) for paths in list_sweeps(runs_dir)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepColumns:
+    """Columns of `sweeps` that a domain contributes (hook `sweep_columns`)."""
+
+    headings: tuple[str, ...]
+    of: Callable[[SweepPaths, Ledger, Mapping[str, RunSpec], float], dict[str, Any]]
+    """Return the values of a sweep for JSON; what takes longer than to a deadline of `time.monotonic` is None."""
+    cells: Callable[[Mapping[str, Any]], Sequence[str]]
+    """Return the texts under `headings` for values of `of`."""
+    least: tuple[str | tuple[str, int], ...] = ()
+    """Columns that a narrow terminal drops or cuts (cli/common.py, `print_table`)."""
 
 
-def _line(paths: SweepPaths) -> SweepLine:
+def sweep_lines(runs_dir: Path, *, seconds: float = 0.0) -> list[SweepLine]:
+    """Return a line for each of the user's sweeps, the latest submitted first; files are counted for `seconds`."""
+    deadline = time.monotonic() + seconds
+    return [_line(paths, deadline) for paths in list_sweeps(runs_dir)]
+
+
+def _line(paths: SweepPaths, deadline: float) -> SweepLine:
     ledger, specs = known_by_files(paths)
     newest = ledger.submissions[-1] if ledger.submissions else None
     command = (read_json(paths.sweep) or {}).get("command")
@@ -176,4 +194,6 @@ def _line(paths: SweepPaths) -> SweepLine:
         name=paths.name, num_runs=len(specs), time=newest.time if newest else 0.0,
         executor=newest.executor if newest else "-",
         command=[Path(str(command[0])).name, *map(str, command[1:])] if isinstance(command, list) and command else [],
+        more={name: value for columns in contributions("sweep_columns")
+              for name, value in columns.of(paths, ledger, specs, deadline).items()},
     )  # fmt: skip

@@ -42,14 +42,14 @@ BY_STATE: dict[RunState, Verdict] = {
         (_RETRY,),
     ),
     RunState.GONE: Verdict(
-        "It was complete, and its folder has been deleted: its results and checkpoints are gone.",
+        "It was removed, or its folder has been deleted: its results and checkpoints are gone.",
         (_RETRY + ": it is trained again from the beginning",),
     ),
     RunState.PAUSED: Verdict(
         "Its search let it train until this step, and promotes it if it is among the best there.",
         ("nothing: it goes on by itself if it is promoted",),
     ),
-    RunState.HELD: Verdict("Slurm holds its job.", ("scontrol release {job}",)),
+    RunState.HELD: Verdict("It is held, and starts when it is released.", ("hpc-trainer release {run}",)),
     RunState.PREEMPTED: Verdict("It was interrupted, and could not be restarted automatically.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(
         "Its time limit ended it, and it could not be restarted automatically.",

@@ -82,6 +82,8 @@ def _is_nobodys(run: RunStatus, status: SweepStatus) -> bool:
         return False
     if run.waits_in_sweep:
         return status.tending_job is None
+    if run.state is RunState.HELD and run.waits_for is not None:
+        return True  # until a user brings back the run that it follows
     is_unknown = run.state is RunState.UNKNOWN and run.own_job is None
     return is_unknown and of_unknown(run.cause, None) not in (SILENT, TAKEN)
 

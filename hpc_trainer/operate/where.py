@@ -52,8 +52,10 @@ class Where:
     names: frozenset[str]
     holds: Callable[[Row], bool]
     """Returns True if a row fulfils the condition."""
+    option: str
+    """Name of the option, for messages."""
 
-    def check_names(self, columns: Collection[str], option: str = "--where") -> None:
+    def check_names(self, columns: Collection[str]) -> None:
         """Raise if the condition names a column that is not among `columns`.
 
         Raises:
@@ -63,9 +65,8 @@ class Where:
             known = [*columns]
             shown = ", ".join(known[:_MOST_NAMED]) + (" .." if len(known) > _MOST_NAMED else "")
             quotes = "" if "." in name else f' Text stands in quotes: "{name}".'
-            raise ConfigError(
-                f"{option} {self.text}: there is no column {name}. {did_you_mean(name, known)}Columns: {shown}.{quotes}"
-            )
+            near = did_you_mean(name, known)
+            raise ConfigError(f"{self.option} {self.text}: there is no column {name}. {near}Columns: {shown}.{quotes}")
 
 
 def parse_where(text: str, option: str = "--where") -> Where:
@@ -82,7 +83,7 @@ def parse_where(text: str, option: str = "--where") -> Where:
     holds = parser.condition()
     if parser.place < len(parser.tokens):
         raise parser.error("and, or, or the end")
-    return Where(text, frozenset(parser.names), holds)
+    return Where(text, frozenset(parser.names), holds, option)
 
 
 @dataclass(frozen=True, slots=True)

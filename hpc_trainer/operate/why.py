@@ -14,16 +14,17 @@ from hpc_trainer.config.rules.memory import may_be_auto, smaller_batch, ways
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import typed_words
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError, SlurmError
+from hpc_trainer.errors import ConfigError, HpcTrainerError, SlurmError
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
+from hpc_trainer.record.chain import awaited_of, followers_of, look_at, waiting_for
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Attempt, read_first_weights
 from hpc_trainer.record.last_words import NOT_STARTED, Sign, sign_of
 from hpc_trainer.record.ledger import RunLedger, ledger_line, newest_timeouts
 from hpc_trainer.record.reading import Faults, is_number, read_json
-from hpc_trainer.record.states import NOT_FINITE, OUT_OF_MEMORY, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers
+from hpc_trainer.record.states import NOT_FINITE, OUT_OF_MEMORY, POOL, RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, read_status
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.jobs import OFF, show_preemption
 from hpc_trainer.slurm.shape import Shape
@@ -166,7 +167,13 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         "memory": more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
     }  # fmt: skip
     lines = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
+    followed = _followed(status, run) if asks_slurm else []
     evidence, advice = list(_evidence(status, run, rank, clues)), [line.format(**values).rstrip() for line in lines]
+    evidence += followed
+    followers = list(_followers(status, run)) if asks_slurm else []
+    evidence += followers
+    if followers:
+        advice.append(f"hpc-trainer retry {status.sweep.name}/{run.run_id}: runs that follow it go on by themselves")
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # a configuration of another version: the general advice stays
@@ -206,6 +213,8 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         job_id = status.tending_job
         by = "the same `hpc-trainer submit` brings it in" if job_id is None else f"nothing: job {job_id} submits it"
         return Verdict("It waits in the sweep's own queue until Slurm has room for it.", (by,))
+    if run.state is RunState.HELD and run.waits_for is not None:
+        return Verdict(f"It is held: it {run.waits_for}.", (_THEN,))
     if _met_its_end(run):
         return BY_CAUSE[OUT_OF_MEMORY]
     if run.cause == NOT_FINITE:
@@ -216,6 +225,34 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
     return BY_CAUSE.get(cause or "", BY_STATE[RunState.FAILED])
+
+
+_THEN = "bring back what it follows; it goes on by itself then. To give it up: hpc-trainer cancel {sweep}/{run}"
+_MOST_FOLLOWED = 5
+
+
+def _followed(status: SweepStatus, run: RunStatus) -> list[str]:
+    """Return a line for each run that a waiting run follows and that is not complete."""
+    if run.attempts or not run.state.is_active or run.spec.is_lost:
+        return []
+    awaited = awaited_of(run.spec.config, status.sweep.folder.parent)
+    stands = look_at(awaited)
+    if awaited and not stands:
+        return ["all runs that it follows are complete"]
+    more = [f"and {len(stands) - _MOST_FOLLOWED} more"] if len(stands) > _MOST_FOLLOWED else []
+    return [f"follows {stand}" for stand in stands[:_MOST_FOLLOWED]] + more
+
+
+def _followers(status: SweepStatus, run: RunStatus) -> Iterator[str]:
+    """Yield a line for each sweep with runs that wait for a run which does not go on by itself."""
+    if run.state.is_active or run.state is RunState.COMPLETED:
+        return
+    for follower in followers_of(status.sweep):
+        with contextlib.suppress(HpcTrainerError, OSError):  # a sweep that cannot be read now
+            waiting = waiting_for(read_status(follower, is_look=True), status.sweep, run.run_id)
+            if waiting:
+                more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+                yield f"{follower.name}/{waiting[0].run_id}{more} follows it and is {waiting[0].state.value}"
 
 
 def _waits(state: RunState, reason: Reason) -> Verdict:
@@ -349,7 +386,9 @@ def _timeline(status: SweepStatus, run: RunStatus, clues: Sequence[Clues]) -> li
 
 
 def _story(attempt: Attempt) -> Iterator[str]:
-    where = f"job {attempt.job_id} on {attempt.node}" if attempt.executor == "slurm" else f"on {attempt.node}"
+    has_job = attempt.executor in ("slurm", POOL)
+    where = f"{'job' if attempt.executor == 'slurm' else 'slot'} {attempt.job_id} on {attempt.node}" if has_job else ""
+    where = where or f"on {attempt.node}"
     # A program never reports where it begins, and an attempt may end before it knows its first step.
     step = "" if attempt.resumed_step is None else f" from step {attempt.resumed_step}"
     yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began{step}, {where}"

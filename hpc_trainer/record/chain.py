@@ -23,7 +23,7 @@ from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is
 from hpc_trainer.config.schema.train import OnFailure
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
-from hpc_trainer.record.layout import RunPaths, SweepPaths
+from hpc_trainer.record.layout import RunPaths, SweepPaths, sweep_folder
 from hpc_trainer.record.reading import Faults, is_number, is_there, list_folder, read_json
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import CANCEL, DONE, RunState
@@ -50,6 +50,8 @@ class Planned:
     """Runs of each sweep by its folder."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Name of a stage -> name of its sweep."""
+    later: frozenset[str] = frozenset()
+    """Names of this stage and of later ones, which it cannot follow."""
 
 
 PLANNED: ContextVar[Planned] = ContextVar("PLANNED", default=Planned())  # noqa: B039  (frozen, never changed)
@@ -117,12 +119,16 @@ def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
     """
     planned = PLANNED.get()
     sweep_name, _, run = text.partition("/")
-    folder = runs_dir / planned.names.get(sweep_name, sweep_name)
+    if sweep_name in planned.later:
+        earlier = f"earlier stages only: {', '.join(planned.names)}" if planned.names else "earlier stages only"
+        raise ConfigError(f"{key}={text}: a stage follows {earlier}. Change the order of the stages, or the name.")
+    folder = sweep_folder(runs_dir, planned.names.get(sweep_name, sweep_name))
     if text.startswith(("/", "~", "./", "../")):
         place = Path(text).expanduser().absolute()
-        folder, run = (place, "") if SweepPaths(place).exists else (place.parent, place.name)
+        is_run = not SweepPaths(place).exists and SweepPaths(place.parent).exists
+        folder, run = (place.parent, place.name) if is_run else (place, "")
     if folder not in planned.sweeps:
-        _check_sweep(text, folder, runs_dir, key)
+        _check_sweep(text, folder, key)
     if not run:
         return Awaited(folder)
     specs = specs_of(folder)
@@ -142,11 +148,11 @@ def specs_of(folder: Path) -> Mapping[str, RunSpec]:
     return PLANNED.get().sweeps.get(folder) or known_by_files(SweepPaths(folder))[1]
 
 
-def _check_sweep(text: str, folder: Path, runs_dir: Path, key: str) -> None:
+def _check_sweep(text: str, folder: Path, key: str) -> None:
     """Check that the folder is a sweep of this user. Raises ConfigError."""
     planned = PLANNED.get()
     if not SweepPaths(folder).exists:
-        known = [path.name for path in _folders(runs_dir) if SweepPaths(path).exists]
+        known = [path.name for path in _folders(folder.parent) if SweepPaths(path).exists]
         if planned.names:
             known = [*planned.names, *known]
         there = f"Sweeps there: {', '.join(sorted(known)[:_NAMES_SHOWN])}." if known else "There is none yet."
@@ -156,9 +162,6 @@ def _check_sweep(text: str, folder: Path, runs_dir: Path, key: str) -> None:
         )
     try:
         owner = folder.stat().st_uid
-        known_by_files(SweepPaths(folder))
-    except UntrustedFileError as error:
-        raise ConfigError(f"{key}={text}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{key}={text}: {folder} cannot be read: {error}.") from error
     if owner not in (os.getuid(), 0):
@@ -166,6 +169,10 @@ def _check_sweep(text: str, folder: Path, runs_dir: Path, key: str) -> None:
             f"{key}={text}: the sweep {folder} is another user's (uid {owner}), who may change or delete it while runs "
             "wait. Follow a sweep of your own; weights of others are taken by init_from=FOLDER once they are complete."
         )
+    try:
+        known_by_files(SweepPaths(folder))
+    except (UntrustedFileError, OSError) as error:
+        raise ConfigError(f"{key}={text}: {error}") from error
 
 
 def _folders(runs_dir: Path) -> list[Path]:
@@ -223,7 +230,7 @@ def _frozen(name: str, runs_dir: Path) -> Awaited:
     """Return what a name in a frozen configuration means; `Awaited.text` wrote it."""
     if not name.startswith("/"):
         sweep, _, run_id = name.partition("/")
-        return Awaited(runs_dir / sweep, run_id or None)
+        return Awaited(sweep_folder(runs_dir, sweep), run_id or None)
     place = Path(name)
     return Awaited(place) if SweepPaths(place).exists else Awaited(place.parent, place.name)
 
@@ -309,7 +316,7 @@ def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
     kept = done[0].spec.config["checkpoint"] if done else {}
     mode = BestMode[kept.get("best_mode", "auto")] if kept.get("keep_best") == metric else BestMode.auto
     sign = 1.0 if best_is_max(CheckpointConfig(keep_best=metric, best_mode=mode)) else -1.0
-    scores = [(sign * float(value), run) for run in done if _is_finite(value := run.metrics.get(metric))]
+    scores = [(sign * float(run.metrics[metric]), run) for run in done if _is_finite(run.metrics.get(metric))]
     if not scores:
         raise ConfigError(f"no complete run of {folder} has a finite {metric}. Name a run.")
     return max(scores, key=lambda pair: pair[0])[1], metric
@@ -391,6 +398,28 @@ def started(config: TrainConfig, paths: RunPaths) -> TrainConfig:
     return dataclasses.replace(config, init_from=source)
 
 
+# Stages of a chain.
+
+
+def write_chain(sweep: SweepPaths, name: str, stages: Sequence[str]) -> None:
+    """Record in the folder of a stage's sweep which chain it belongs to."""
+    if read_json(sweep.chain, Faults()) != (record := {"chain": name, "stages": list(stages)}):
+        write_json(sweep.chain, record)
+
+
+def stages_of(runs_dir: Path, name: str) -> list[SweepPaths]:
+    """Return the sweeps of a chain's stages, in order; [] if there is no chain of this name."""
+    for folder in _folders(runs_dir):
+        if not folder.name.startswith(f"{name}-"):
+            continue
+        record = read_json(SweepPaths(folder).chain, Faults()) or {}
+        stages = record.get("stages")
+        if record.get("chain") == name and isinstance(stages, list):
+            sweeps = [SweepPaths(runs_dir.absolute() / str(stage)) for stage in stages]
+            return [sweep for sweep in sweeps if sweep.exists]
+    return []
+
+
 # Followers of a sweep.
 
 
@@ -432,6 +461,9 @@ def waiting_for(follower: SweepStatus, sweep: SweepPaths, run_id: str | None = N
 
 def find_cycle(specs: Sequence[RunSpec], sweep: SweepPaths) -> str | None:
     """Return the problem if runs of this grid wait for each other in a circle; None if none does."""
+    first = {each.folder for spec in specs for each in awaited_of(spec.config, sweep.folder.parent)}
+    if not first or (sweep.folder not in first and not followers_of(sweep)):
+        return None  # nobody follows this sweep: no configuration of others need be read
     own = {(sweep.folder, spec.run_id) for spec in specs}
     seen: set[tuple[Path, str]] = set()
     left = [(each, "") for spec in specs for each in awaited_of(spec.config, sweep.folder.parent)]

@@ -18,13 +18,13 @@ class DoubtKind(enum.Enum):
     unseen_result = "its job has ended, and this machine may not see its files yet"
     accounting_behind = "its job has left the queue, and the accounting does not know the end yet"
     alive_without_job = "it gave a sign of life a moment ago, and Slurm does not know its job"
-    new_word = "Slurm calls the state of its job by an unknown word"
+    new_word = "Slurm reports a state of its job that hpc-trainer does not know"
     taken = "a job or a local queue has it, and its submission is lost"
-    maybe_taken = "a job of the sweep may have it, and the line that says for which runs it is is lost"
+    maybe_taken = "a job of the sweep may have the run, and the line that names the runs of the job is lost"
     lost_spec = "its configuration is lost or damaged"
-    untold_job = "its newest attempt is of a job of which no submission tells"
+    untold_job = "its newest attempt belongs to a job that no submission names"
     unreadable = "the file system does not let its files be read now"
-    damaged = "what is lost or damaged in its files may tell of a later attempt or end"
+    damaged = "a lost or damaged part of its files may record a later attempt or end"
 
 
 class Doubt(str):
@@ -55,12 +55,12 @@ def silent(command: str) -> Doubt:
 
 def silent_about(job_ids: list[str], why: object) -> Doubt:
     """Return the doubt when Slurm did not say whether these jobs, which have the sweep's name, belong to the sweep."""
-    return Doubt(DoubtKind.silent, f"job {', '.join(job_ids)} may have it: {why}")
+    return Doubt(DoubtKind.silent, f"job {', '.join(job_ids)} may have the run: {why}")
 
 
 def untold_job(job_id: str | None) -> Doubt:
     """Return the doubt when an attempt says that it runs in a job that no submission names."""
-    text = f"its newest attempt is of job {job_id}, of which submissions.jsonl has no line"
+    text = f"its newest attempt belongs to job {job_id}, which submissions.jsonl does not list"
     return Doubt(DoubtKind.untold_job, text)
 
 
@@ -76,9 +76,7 @@ def silent_after_damage(damage: str | None) -> Doubt:
         damage: fault of submissions.jsonl; None if it names no job at all.
     """
     why = (
-        "submissions.jsonl tells of none of the jobs that were submitted"
-        if damage is None
-        else f"a job may have it: {damage}"
+        "submissions.jsonl lists none of the submitted jobs" if damage is None else f"a job may have the run: {damage}"
     )
     return Doubt(DoubtKind.silent, f"squeue did not answer, and {why}")
 
@@ -96,7 +94,7 @@ def other_cluster(where: str) -> Doubt:
 
 def other_host() -> Doubt:
     """Return the doubt about a run that was started locally on another host."""
-    text = "it was started on another host (or under another name of this one): ask there"
+    text = "it was started on another host (or under another name of this host): ask there"
     return Doubt(DoubtKind.other_host, text)
 
 
@@ -126,21 +124,21 @@ def alive_without_job(quiet_s: float) -> Doubt:
 
 
 def new_word(command: str, word: str) -> Doubt:
-    """Return the doubt about a job whose state is none that slurm/terms.py knows."""
-    return Doubt(DoubtKind.new_word, f"{command} calls its job {word}, a word that is not known here")
+    """Return the doubt about a job whose state slurm/terms.py does not know."""
+    return Doubt(DoubtKind.new_word, f"{command} calls its job {word}, a state that hpc-trainer does not know")
 
 
 def taken(who: str) -> Doubt:
     """Return the doubt about a run that a job or a local queue has although submissions.jsonl does not say so."""
-    return Doubt(DoubtKind.taken, f"{who} has it, and submissions.jsonl has lost the line that says so")
+    return Doubt(DoubtKind.taken, f"{who} has the run, and the line of submissions.jsonl that says so is lost")
 
 
 def maybe_taken(job_ids: tuple[str, ...]) -> Doubt:
     """Return the doubt about jobs of the sweep in the queue, if nothing says which runs they are for."""
     return Doubt(
         DoubtKind.maybe_taken,
-        f"job {', '.join(job_ids)} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
-        f"scancel --state=PENDING {' '.join(job_ids)}, then submit again",
+        f"job {', '.join(job_ids)} of this sweep is in the queue, and the line that names its runs is lost: scancel "
+        f"--state=PENDING {' '.join(job_ids)}, then submit again",
     )
 
 

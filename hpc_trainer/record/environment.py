@@ -73,7 +73,7 @@ def read_environment(paths: RunPaths, attempt: int, faults: Faults | None = None
 def _problems(record: Mapping[str, Any]) -> Iterator[str]:
     for name, kind in _SECTIONS.items():
         if not isinstance(record.get(name), kind):
-            yield f"{name} is no {'object' if kind is dict else 'list'}"
+            yield f"{name} is not {'an object' if kind is dict else 'a list'}"
             return
     code = record["code"]
     if not isinstance(code.get("packages"), dict) or not isinstance(code.get("places") or {}, dict):
@@ -82,7 +82,7 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(checkouts, list) or not all(map(_is_checkout, checkouts)):
         yield "code.checkouts is not a list of objects with top and revision"
     if not all(isinstance(item, dict) for item in (*record["origins"].values(), *record["devices"])):
-        yield "origins or devices hold something else than objects"
+        yield "origins or devices hold something other than objects"
 
 
 def _is_checkout(value: Any) -> bool:
@@ -102,8 +102,8 @@ def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, An
             return attempt, record
         if faults:
             raise RunStateError(
-                f"the record of what attempt {attempt} ran with cannot be read: {'; '.join(faults)}. Without it "
-                "the differences are not known. Restore the file, or move it away: then losses alone are compared."
+                f"the environment record of attempt {attempt} cannot be read: {'; '.join(faults)}. Without it the "
+                "differences are unknown. Restore the file, or move it away to compare only the losses."
             )
     return None
 

@@ -48,7 +48,7 @@ def _sign(pattern: str, says: str, *advice: str) -> Sign:
     return Sign(re.compile(pattern), says, advice)
 
 
-_NO_MODULE = "`module avail` on such a node shows what there is; then the right name in cluster.setup"
+_NO_MODULE = "run `module avail` on such a node, and write the right name into cluster.setup"
 # The first sign that fits the newest line counts.
 SIGNS = (
     _sign(
@@ -71,8 +71,8 @@ SIGNS = (
     _sign(
         r"\bconda: (?:command )?not found|Run 'conda init'|not been properly configured to use 'conda activate'",
         "the node's shell does not know conda",
-        "a line of cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
-        "or no activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
+        "add this line to cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
+        "or set the Python without activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
     ),
     _sign(
         r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
@@ -82,32 +82,32 @@ SIGNS = (
     _sign(
         r"version `?(GLIBC\w*_[\w.]+)'? not found",
         "a library or program was built for a newer system than the node's ({found})",
-        "an environment that was made on such a node; or a container",
+        "use an environment that was made on such a node, or a container",
     ),
     _sign(
         r"([\w.+-]+\.so[\w.]*): cannot open shared object file",
         "the library {found} is not found on the node",
-        "the module that brings it, in cluster.setup; or LD_LIBRARY_PATH by cluster.env",
+        "load the module that brings it in cluster.setup, or set LD_LIBRARY_PATH in cluster.env",
     ),
     _sign(
         r"Exec(?:utable file)? format error",
-        "a program was built for another kind of processor, or is no program",
-        "on such a node: file PROGRAM; then another cluster.python or environment",
+        "a program was built for another kind of processor, or is not a program",
+        "run `file PROGRAM` on such a node, then use another cluster.python or environment",
     ),
     _sign(
         r"(?:execve\(\)|bash|line \d+): (\S+): No such file|exec: (\S+): not found|can't open file '([^']+)'"
         r"|No such file or directory: '([^']+)'",
         "the node has no file {found}",
-        "is it on a disk that this node sees? cluster.python is the program of the ranks: its whole path is the surest",
+        "is the file on a disk that this node sees? If cluster.python is missing, write its full path",
     ),
     _sign(
         r"(\S+): command not found",
         "the node's shell finds no program {found}",
-        "its whole path, or the module that brings it, in cluster.setup",
+        "in cluster.setup, write its full path, or load the module that brings it",
     ),
     _sign(
         r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|line \d+: +\d+ Killed",
-        "something killed it, most likely for want of memory",
+        "it was killed, most likely because the memory was full",
         "hpc-trainer retry {run} {memory}",
     ),
     _sign(
@@ -118,7 +118,7 @@ SIGNS = (
     _sign(
         r"(\S+): Permission denied|Permission denied: '([^']+)'|Permission denied",
         "a file may not be read, written or run: {found}",
-        "ls -ld of it and the folders above it, on such a node",
+        "run `ls -ld` on it and on the folders above it, on such a node",
     ),
     _sign(
         r"(Segmentation fault|Bus error|Illegal instruction|Aborted)",
@@ -129,7 +129,7 @@ SIGNS = (
     _sign(
         r"^srun: (?:(?:error|fatal): )?(?!\S+: tasks? )(.*(?:option|[Ii]nvalid|[Uu]nable|permitted|requested).*)",
         "srun did not start the ranks: {found}",
-        "cluster.srun_args, and hardware.* where it names a resource",
+        "check cluster.srun_args, and hardware.* if the error names a resource",
     ),
 )  # fmt: skip
 

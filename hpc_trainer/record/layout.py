@@ -21,11 +21,34 @@ OTHER_FOLDER = "For sweeps in another folder add --runs-dir FOLDER, or once: exp
 """Advice for messages about a sweep that is not found."""
 SWEEP_FILES = ("specs.jsonl", "submissions.jsonl", "sweep.json")
 """Files that identify the folder of a sweep; any of them may be lost."""
+TRASH = ".trash-"
+"""Beginning of the name of a folder that is being deleted."""
 _UUID, _RUN = "[0-9a-f]" * 32, f"*-{'[0-9a-f]' * 10}"
 _SIGNS = (
     f"submissions/{_UUID}.json", f"slurm/{_UUID}.sh",
     f"{_RUN}/attempt-*.jsonl", f"{_RUN}/attempts.jsonl", f"{_RUN}/logs",
 )  # fmt: skip
+
+
+def sweep_folder(runs_dir: Path, name: str) -> Path:
+    """Return the folder of the sweep with this name; for a name from before a `rename`, the folder that it became.
+
+    `rename` leaves a symbolic link to the new name, which may be renamed again. Other links are not followed.
+    """
+    folder = runs_dir / name
+    for _ in range(_MOST_RENAMES):
+        try:
+            is_link = folder.is_symlink() and folder.lstat().st_uid in (os.getuid(), 0)
+            target = str(folder.readlink()) if is_link else ""
+        except OSError:
+            target = ""
+        if not is_run_id(target):
+            break
+        folder = runs_dir / target
+    return folder
+
+
+_MOST_RENAMES = 20
 
 
 def is_run_id(name: str) -> bool:
@@ -124,6 +147,10 @@ class RunPaths:
     """Folders for `wandb sync`, each with its own range of steps; `hpc-trainer sync` adds one."""
     wandb_work = _Named("wandb.part")
     """Folder that `hpc-trainer sync` is writing for W&B."""
+    canary = _Named("CANARY")
+    """Mark of a run for which others wait (`submit --canary`); `submit` writes it."""
+    canary_end = _Named("canary.json")
+    """Time at which such a run had trained and saved (worker/line.py); rank 0 replaces it."""
     requeue_token = _Named("requeue.json")
     """The incarnation that asked for a requeue, so that no incarnation asks twice; rank 0 replaces it."""
 
@@ -236,7 +263,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.failure.json"
 
     def marker(self, name: str) -> Path:
-        """Return the path of a marker: DONE or CANCEL."""
+        """Return the path of a marker: DONE, CANCEL or HOLD."""
         return Path(self.at(name))
 
 
@@ -272,6 +299,20 @@ class SweepPaths:
     """What the files of completed runs say (record/summaries.py); a command that reads many of them replaces it."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
+    removed = _Named("removed")
+    """What `rm` has removed: a file for each run, RUN_ID.json (record/removed.py); `rm` writes it once."""
+    removed_whole = _Named("REMOVED")
+    """The only file that `rm SWEEP` leaves in the folder."""
+    hold = _Named("HOLD")
+    """Hold of the whole sweep (record/holds.py); `hold` writes it, and so does a run that stops the line."""
+    alike = _Named("alike")
+    """Failures by their fingerprint (`cluster.stop_after_alike`); each failing run adds a file, `submit` clears it."""
+    notify = _Named("notify")
+    """Ends of runs, and events that were told (notify/events.py); runs add files, `submit` removes its runs' files."""
+    labels = _Named("labels.json")
+    """Tags and note of the sweep (tidy/labels.py); `tag` and `note` replace it."""
+    walk = _Named("walk.json")
+    """Sizes and best metrics of the folders in the sweep (tidy/walk.py); `sweeps` replaces it."""
     sync_lock = _Named("sync.lock")
     """Lock of the one `sync` that is running."""
     scripts = _Named("slurm")
@@ -280,6 +321,8 @@ class SweepPaths:
     """Output of the local queue and its controllers."""
     compile_cache = _Named("compile_cache")
     """Cache of torch.compile, an archive for each configuration and local rank; the first run writes it."""
+    chain = _Named("chain.json")
+    """Chain of which the sweep is a stage, with the names of all its stages' sweeps; `submit` replaces it."""
     followers = _Named("followers")
     """Sweeps whose runs follow runs of this sweep, a file for each; their `submit` writes."""
     pickles = _Named("pickles")

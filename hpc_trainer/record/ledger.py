@@ -166,7 +166,7 @@ def read_allocations(paths: RunPaths, faults: Faults | None = None) -> list[Allo
 def _parse_allocations(record: Mapping[str, Any]) -> list[Allocation]:
     items = record["allocations"]
     if not isinstance(items, list):
-        raise ValueError("allocations are no list")
+        raise ValueError("allocations is not a list")
     return [Allocation(**typed(as_table(item), _ALLOCATION)) for item in items]
 
 

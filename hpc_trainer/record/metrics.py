@@ -280,7 +280,7 @@ class NewLines:
         }
         lost = sorted(set(record) - set(numbers) - set(_NOT_METRICS))
         if lost:
-            self._tell(f"{', '.join(lost[:5])}: no number, left out")
+            self._tell(f"{', '.join(lost[:5])}: not a number, left out")
         return Told(step, num_steps, numbers)
 
     def _tell(self, problem: str) -> None:

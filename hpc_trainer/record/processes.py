@@ -108,7 +108,7 @@ class FileLock:
             SubmitError: another process took the lock over: a command that went on now could submit twice.
         """
         if not self._is_ours():
-            raise SubmitError(f"another {self._who} took {self._path} over from this one, which had stopped for long.")
+            raise SubmitError(f"another {self._who} took over {self._path}, because this one had stopped for too long.")
         write_json(self._path, {"holder": self._name, "time": time.time()}, sync=False)
 
     def release(self) -> None:
@@ -136,7 +136,7 @@ class FileLock:
         is_damaged = not holder and info.st_size > 0
         alive = is_alive(holder) if holder else (None if is_damaged or age < _NAMELESS_S else False)
         if not stat.S_ISREG(info.st_mode):
-            raise SubmitError(f"{self._path} must be a file, and is something else. Remove it, then try again.")
+            raise SubmitError(f"{self._path} must be a file, but is something else. Remove it, then try again.")
         if alive or (alive is None and age < _EXPIRY_S):
             raise SubmitError(
                 f"another {self._who} works on {self._path.parent.name}: {holder or 'unknown'}, for {age:.0f} s. Wait "

@@ -27,13 +27,13 @@ from hpc_trainer.errors import RunStateError, UntrustedFileError
 #
 # Each fact is in one line, and files get damaged. A run submitted twice costs more than a run shown as UNKNOWN.
 
-_TOLD = 10
+_MOST_SHOWN = 10
 
 
 def told_few(faults: Faults) -> list[str]:
     """Return notes for the user: the first few faults, and how many more there are."""
-    more = [f"{len(faults) - _TOLD} more lines or files cannot be read."] if len(faults) > _TOLD else []
-    return [*faults[:_TOLD], *more]
+    more = [f"{len(faults) - _MOST_SHOWN} more lines or files cannot be read."] if len(faults) > _MOST_SHOWN else []
+    return [*faults[:_MOST_SHOWN], *more]
 
 
 def check_trusted(path: Path) -> None:
@@ -50,7 +50,7 @@ def check_trusted(path: Path) -> None:
     if stat.S_ISLNK(info.st_mode):
         raise UntrustedFileError(f"{path} is a symbolic link; it must be the file itself.")
     if info.st_uid not in (os.getuid(), 0):
-        raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
+        raise UntrustedFileError(f"{path} belongs to user {info.st_uid}; only files of yours or of root are read.")
     if info.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
         # A default ACL affects all files of the folder, not only this one; newly written files get the right mode.
         by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
@@ -344,7 +344,7 @@ def as_table(value: object) -> dict[str, Any]:
     """Return a JSON object; raise ValueError for anything else."""
     if isinstance(value, dict):
         return value
-    raise ValueError(f"{_shown(value)} is no JSON object")
+    raise ValueError(f"{_shown(value)} is not a JSON object")
 
 
 def tuple_of(convert: Callable[[Any], T]) -> Callable[[object], tuple[T, ...]]:
@@ -369,7 +369,7 @@ def typed(record: Mapping[str, Any], kinds: Kinds, optional: Kinds = MappingProx
 
     Raises:
         KeyError: a key of `kinds` is missing.
-        ValueError: a value is none that our writers write.
+        ValueError: a value is not one that our writers write.
     """
     values = {key: convert(record[key]) for key, convert in kinds.items()}
     for key, convert in optional.items():
@@ -466,7 +466,7 @@ def has_seal(data: bytes) -> bool:
     """
     is_sealed = data[-_SEAL_SIZE:-10] == _SEAL
     if is_sealed and b"%08x" % zlib.crc32(memoryview(data)[:-_SEAL_SIZE]) != data[-10:-2]:
-        raise ValueError("its checksum is of another text (if you have edited it: take out its last key, crc)")
+        raise ValueError("its checksum belongs to another text (if you have edited the line, remove its last key, crc)")
     return is_sealed
 
 
@@ -492,9 +492,9 @@ def parse_record(data: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"it is not JSON ({error})") from error
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     if not is_sealed and text.count("{") + text.count("[") > 2 * _MAX_DEPTH and _is_deep(value):
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
     if "\\ud" in text or "\\uD" in text:  # perhaps half a surrogate pair, which no terminal can print

@@ -20,6 +20,7 @@ from hpc_trainer.record import doubts
 from hpc_trainer.record.doubts import Doubt
 from hpc_trainer.record.doubts import untold_job as untold_job_doubt
 from hpc_trainer.record.files import append_lines, make_folder, write_atomic
+from hpc_trainer.record.holds import read_hold
 from hpc_trainer.record.journal import Attempt, Journal, read_heartbeat, read_result
 from hpc_trainer.record.layout import AFTER, HEARTBEAT, RESULT, SUBMISSIONS, RunPaths, SweepPaths, journals_in
 from hpc_trainer.record.processes import is_alive
@@ -41,7 +42,7 @@ from hpc_trainer.record.reading import (
     seal,
     typed,
 )
-from hpc_trainer.record.states import CANCEL, DONE, ENDS, POOL, UNEXPLAINED, RunState
+from hpc_trainer.record.states import CANCEL, DONE, ENDS, HOLD, POOL, UNEXPLAINED, RunState
 from hpc_trainer.record.submissions import (
     SUCCESSOR,
     Job,
@@ -99,6 +100,10 @@ class RunFolder:
     """The run's jobs on other hardware, which were submitted together with `submission` (`hardware=first:a,b`)."""
     is_claimed: bool = False
     """True if the job of `submission` has claimed the run, so that `rivals` end without starting it."""
+    removed: str | None = None
+    """Who removed the run and when, if `rm` did and it was not submitted since (record/removed.py)."""
+    held: str | None = None
+    """Who holds the run or its sweep, since when and why (record/holds.py); None if nobody does."""
     turn: Turn | None = None
     """The slot of a pool that has the run; `job_id` is the slot's job. None if no slot has it, or it is in no pool."""
     decision: Mapping[str, Any] = field(default_factory=dict)
@@ -107,7 +112,10 @@ class RunFolder:
     @property
     def waits_for(self) -> str | None:
         """Reason why a run that follows others has not begun; None if there is none."""
-        return str(self.decision["reason"]) if self.decision.get("reason") and not self.attempts else None
+        if self.attempts or not self.decision.get("reason"):
+            return None
+        is_taken_back = self.decision.get("decision") == "cancelled" and CANCEL not in self.markers  # by `retry`
+        return None if is_taken_back else str(self.decision["reason"])
 
     @property
     def newest(self) -> Attempt | None:
@@ -153,18 +161,18 @@ class RunFolder:
     @property
     def needs_scheduler(self) -> bool:
         """True if only Slurm knows whether this run is alive."""
-        return self.is_on_slurm and DONE not in self.markers and self.waits is None
+        return self.is_on_slurm and DONE not in self.markers and self.waits is None and self.removed is None
 
     @property
     def is_settled(self) -> bool:
         """True if the run's files record its end, whatever a scheduler says."""
-        return DONE in self.markers or journal_settles(self.current)
+        return DONE in self.markers or self.removed is not None or journal_settles(self.current)
 
 
 def read_folder(
     paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
     names: Collection[str] | None = None, *, is_listed: bool = False, rivals: Sequence[Job] = (),
-    turn: Turn | None = None,
+    turn: Turn | None = None, held: str | None = None,
 ) -> RunFolder:  # fmt: skip
     """Read the folder of a run; damaged files are reported in `faults`.
 
@@ -179,6 +187,7 @@ def read_folder(
         is_listed: True if a listing of the sweep's folder showed this folder a moment ago. If the folder is missing
             now, the state of the run is unknown.
         rivals: all jobs of the newest submission, if it went to several shapes.
+        held: who holds the whole sweep.
         turn: the slot that has the run, if the newest submission is a pool.
     """
     faults, journal_faults, unseen = Faults(), Faults(), Faults()
@@ -193,7 +202,7 @@ def read_folder(
     if listed is not None and DONE not in present and story.attempts and story.attempts[-1].has_ended:
         # DONE is written before the journal's end, and the folder was listed before the journal was read.
         present = list_folder(paths.place, unseen) or present
-    markers = frozenset(name for name in (DONE, CANCEL) if name in present)
+    markers = frozenset(name for name in _MARKERS if name in present)
     if listed is None:  # the folder may be entered but not listed
         markers = frozenset(name for name in markers if exists(paths.at(name), unseen))
     lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
@@ -234,6 +243,7 @@ def read_folder(
         untold_job=untold_job,
         rivals=tuple(rival for rival in rivals if latest is None or rival[0].uuid != latest[0].uuid),
         is_claimed=winner is not None,
+        held=read_hold(paths.marker(HOLD), unseen).words if HOLD in markers else held,
         turn=turn,
         decision=(read_json(paths.at(AFTER), faults) or {}) if AFTER in present and not story.attempts else {},
     )
@@ -257,7 +267,8 @@ def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
         return True
 
 
-_EVERYTHING = (HEARTBEAT, SUBMISSIONS, AFTER, DONE, CANCEL)
+_MARKERS = (DONE, CANCEL, HOLD)
+_EVERYTHING = (HEARTBEAT, SUBMISSIONS, AFTER, *_MARKERS)
 
 
 def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attempt]) -> list[str]:
@@ -270,14 +281,14 @@ def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attem
 
 def unstarted_folder(
     paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None, rivals: Sequence[Job] = (),
-    turn: Turn | None = None,
+    turn: Turn | None = None, removed: str | None = None, held: str | None = None,
 ) -> RunFolder:  # fmt: skip
-    """Return the RunFolder of a run that has no folder yet; arguments as for `read_folder`."""
+    """Return the RunFolder of a run that has no folder yet, or that is removed; arguments as for `read_folder`."""
     submission, index = latest or (None, 0)
     return RunFolder(
         paths=paths, submission=submission, element=index, job_id=_job_of(submission, index, turn), turn=turn,
         attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
-        rivals=tuple(rival for rival in rivals if rival[0] is not submission),
+        rivals=tuple(rival for rival in rivals if rival[0] is not submission), removed=removed, held=held,
     )  # fmt: skip
 
 
@@ -413,10 +424,14 @@ class SchedulerView:
 
     def slots_of(self, folder: RunFolder) -> list[QueueEntry]:
         """Return the slots of the run's pool that are in the queue."""
-        key = pool_job(folder.submission) if folder.submission is not None else ""
+        return [] if folder.submission is None else self.slots_of_pool(folder.submission)
+
+    def slots_of_pool(self, pool: Submission) -> list[QueueEntry]:
+        """Return the slots of a pool that are in the queue."""
+        key = pool_job(pool)
         if key not in self._slots:
             entries = (entry for entry in (self.queue or {}).values() if array_of(entry.job_id) == key)
-            self._slots[key] = [entry for entry in entries if is_of(entry, folder.uuid)]
+            self._slots[key] = [entry for entry in entries if is_of(entry, pool.uuid)]
         return self._slots[key]
 
     def has_living_slot(self, folder: RunFolder) -> bool | None:
@@ -462,11 +477,15 @@ def _is_of_sweep(entry: JobRow, folder: RunFolder) -> bool:
 
 def decide(folder: RunFolder, view: SchedulerView) -> End:
     """Return the state, cause and node of one run."""
+    if folder.removed is not None:
+        return RunState.GONE, folder.removed, None
     if DONE in folder.markers:
         return RunState.COMPLETED, str(folder.result.get("cause", "done")), None
     if folder.waits is not None:
         if CANCEL in folder.markers:
             return RunState.CANCELLED, "cancelled", None
+        if folder.held is not None:
+            return RunState.HELD, folder.held, None
         return RunState.PENDING, folder.waits, None
     if folder.is_in_pool:
         state, cause, node = _decide_pool(folder, view)
@@ -484,11 +503,37 @@ def decide(folder: RunFolder, view: SchedulerView) -> End:
             folder.waits_for if folder.decision.get("decision") == "cancelled" else "cancelled",
             node,
         )
+    if _is_held(folder, state, cause):
+        return RunState.HELD, folder.held, node
+    canaries = folder.submission.canaries if folder.submission is not None else ()
+    if state is RunState.HELD and canaries:
+        return state, f"waits until its canary has trained and saved: {', '.join(canaries)}", node
+    if state is RunState.HELD and _left_for_a_hold(folder) and view.job_of(folder) is None:  # which is no more
+        return RunState.PREEMPTED, "released", node
     if state is RunState.COMPLETED:  # by the journal, but DONE is missing: a restart from the last checkpoint makes it
         end_time = folder.current.end_time if folder.current is not None else None
         unseen = _unseen_result("COMPLETED", "0:0", end_time, view)
         return (RunState.PREEMPTED, "DONE is missing", node) if unseen is None else (RunState.UNKNOWN, unseen, node)
     return state, cause, node
+
+
+_LEFT_AT_ONCE = f"Slurm: {terms.COMPLETED} (0:0)"
+
+
+def _is_held(folder: RunFolder, state: RunState, cause: str | None) -> bool:
+    """Return True if a hold keeps the run from starting. The hold of a sweep counts for runs that wait only."""
+    if folder.held is None or folder.is_in_pool:
+        return False
+    if state in (RunState.PENDING, RunState.REQUEUED, RunState.HELD):
+        return True
+    if HOLD not in folder.markers:
+        return False
+    # A job that began in spite of the hold has left without a word.
+    return state.needs_submit or (state is RunState.FAILED and cause == _LEFT_AT_ONCE)
+
+
+def _left_for_a_hold(folder: RunFolder) -> bool:
+    return folder.current is not None and folder.current.state is RunState.HELD
 
 
 def _unseen_result(state: str, exit_code: str, end_time: float | None, view: SchedulerView) -> Doubt | None:
@@ -588,7 +633,7 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
             return RunState.UNKNOWN, doubts.other_host(), None
     living = view.has_living_slot(folder)
     if living:
-        words = f"waits in the pool of process {submission.job_id}"
+        words = f"waits in the pool {pool_job(submission)}"
         return (RunState.PENDING if current is None else RunState.REQUEUED), words, None
     if living is None:
         return RunState.UNKNOWN, doubts.other_host(), None
@@ -893,16 +938,9 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
 def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
     state, cause, _ = end
     is_over = not state.is_active and state not in (RunState.NEW, RunState.COMPLETED)
-    if (
-        folder.is_in_pool
-        or not is_over
-        or cause is None
-        or folder.job_id is None
-        or view.queue is None
-        or view.accounting is None
-    ):
+    if not is_over or cause is None or folder.job_id is None or view.queue is None or view.accounting is None:
         return False
-    if folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
+    if folder.is_in_pool or folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
         return False
     # A job that neither the queue nor the accounting knows is FAILED too, but is not recorded.
     return view.job_of(folder) is None and (state is not RunState.FAILED or view.row_of(folder) is not None)

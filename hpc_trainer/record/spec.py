@@ -503,7 +503,7 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
 
 
 def typed_axes(spec: RunSpec, axes: Mapping[str, str]) -> dict[str, Any]:
-    """Return a run's row of `find_axes` with its numbers and truth values as the frozen configuration has them."""
+    """Return a run's row of `find_axes` with its numbers and booleans as the frozen configuration has them."""
     values = {key: _configured(spec, key) for key in axes}
     if isinstance(spec.config, LateConfig):
         spec.config.forget()  # 10,000 parsed configurations would take 190 MB

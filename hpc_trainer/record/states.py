@@ -92,3 +92,4 @@ POOL = "pool"
 
 DONE = "DONE"
 CANCEL = "CANCEL"
+HOLD = "HOLD"

@@ -24,9 +24,10 @@ from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError, did_you_mean
 from hpc_trainer.record import doubts
 from hpc_trainer.record.doubts import Doubt, DoubtKind, kind_of_doubt
+from hpc_trainer.record.holds import Hold, read_hold
 from hpc_trainer.record.journal import MOVE_CAUSES, Attempt, read_failure, read_move
 from hpc_trainer.record.last_words import words_before_the_worker, words_of_death
-from hpc_trainer.record.layout import OLD_JOURNAL, OTHER_FOLDER, SweepPaths, is_run_id
+from hpc_trainer.record.layout import OLD_JOURNAL, OTHER_FOLDER, TRASH, SweepPaths, is_run_id
 from hpc_trainer.record.ledger import (
     RunLedger,
     keep_allocations,
@@ -50,6 +51,7 @@ from hpc_trainer.record.reading import (
     read_json,
     told_few,
 )
+from hpc_trainer.record.removed import Removed, read_removed, read_removed_sweep
 from hpc_trainer.record.run_state import (
     End,
     RunFolder,
@@ -76,7 +78,7 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
-from hpc_trainer.record.turns import Turn, Turns, is_slot, read_turn
+from hpc_trainer.record.turns import Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_folder
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import Allocation, QueueEntry, array_of, ask_allocations, find_by_uuid
@@ -132,6 +134,8 @@ class RunStatus:
     """Warning that the time limit leaves too little for training, for an active run."""
     pending_reason: str | None = None
     """Slurm's term for the reason why the run's job waits; None if no job of the run waits."""
+    waits_for: str | None = None
+    """Runs that the run follows and that are not complete, as its newest look saw them; None if it has not looked."""
     turn: Turn | None = None
     """The slot of a pool that has the run; None if no slot has it."""
 
@@ -218,6 +222,7 @@ def status_of(
         seen = newest.end_time or newest.start_time  # a heartbeat of the previous attempt says nothing about this one
     entry = _waiting_slot(folder, view) if folder.is_in_pool else view.job_of(folder)
     waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
+    is_held = state is RunState.HELD and folder.waits_for is not None  # by us: it follows a run that has failed
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
     return RunStatus(
         spec=spec,
@@ -225,7 +230,7 @@ def status_of(
         # A user's own loop may finish before num_steps.
         step=folder.result.get("step", spec.num_steps) if state is RunState.COMPLETED else _step(folder),
         attempts=folder.attempts,
-        job_id=None if folder.waits is not None else folder.job_id or (newest.job_id if newest else None),
+        job_id=None if folder.waits is not None else _shown_job(folder, state),
         cause=cause,
         node=node or (newest.node if newest else None),
         metrics=folder.result.get("metrics") or beat.get("metrics") or {},
@@ -243,12 +248,27 @@ def status_of(
         limit_warning=_limit_warning(spec, folder, faults) if state.is_active else None,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None and not folder.is_in_pool else None,
-        pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
+        pending_reason=None if is_held else _pending_reason(waiting, folder, state),
         elsewhere=view.elsewhere(folder) if state.is_active else None,
         rivals=view.rival_jobs(folder) if folder.rivals else (),
         is_claimed=folder.is_claimed,
+        waits_for=folder.waits_for if state.is_active else None,
         turn=folder.turn if state.is_active else None,
     )
+
+
+def _pending_reason(waiting: QueueEntry | None, folder: RunFolder, state: RunState) -> str | None:
+    """Return Slurm's reason why a job waits; None for a run that we hold, whose cause says more."""
+    if waiting is None or state not in _WAITS or (folder.held is not None and state is RunState.HELD):
+        return None
+    return waiting.reason or None
+
+
+def _shown_job(folder: RunFolder, state: RunState) -> str | None:
+    """Return the run's own job or its slot's; for a run that waits in a pool that of all slots."""
+    if folder.is_in_pool and folder.job_id is None and state.is_active and folder.submission is not None:
+        return pool_job(folder.submission)
+    return folder.job_id or (folder.newest.job_id if folder.newest else None)
 
 
 def _waiting_slot(folder: RunFolder, view: SchedulerView) -> QueueEntry | None:
@@ -556,6 +576,36 @@ def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, Holder]:
     return runs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """Slots of one pool that wait or work: their jobs (without Slurm their processes), and the places at work."""
+
+    submission: Submission
+    at_work: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
+    reason: str | None = None
+    """Slurm's term for the reason why the first waiting slot waits."""
+    busy: int = 0
+    """Places that have a run."""
+
+    @property
+    def places(self) -> int:
+        """Places of the slots at work."""
+        return len(self.at_work) * max(1, self.submission.per_node)
+
+    @property
+    def words(self) -> str:
+        """State of the pool in a line."""
+        slots = f"{len(self.at_work)} of {self.submission.slots} slot(s) at work"
+        idle = self.places - self.busy
+        parts = [slots, f"{self.busy} of {self.places} place(s) have a run"] if self.at_work else [slots]
+        parts += [f"{idle} idle"] if idle > 0 else []
+        if self.waiting:
+            why = "" if self.reason is None else f" ({self.reason}: {explain_reason(self.reason).says})"
+            parts.append(f"{len(self.waiting)} wait(s) in the queue{why}")
+        return f"Pool {pool_job(self.submission)}: {', '.join(parts)}"
+
+
 _SWEEPS_SHOWN = 10
 
 
@@ -591,6 +641,12 @@ class SweepStatus:
     """Jobs that wait or work for this sweep but are in none of its files."""
     queue_error: str | None = None
     """Reason why the runs' jobs are not known: squeue did not answer, or submissions.jsonl could not be read."""
+    hold: Hold | None = None
+    """Hold of the whole sweep; None if there is none."""
+    removed: Mapping[str, Removed] = field(default_factory=dict)
+    """Run id -> removal of each run that `rm` removed and that was not submitted since; its state is GONE."""
+    pools: tuple[PoolStatus, ...] = ()
+    """Pools that have a slot in the queue or at work, in order of submission."""
     left_alone: list[str] = field(default_factory=list)
     """Notes about runs that another cluster has or may have, and about jobs without a record; a part of `notes`."""
 
@@ -663,25 +719,29 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     ledger = read_ledger(sweep, may_fail=True)
     listed = list_folder(sweep.folder, faults)
     specs = known_specs(sweep, ledger, listed or (), faults)
-    if not specs and not sweep.folder.is_dir():
-        raise RunStateError(_no_sweep(sweep))
+    whole = read_removed_sweep(sweep.folder) if not specs else None
+    if whole is not None or (not specs and not sweep.folder.is_dir()):
+        raise RunStateError(_no_sweep(sweep, whole))
     if specs and listed == []:
         raise went_away(sweep)  # else its runs would look as if they had not begun
     began = frozenset(listed or ())
     submissions = latest_of_each_run(ledger.submissions)
     rivals = rivals_of_each_run(ledger.submissions)
+    removed = _still_removed(read_removed(sweep, began, faults), submissions)
     jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
+    hold = read_hold(sweep.hold, faults) if sweep.hold.name in began else None
+    held = None if hold is None else hold.words
     turns = _open_turns(sweep, ledger, listed or (), submissions, faults)
 
     def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
         return read_folder(
             sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs, names,
-            is_listed=run_id in began, rivals=rivals.get(run_id, ()), turn=turns.get(run_id),
+            is_listed=run_id in began, rivals=rivals.get(run_id, ()), turn=turns.get(run_id), held=held,
         )  # fmt: skip
 
     notes: list[str] = []
     finished = read_finished(sweep) if is_look else {}
-    folders = _first_look(sweep, specs, listed, read, submissions, rivals, ledger, finished, turns)
+    folders = _first_look(sweep, specs, listed, read, submissions, rivals, ledger, finished, turns, removed, held)
     # A batch script proves that this sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
@@ -724,12 +784,16 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     faults += [*ledger.damage, *(fault for folder in folders.values() for fault in folder.faults)]
     open_runs = {run.run_id: _doubted(run, lost) for run in runs}
     left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
+    silence = notes[0] if notes else None
+    pools = tuple(_pools(sweep, ledger, view, turns))
+    notes += [f"{pool.words}." for pool in pools]
     status = SweepStatus(
         sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done, summaries=summaries,
         remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
-        tending_job=_top_up_job(ledger, view, may_work=True), silence=notes[0] if notes else None,
+        tending_job=_top_up_job(ledger, view, may_work=True), silence=silence,
         is_queue_silent=view.queue is None,
         lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, left_alone=left_alone,
+        removed=removed, hold=hold, pools=pools,
     )  # fmt: skip
     if status.waiting:
         return replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
@@ -756,6 +820,25 @@ def _open_turns(
         if turn is not None and run_id in submissions and submissions[run_id][0].uuid == uuid:
             open_turns[run_id] = turn
     return open_turns
+
+
+def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mapping[str, Turn]) -> Iterator[PoolStatus]:
+    """Yield the pools that have a slot in the queue or at work."""
+    busy = Counter(turn.holder.slot for turn in turns.values())
+    for pool in ledger.submissions if turns or view.queue else ():
+        if not pool.is_pool:
+            continue
+        entries = [] if pool.executor != "slurm" else view.slots_of_pool(pool)
+        at_work = {entry.job_id: entry for entry in entries if entry.state not in NOT_BEGUN}
+        waiting = [entry for entry in entries if entry.state in NOT_BEGUN]
+        if pool.executor != "slurm":
+            at_work = dict.fromkeys(living_slots(sweep, pool))
+        if at_work or waiting:
+            own = [slot_folder(sweep, pool.uuid, element).run_id for element in range(pool.slots)]
+            yield PoolStatus(
+                submission=pool, at_work=tuple(at_work), waiting=tuple(entry.job_id for entry in waiting),
+                reason=waiting[0].reason or None if waiting else None, busy=sum(busy[slot] for slot in own),
+            )  # fmt: skip
 
 
 def _elsewhere_notes(runs: Iterable[RunStatus]) -> list[str]:
@@ -792,7 +875,7 @@ def _unseen(ledger: Ledger) -> Doubt:
 def _first_look(
     sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[..., RunFolder],
     submissions: Mapping[str, Job], rivals: Mapping[str, Sequence[Job]], ledger: Ledger, finished: Mapping[str, str],
-    turns: Mapping[str, Turn],
+    turns: Mapping[str, Turn], removed: Mapping[str, Removed], held: str | None,
 ) -> dict[str, RunFolder]:  # fmt: skip
     """Return the folders of runs that are not done.
 
@@ -809,6 +892,8 @@ def _first_look(
         ledger: the content of submissions.jsonl.
         finished: the result of `read_finished`; {} if the caller acts on the status.
         turns: the slot that has each run of a pool.
+        removed: the removed runs; what may be left of their folders does not count.
+        held: who holds the whole sweep.
     """
     present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
@@ -817,9 +902,12 @@ def _first_look(
     for run_id in run_ids:
         latest = submissions.get(run_id)
         uuid = latest[0].uuid if latest is not None else ""
-        if run_id not in present:
+        if run_id in removed:
+            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, None, removed=removed[run_id].words)
+        elif run_id not in present:
             waits, jobs = _reason(ledger, run_id), rivals.get(run_id, ())
-            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, waits, jobs, turns.get(run_id))
+            turn = turns.get(run_id)
+            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, waits, jobs, turn, held=held)
         elif (uuid and finished.get(run_id) == uuid) or DONE in (names := _names_of(f"{place}/{run_id}")):
             done[run_id] = uuid
         else:
@@ -873,9 +961,19 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     )
 
 
-def _no_sweep(sweep: SweepPaths) -> str:
+def _still_removed(removed: Mapping[str, Removed], submissions: Mapping[str, Job]) -> dict[str, Removed]:
+    """Return the removals of runs that were not submitted since."""
+    newest = {run_id: submissions[run_id][0].uuid if run_id in submissions else "" for run_id in removed}
+    return {run_id: each for run_id, each in removed.items() if each.uuid == newest[run_id]}
+
+
+def _no_sweep(sweep: SweepPaths, removed: Removed | None) -> str:
+    if removed is not None:
+        return f"the sweep {sweep.name} was {removed.words}. A submit with this name begins a new sweep."
     parent = sweep.folder.parent
-    names = sorted(folder.name for folder in parent.glob("*") if SweepPaths(folder).exists)
+    names = sorted(
+        folder.name for folder in parent.glob("*") if not folder.name.startswith(TRASH) and SweepPaths(folder).exists
+    )
     few = ", ".join(names[:_SWEEPS_SHOWN]) + (" .." if len(names) > _SWEEPS_SHOWN else "")
     is_there = "" if parent.is_dir() else ": there is no such folder"
     listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{is_there}."

@@ -74,7 +74,7 @@ INTENT = {
 MAY_INTENT = {
     "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": tuple_of(as_count),
     "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time, "race": as_race, "choice": as_count,
-    "slots": as_count, "per_node": as_count, "source": as_text,
+    "slots": as_count, "per_node": as_count, "source": as_text, "canaries": as_run_ids,
 }  # fmt: skip
 
 
@@ -112,6 +112,8 @@ class Submission:
     """Identifier that the submissions of a run to several shapes share; the first job that starts has the run."""
     choice: int = 0
     """Item of the run's list of hardware to which the job was submitted (`RunSpec.on`)."""
+    canaries: tuple[str, ...] = ()
+    """Runs that must have trained and saved before Slurm may start this array, which is submitted with --hold."""
     slots: int = 0
     """Jobs of a pool, which work through `run_ids` in turns (record/turns.py); 0: each run has its own element."""
     per_node: int = 0
@@ -195,12 +197,14 @@ def write_intent(
     parallelism: int | None = None, code: str | None = None, after: str | None = None,
     num_attempts: Sequence[int] = (), cluster: str | None = None, race: str | None = None, choice: int = 0,
     slots: int = 0, per_node: int = 0, source: str | None = None,
+    canaries: Sequence[str] = (),
 ) -> Submission:  # fmt: skip
     """Record what will be submitted next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
         cluster=cluster, race=race, choice=choice, slots=slots, per_node=per_node, source=source,
+        canaries=tuple(canaries),
     )  # fmt: skip
     append_lines(paths.submissions, [_record(intent)], sealed=True)
     _write_copy(paths, intent)
@@ -464,7 +468,7 @@ def claim_run(paths: RunPaths, own: Submission) -> bool:
         return True
     holder = claimed_by(paths, own.race)
     if holder is None:
-        raise RunStateError(f"{place} is there and cannot be read: which job has {paths.run_id} is not known.")
+        raise RunStateError(f"{place} exists but cannot be read, so the job that has {paths.run_id} is unknown.")
     return holder == own.uuid
 
 

@@ -116,6 +116,15 @@ def pool_job(pool: Submission) -> str:
     return (pool.job_id or "") if pool.executor == "slurm" else f"pool-{pool.uuid[:8]}"
 
 
+def living_slots(sweep: SweepPaths, pool: Submission) -> list[str]:
+    """Return the names of the processes of a local pool's slots that are alive on this machine."""
+    found = []
+    for element in range(pool.slots):
+        attempts = Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())
+        found += [each.process for each in attempts[-1:] if not each.has_ended and is_alive(each.process)]
+    return found
+
+
 def pool_is_alive(sweep: SweepPaths, pool: Submission) -> bool | None:
     """Return True if a process of a local pool is alive; None if it is not known, as on another host."""
     signs = [is_alive(pool.job_id)] if pool.job_id else []

@@ -41,7 +41,7 @@ class DeviceKind:
         return torch.device(self.type)
 
     def select(self, device: torch.device) -> None:
-        """Make `device` the one that is meant by calls that name none."""
+        """Make `device` the default device of torch's calls that name no device."""
 
     def name(self, device: torch.device) -> str:
         """Return the name that determines bitwise results: a GPU's model, or the CPU instructions that torch uses."""
@@ -161,9 +161,7 @@ class MpsKind(DeviceKind):
 
     def device(self, local_rank: int) -> torch.device:
         if not self.is_in_use():
-            raise HpcTrainerError(
-                f"torch {torch.__version__} sees no MPS device here: it is there on Apple's machines."
-            )
+            raise HpcTrainerError(f"torch {torch.__version__} sees no MPS device here: only Apple's machines have one.")
         return super().device(local_rank)
 
     def name(self, device: torch.device) -> str:

@@ -60,7 +60,7 @@ class Pace:
 
     @property
     def typical_step_s(self) -> float | None:
-        """Median of a step; None before the first."""
+        """Median duration of a step in seconds; None before the first step."""
         return statistics.median_high(self._steps) if self._steps else None
 
     @property

@@ -51,7 +51,7 @@ class Spans:
         return _Span(self, kind, step)
 
     def rest(self, kind: Kind) -> None:
-        """Set the kind of time outside all spans, from now on: at first start_up, in the end shutdown."""
+        """Set the kind of the time outside all spans from now on; it begins as start_up and ends as shutdown."""
         span = self._open
         if span.outer is None:
             self._charge()

@@ -200,7 +200,8 @@ def _wait(defined: Defined, job_id: str, *, as_json: bool) -> None:
 
     from hpc_trainer.cli.common import print_json
     from hpc_trainer.cli.grid_verbs import stop_queues
-    from hpc_trainer.cli.run_verbs import print_results, status_json
+    from hpc_trainer.cli.results_verbs import print_results
+    from hpc_trainer.cli.run_verbs import status_json
     from hpc_trainer.record.status import read_status
 
     is_on_slurm = defined.grid.executor is Executor.slurm

@@ -21,6 +21,7 @@ from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import Sampler, SearchConfig, SearchMode, TrainConfig
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.record.chain import awaited_of
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, leaves
 from hpc_trainer.search.folder import Base, Search, base_of
@@ -154,6 +155,11 @@ def _check(search: Search, grid: Grid) -> None:
     problems = [*_problems(search, search.bases[0].spec.typed())]
     if any(len(spec.on_each()) > 1 for spec in grid.specs):
         problems.append("hardware=first:..: a search takes one hardware profile. Name one.")
+    if any(awaited_of(spec.config, grid.sweep.folder.parent) for spec in grid.specs):
+        problems.append(
+            "after, or an init_from whose source is not complete: trials do not wait for other runs. Start the search "
+            "when these are complete, and name a run (init_from=SWEEP/RUN)."
+        )
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -93,7 +93,7 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
         kind = SilentError if is_silent else UnclearError if done.returncode < 0 else RefusedError
         if _NO_CLUSTER in said:
             raise SilentError(
-                f"{argv[0]} finds no Slurm controller: this host is none of a cluster's, or its slurm.conf cannot be "
+                f"{argv[0]} finds no Slurm controller: this host belongs to no cluster, or its slurm.conf cannot be "
                 "read. cluster=local runs on this machine.",
                 said,
             )
@@ -351,7 +351,7 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
 
 
 _AGAIN = (
-    "The controller may have the job all the same: give the same command again in a minute, it asks Slurm first and "
+    "The controller may have the job all the same: run the same command again in a minute; it asks Slurm first and "
     "submits only what is missing."
 )
 

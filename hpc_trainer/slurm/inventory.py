@@ -72,7 +72,7 @@ def check_whole(controller: str, accounting: str, sinfo: str) -> None:
         if line.count("|") != _NUM_COLUMNS - 1 or not line.endswith("\n")
     ]
     if problems:
-        raise UnclearError(f"an answer of Slurm is cut off: {problems[0]}. Give the same command again.")
+        raise UnclearError(f"an answer of Slurm is cut off: {problems[0]}. Run the same command again.")
 
 
 def _cut_off(text: str, command: str, num_requests: int) -> Iterator[str]:

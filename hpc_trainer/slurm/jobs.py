@@ -172,15 +172,6 @@ def update_job(job_id: str, changes: Sequence[str], timeout_s: float = DEFAULT_T
     run_slurm(["scontrol", "update", f"JobId={job_id}", *changes], timeout_s=timeout_s)
 
 
-def release_jobs(job_ids: Sequence[str]) -> None:
-    """Release held jobs, so that Slurm may start them.
-
-    Raises:
-        SlurmError: the site refuses, or the controller does not answer.
-    """
-    run_slurm(["scontrol", "release", ",".join(job_ids)])
-
-
 def requeue_held(job_id: str) -> None:
     """Put a running job back into the queue, where it waits until somebody releases it.
 
@@ -199,6 +190,13 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
     Args:
         signal: signal that the jobs' steps get instead; the jobs go on.
     """
+    targets = _targets(job_ids)
+    if targets:
+        run_slurm(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), *targets])
+
+
+def _targets(job_ids: Sequence[str], most: int = _RANGES_A_WORD) -> list[str]:
+    """Return words that mean these jobs, with elements of one array as ranges, at most `most` of them a word."""
     elements: dict[str, list[int]] = {}
     targets = []
     for job_id in job_ids:
@@ -209,10 +207,42 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
             targets.append(job_id)
     for array, indices in elements.items():
         ranges = _ranges(indices)
-        parts = (ranges[start : start + _RANGES_A_WORD] for start in range(0, len(ranges), _RANGES_A_WORD))
+        parts = (ranges[start : start + most] for start in range(0, len(ranges), most))
         targets += [f"{array}_[{','.join(part)}]" for part in parts]
-    if targets:
-        run_slurm(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), *targets])
+    return targets
+
+
+def hold_jobs(job_ids: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> list[str]:
+    """Hold waiting jobs or array elements, so that Slurm does not start them; return why some could not be held.
+
+    A job that has begun meanwhile goes on, and one that has ended is ignored.
+
+    Raises:
+        SilentError: the controller does not answer; some of the jobs may be held.
+    """
+    # Not `hold`: after that of an operator or of root only an operator may release the job (scontrol(1)).
+    return _for_each("uhold", job_ids, timeout_s)
+
+
+def release_jobs(job_ids: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> list[str]:
+    """Release held jobs or array elements; return why some could not be released. Raises as `hold_jobs`."""
+    return _for_each("release", job_ids, timeout_s)
+
+
+# Ranges of elements in one request of `scontrol hold`: a request takes the controller's lock for all of them.
+_RANGES_A_REQUEST = 200
+_OVER = re.compile(r"already (running|completed|finish)|Invalid job id|completing", re.IGNORECASE)
+
+
+def _for_each(verb: str, job_ids: Sequence[str], timeout_s: float) -> list[str]:
+    refused = []
+    for target in _targets(job_ids, _RANGES_A_REQUEST):
+        try:
+            run_slurm(["scontrol", verb, target], timeout_s=timeout_s)
+        except RefusedError as error:  # noqa: PERF203  (each call takes milliseconds)
+            if not _OVER.search(error.said):
+                refused.append(f"{target}: {error.said or error}")
+    return refused
 
 
 def cancel_named(job_id: str, name: str) -> None:

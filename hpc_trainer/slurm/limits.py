@@ -552,7 +552,7 @@ def _time(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator
         other = f" Or a partition that allows more: {', '.join(longer)}." if longer and "partition" in name else ""
         yield (
             f"hardware.time_limit_min={shape.time_limit_min} must be at most {limit}, the {name}. "
-            f"Use hardware.time_limit_min={limit}: a run that needs longer comes back by itself.{other}"
+            f"Use hardware.time_limit_min={limit}: a longer run is requeued and continues.{other}"
         )
 
 
@@ -643,7 +643,7 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
         if shape.gpus_per_node > most:
             fit = f"hardware.num_nodes={-(-shape.gpus_per_node * shape.num_nodes // most)}"
             yield (
-                f"hardware.gpus_per_node={shape.gpus_per_node} must be at most {most}, what a node {where} has. "
+                f"hardware.gpus_per_node={shape.gpus_per_node} must be at most {most}, the number of a node {where}. "
                 f"Use hardware.gpus_per_node={most} (and {fit} for as many GPUs in all)."
             )
             return
@@ -662,8 +662,8 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
     count = sum(node.num_nodes for node in left if memory is None or node.memory_mb >= memory)
     if shape.num_nodes > count:
         yield (
-            f"hardware.num_nodes={shape.num_nodes} must be at most {count}: so many nodes {where} have what it asks. "
-            f"Use hardware.num_nodes={count}."
+            f"hardware.num_nodes={shape.num_nodes} must be at most {count}: only that many nodes {where} have what it "
+            f"requests. Use hardware.num_nodes={count}."
         )
 
 

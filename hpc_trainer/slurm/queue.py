@@ -53,17 +53,18 @@ def read_queue() -> dict[str, QueueEntry]:
 _STARTS_FORMAT = f"%i|%S{_END}"
 
 
-def read_starts(job_ids: Sequence[str]) -> dict[str, float]:
+def read_starts(job_ids: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, float]:
     """Return when Slurm expects these waiting jobs to start, in seconds since the epoch; unknown starts are left out.
 
     Args:
         job_ids: jobs, or elements of arrays.
+        timeout_s: seconds after which squeue counts as silent.
 
     Raises:
         SlurmError: squeue gives no answer, or one that is unreadable or incomplete.
     """
     arrays = ",".join(dict.fromkeys(map(array_of, job_ids)))
-    text = run_slurm(["squeue", "--start", "-a", "-r", "-j", arrays, "-o", _STARTS_FORMAT], timeout_s=30.0)
+    text = run_slurm(["squeue", "--start", "-a", "-r", "-j", arrays, "-o", _STARTS_FORMAT], timeout_s=timeout_s)
     rows = (row.split("|") for row in table_rows("squeue", text, first="JOBID", num_columns=2, end=_END))
     starts = {row[0].strip(): parse_time(row[1].strip()) for row in rows if len(row) == 2}
     return {job_id: start for job_id in job_ids if (start := starts.get(job_id)) is not None}

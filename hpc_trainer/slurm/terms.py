@@ -129,7 +129,7 @@ _REASONS = {
     ),
     "InvalidAccount": _ACCOUNT, "AccountNotAllowed": _ACCOUNT, "InvalidQOS": _ACCOUNT, "QOSNotAllowed": _ACCOUNT,
     "QOSUsageThreshold": Reason(
-        "its QOS starts no jobs of those who have used too much", (_ANEW + "another hardware.qos",)
+        "its QOS starts no jobs of users who have used too much", (_ANEW + "another hardware.qos",)
     ),
     "AccountingPolicy": Reason("its account or QOS has reached a limit: it starts when other jobs end"),
     "DeadLine": Reason(
@@ -177,7 +177,11 @@ def explain_reason(word: str) -> Reason:
     """Explain Slurm's reason for a waiting job; for an unknown reason, name the place that explains it."""
     spaced = word.replace("_", " ")
     listed = next((reason for beginning, reason in _REASONS.items() if spaced.startswith(beginning)), None)
-    return listed or _limit(word) or Reason("a word of Slurm's", ("man squeue explains it, under JOB REASON CODES",))
+    return (
+        listed
+        or _limit(word)
+        or Reason("a reason that hpc-trainer does not know", ("man squeue explains it, under JOB REASON CODES",))
+    )
 
 
 def _limit(word: str) -> Reason | None:

@@ -44,7 +44,7 @@ class MultiLabel(PairTask):
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
         """Return `eval_loss`, `eval_accuracy` and `eval_f1`."""
-        loss, num_right, num_hit, num_told_and_there, count = totals
+        loss, num_right, num_hits, num_predicted_plus_present, count = totals
         count = checked_count(count, "empty")
-        f1 = 2 * num_hit / num_told_and_there if num_told_and_there else 1.0
+        f1 = 2 * num_hits / num_predicted_plus_present if num_predicted_plus_present else 1.0
         return {"eval_loss": loss / count, "eval_accuracy": num_right / count, "eval_f1": f1}

@@ -52,7 +52,7 @@ class OwnTask:
             self._check(metrics)
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise ConfigError(
-                f"{self._what}: the loss does not hang on the model's weights, so nothing can be learned. Compute it "
+                f"{self._what}: the loss does not depend on the model's weights, so nothing can be learned. Compute it "
                 "from what model(...) returns, without detach(), item() or torch.no_grad()."
             )
         return loss
@@ -114,8 +114,8 @@ class OwnTask:
         tell = getattr(self._own, "predictions", None)
         if not callable(tell):
             raise ConfigError(
-                f"{self._what} has no method predictions(model, batch), and nobody else knows what of its batches goes "
-                "into the model. Give it one that returns {name: tensor [batch, ..]}."
+                f"{self._what} has no method predictions(model, batch), and only the task knows which part of a batch "
+                f"goes into the model. Give it one that returns {{name: tensor [batch, ..]}}."
             )
         named: Any = tell(model, batch)
         if not isinstance(named, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in named.values()):
@@ -137,9 +137,9 @@ class OwnTask:
         for name, metric in metrics.items():
             if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "sync", "unsync")):
                 raise ConfigError(
-                    f"{self._what}: metrics()[{name!r}] is a {type(metric).__name__}, and no metric of torchmetrics, "
-                    "which alone can be put together from several ranks. For a mean, return a number of loss(model, "
-                    "batch) instead."
+                    f"{self._what}: metrics()[{name!r}] is a {type(metric).__name__}, not a metric of torchmetrics; "
+                    "only those can be combined over several ranks. For a mean, return a number of loss(model, batch) "
+                    "instead."
                 )
         return metrics
 
@@ -156,8 +156,8 @@ class OwnTask:
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(metrics, Mapping):
             raise ConfigError(
-                f"{self._what}: loss(model, batch) returned (loss, {type(metrics).__name__}); what stands second is a "
-                "dict of metrics by name."
+                f"{self._what}: loss(model, batch) returned (loss, {type(metrics).__name__}); the second item must be "
+                "a dict of metrics by name."
             )
         return self._loss(loss), metrics
 
@@ -178,8 +178,8 @@ class OwnTask:
         if made is None or made.numel() != 1:
             kind = type(value).__name__ if made is None else f"tensor {list(made.shape)}"
             raise ConfigError(
-                f"{self._what}: the metric {name!r} is a {kind}; it is one number, the mean over the batch. For what "
-                "is no mean, give metrics() a metric of torchmetrics by that name."
+                f"{self._what}: the metric {name!r} is a {kind}; it is one number, the mean over the batch. For a "
+                "value that is not a mean, give metrics() a metric of torchmetrics by that name."
             )
         return made.detach().reshape(())
 

@@ -102,5 +102,5 @@ def checked_count(count: float, what: str) -> float:
         what: description, for the message, of targets that do not count.
     """
     if not count:
-        raise DataError(f"every target of the evaluation set is {what}, which counts nothing: there is no mean.")
+        raise DataError(f"every target of the evaluation set is {what}, which does not count: there is no mean.")
     return count

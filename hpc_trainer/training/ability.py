@@ -221,7 +221,7 @@ class Ability:
         return contextlib.nullcontext()
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Return why the run ends after this evaluation; None if it continues.
+        """Return the reason why the run ends after this evaluation; None if the run continues.
 
         The metrics are the same on all ranks. A resumed run may report an evaluation again.
         """

@@ -285,9 +285,9 @@ def build_model(config: TrainConfig, dataset: HasShape) -> nn.Module:
         unknown = next((name for name, value in shape.items() if value is None), None)
         if unknown is not None:
             raise ConfigError(
-                f"model={config.model.name} is built for the data's {unknown}, and data._target_="
-                f"{config.data._target_} does not say it. Give the data set an attribute {unknown}, or use "
-                "model=custom."
+                f"model={config.model.name} is built for the data's {unknown}, and "
+                f"data._target_={config.data._target_} does not tell it. Give the data set an attribute {unknown}, or "
+                "use model=custom."
             )
         model = target(config.model, **shape)
     check_formats(model, config.parallel)

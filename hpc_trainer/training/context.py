@@ -134,7 +134,7 @@ class RankProgress(RankView):
         """
         step = operator.index(step)
         if step < self.step:
-            raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")
+            raise LoopError(f"step {step} comes after step {self.step}: steps never decrease. Count optimizer steps.")
         self.step = step
         self._see(step)
         return step
@@ -355,8 +355,8 @@ class RunContext(RankProgress):
         restarts = self.group.broadcast(restarts)
         if restarts >= self.max_no_progress:
             raise NoProgressError(
-                f"started {restarts + 1} times at step {self.step} without a new step: stopped for good. Read the "
-                f"logs of the attempts before, in {self.paths.logs}."
+                f"started {restarts + 1} times at step {self.step} without a new step: stopped for good. Read the logs "
+                f"of the earlier attempts, in {self.paths.logs}."
             )
 
     def last_evaluation(self) -> dict[str, float] | None:
@@ -561,7 +561,7 @@ class RunContext(RankProgress):
         self.beat()
         if self._names is None:
             raise LoopError(
-                "run.restore(...) must be called before the first step: a run that comes back would start anew. "
-                "Without anything to restore: run.restore()."
+                "run.restore(...) must be called before the first step: a run that comes back would start anew. If "
+                "there is nothing to restore, call run.restore()."
             )
         return self._count(step)

@@ -150,8 +150,8 @@ def _gathered(name: str, mine: Mapping[int, Any], group: RankGroup) -> list[list
             by_share[share] = [list(itertools.islice(left, length)) for length in lengths]
     if len({tuple(map(len, parts)) for parts in by_share.values()}) > 1:
         raise ConfigError(
-            f"the metric {name!r} keeps a list of another length on each rank, which cannot be put together. Use a "
-            "metric whose states are added up or concatenated (dist_reduce_fx of torchmetrics)."
+            f"the metric {name!r} keeps a list of another length on each rank, which cannot be combined. Use a metric "
+            "whose states are added up or concatenated (dist_reduce_fx of torchmetrics)."
         )
     return [by_share[share] for share in sorted(by_share)]
 
@@ -193,5 +193,6 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     kind = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
     raise ConfigError(
-        f"the metric {name!r} computes {kind}; the loop logs one number. Choose an average of it, or one metric each."
+        f"the metric {name!r} computes {kind}; the loop logs one number. Choose an average, or one metric for each "
+        "number."
     )

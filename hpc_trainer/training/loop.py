@@ -27,8 +27,9 @@ from hpc_trainer.training.step import StepResult
 # Speed of steps: time stamps of steps, and the metrics that are computed from them when metrics are logged.
 
 WINDOW = 200
-"""Minimum number of steps for quantiles, once there were as many; at most `_MOST` are used. The ten steps between two
-lines would be too few: their p95 and p99 are the slowest one."""
+"""Number of newest steps from which quantiles are computed; more, up to `_MOST`, if more were done since the last line.
+
+The ten steps between two lines would be too few: p95 and p99 would be the slowest of them."""
 _MOST = 1_000
 _QUANTILES = {"step_time_p50_s": 0.5, "step_time_p95_s": 0.95, "step_time_p99_s": 0.99}
 

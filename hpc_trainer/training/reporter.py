@@ -261,4 +261,4 @@ class Reporter:
         tracker, self._tracker = self._tracker, NoTracker()
         with contextlib.suppress(Exception):
             tracker.close()
-        _LOG.warning("WARNING: the tracker gets no more of this attempt, metrics.jsonl goes on: %s", error)
+        _LOG.warning("WARNING: the tracker gets no more metrics of this attempt; metrics.jsonl continues: %s", error)

@@ -130,7 +130,10 @@ class Saver:
             again_s = (step - running) * (self.timer.pace.typical_step_s or float("inf"))
             if self.group.broadcast(again_s <= ended.seconds):
                 if self.group.is_rank_zero:
-                    print(f"step {running} is saved: the {step - running} steps after it are sooner done again.")
+                    print(
+                        f"step {running} is saved: repeating the {step - running} steps after it takes less time than "
+                        "another save."
+                    )
                 self.stop_is_covered = True
                 return
         self.save(step, objects)
@@ -165,7 +168,10 @@ class Saver:
             if error is not None:
                 raise error
         if self.keep_best is not None and self.group.is_rank_zero and not self.store.writer.scores:
-            print(f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; none is kept for it.")
+            print(
+                f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; no checkpoint is kept for "
+                "it."
+            )
 
     def keep_regular(self, every_steps: int) -> None:
         """Keep the newest checkpoint of a step that `every_steps` divides at all times, and put no save off."""
@@ -189,8 +195,8 @@ class Saver:
             if info is not None:
                 return info
         raise CheckpointError(
-            f"the run is to go back to before step {before}, and no checkpoint of a step before it can be read in "
-            f"{self.store.folder}."
+            f"the run must go back to a step before {before}, but {self.store.folder} has no readable checkpoint of "
+            "such a step."
         )
 
     def forget_after(self, step: int) -> None:

@@ -117,7 +117,9 @@ def reproduce(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Use the recorded versions of all packages, in a venv that pip fills.")
     ] = False,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that it may take.")] = 3600.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that the repetition may take.")
+    ] = 3600.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the copy also if it is identical.")] = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,

@@ -1,6 +1,6 @@
 """`hpc-trainer find-lr`: a learning-rate range test, its smoothed curve, and its plot as one SVG file.
 
-The test is that of Smith 2017, arXiv:1506.01186. The SVG is text alone: no script, font or picture from elsewhere. The
+The test is that of Smith 2017, arXiv:1506.01186. The SVG is only text: no script, font or picture from elsewhere. The
 part of the ranks is verify/lr_range.py.
 """
 
@@ -231,6 +231,6 @@ def find_lr(sweep: SweepPaths, run_id: str, start: Callable[[], object], *, time
     metrics = read_result(paths.result).get("metrics") or {}
     if len(records) < _FEWEST_POINTS:
         raise ConfigError(
-            f"the loss diverged after {len(records)} steps: nothing can be read from that. Take a smaller --from."
+            f"the loss diverged after {len(records)} steps: these are too few to suggest a rate. Use a smaller --from."
         )
     return curve_of(records, metrics.get("diverged_at_lr"))

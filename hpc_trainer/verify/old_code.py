@@ -42,8 +42,8 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
     """
     if spec.is_program:
         raise RunStateError(
-            "train.command ran with snapshot=off: its files were not frozen, and who runs them by their path cannot be "
-            "given others. Submit with snapshot=git."
+            "train.command ran with snapshot=off: its files were not frozen, and a program that is run by its path "
+            "cannot be replaced by its old version. Submit with snapshot=git."
         )
     places = {name: place for name, place in (recorded.get("places") or {}).items() if name != _OURS}
     mine = {name: _checkout_of(place, recorded.get("checkouts") or []) for name, place in places.items()}
@@ -51,8 +51,8 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
     lost = sorted(name for name, checkout in mine.items() if checkout is None and name not in installed)
     if lost:
         raise RunStateError(
-            f"{', '.join(lost)} was imported from {places[lost[0]]}, which is no git checkout, and nothing was frozen "
-            "(snapshot=off): its code of then is not known. Submit with snapshot=git."
+            f"{', '.join(lost)} was imported from {places[lost[0]]}, which is not a git checkout, and nothing was "
+            "frozen (snapshot=off): its old code is unknown. Submit with snapshot=git."
         )
     with tempfile.TemporaryDirectory(prefix="hpc-trainer-checkout-") as folder:
         entries = []
@@ -67,7 +67,7 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
             try:
                 return read_code([spec], runs_dir, is_look=True)
             except ConfigError as error:
-                raise RunStateError(f"the code of then cannot be frozen: {error}") from error
+                raise RunStateError(f"the old code cannot be frozen: {error}") from error
 
 
 def _checkout_of(place: str, checkouts: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ def write_checkout(checkout: Mapping[str, Any], folder: Path) -> None:
     top, revision, digest = str(checkout["top"]), str(checkout["revision"]), checkout.get("diff_sha256")
     if checkout.get("diff") is None and digest is not None:
         raise RunStateError(
-            f"{top} had a difference from {revision[:12]} that was too long to be kept: the code of then is not known. "
+            f"{top} had a difference from {revision[:12]} that was too long to be kept: the old code is unknown. "
             "Submit with snapshot=git."
         )
     repository = next((candidate for candidate in (top, os.curdir) if _has(candidate, revision)), None)
@@ -243,7 +243,7 @@ def _run(command: list[str], what: str) -> None:
         last = "\n".join(f"  {line}" for line in (done.stderr or done.stdout).strip().splitlines()[-_LAST_LINES:])
         raise RunStateError(
             f"the environment cannot be rebuilt, {what} ended with {done.returncode}:\n{last}\nWithout --rebuild the "
-            "run is reproduced with what is installed here. Another index: PIP_EXTRA_INDEX_URL."
+            "run is reproduced with what is installed here. To use another package index, set PIP_EXTRA_INDEX_URL."
         )
 
 

@@ -125,7 +125,7 @@ def interrupt_and_check(
     saved = "" if report.saved_step is None else f", saved step {report.saved_step}"
     if run.spec.is_program:
         saved = "" if report.saved_step is None else f", after step {report.saved_step}"
-    say(f"stopped after {report.stopped_s:.1f} s: {report.cause or 'without a word'}{saved}.")
+    say(f"stopped after {report.stopped_s:.1f} s: {report.cause or 'without a message'}{saved}.")
     if paths.marker(DONE).exists():
         report.problems.append("it was done before it could be interrupted; take a longer run")
         return report
@@ -142,7 +142,7 @@ def _interrupt(kind: InterruptionKind, sweep: SweepPaths, run: RunStatus, *, on_
     if kind is InterruptionKind.cancel:
         cancel_runs(read_status(sweep), [run], save=True)
     elif on_slurm and run.own_job != attempt.job_id:
-        raise RunStateError(f"job {attempt.job_id} is not surely that of {run.run_id} (see status). Try again.")
+        raise RunStateError(f"job {attempt.job_id} may not be the job of {run.run_id} (see status). Try again.")
     elif on_slurm and kind is InterruptionKind.nodefail:
         requeue_by_hand(attempt.job_id)
     elif on_slurm:
@@ -207,7 +207,7 @@ def _come_back(
     expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
     run = _settled(sweep, report.run_id, timeout_s)
     if report.kind is not InterruptionKind.cancel and paths.marker(CANCEL).exists():
-        report.problems.append("somebody has cancelled it meanwhile: it stays so")
+        report.problems.append("it was cancelled in the meantime, so it stays cancelled")
         return
     if not run.state.is_active:
         bring_back(report.run_id)

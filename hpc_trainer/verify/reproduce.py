@@ -84,7 +84,8 @@ def original_of(paths: RunPaths, steps: int, *, is_program: bool) -> Original:
     last = last_step(records, steps)
     if last is None:
         reason = (
-            "it is a program of its own that told no metrics (docs/any_program.md says how: hpc_trainer.log_metrics)"
+            "it is a program of its own that reported no metrics (docs/any_program.md says how: "
+            "hpc_trainer.log_metrics)"
             if is_program
             else "it has logged no step"
         )
@@ -219,12 +220,14 @@ def take_archive(digest: str, was: SweepPaths, now: SweepPaths) -> tuple[str, fr
     """
     source = archive_of(was, digest)
     if not source.exists():
-        raise RunStateError(f"the frozen code {source} is gone: without it this is another program. Restore the file.")
+        raise RunStateError(
+            f"the frozen code {source} is gone: without it the copy would be another program. Restore the file."
+        )
     check_trusted(source)
     try:
         manifest, _ = read_archive(source)
     except RefusedCodeError as error:
-        raise RunStateError(f"{error}: nobody knows what the run imported. Restore the file.") from error
+        raise RunStateError(f"{error}: the imports of the run are unknown. Restore the file.") from error
     make_folder(now.folder)
     make_folder(now.code)
     shutil.copy(source, archive_of(now, digest))

@@ -134,7 +134,7 @@ class Reason:
 
 _UNSEEDED = (
     "Change training samples in augment(inputs, generators) of the data set: row i draws from generators[i] alone, a "
-    "function of (seed, epoch, sample). __getitems__ is told no epoch: it must depend on the indices alone "
+    "function of (seed, epoch, sample). __getitems__ does not get the epoch: it must depend on the indices alone "
     "(docs/own_model_and_data.md)."
 )
 _UNSEEDED_OWN_LOOP = (
@@ -164,21 +164,21 @@ def why_undisturbed_differ(first: First, *, deterministic: bool, has_own_loop: b
         return Reason(
             kind="unseeded data",
             text=f"the model's inputs differ {where} already between two undisturbed runs: the data set, or an "
-            "augmentation in it, draws from a generator that nobody seeds.",
+            "augmentation in it, draws from a generator without a seed.",
             advice=_UNSEEDED_OWN_LOOP if has_own_loop else _UNSEEDED,
         )
     if not first.state and any(name.startswith(RANDOM) for name in first.names):
         return Reason(
             kind="random numbers drawn",
-            text=f"the random state differs {where} while all tensors are the same: something draws now more, now "
-            "fewer numbers, or seeds a global generator by the clock.",
-            advice="Look for seeding and for draws that hang on time, threads or the process.",
+            text=f"the random state differs {where} while all tensors are the same: something draws a varying number "
+            "of random numbers, or seeds a global generator by the clock.",
+            advice="Look for seeding and for draws that depend on time, threads or the process.",
         )
     switch = "" if deterministic else " train.deterministic=false allows it; set it to true."
     return Reason(
         kind="nondeterministic computation",
         text=f"two undisturbed runs get the same inputs and random states, and {_some(first.state)} differ {where}: an "
-        f"operation gives now one result, now another, or your model draws from a generator that nobody seeds.{switch}",
+        f"operation gives varying results, or your model draws from a generator without a seed.{switch}",
         advice="Name the operation with torch.use_deterministic_algorithms(True), or seed the generator.",
     )
 
@@ -199,7 +199,7 @@ def why_resumed_differs(
     if not earlier:
         return Reason(
             kind="unknown",
-            text="it differs before any resume: a start counts, though not what was saved.",
+            text="it differs before any resume: the start of an attempt changes it, not the checkpoint.",
             advice="Compare the logs of the attempts.",
         )
     attempt, step = earlier[-1]
@@ -240,7 +240,7 @@ def why_resumed_differs(
     return Reason(
         kind="missing state",
         text=f"all that is saved was put back, and inputs are the same, but {_some(first.names)} differ {where}: "
-        "something outside of what is saved has a part in it (a global, a closure, a generator of your own).",
+        "something that is not saved influences it (a global, a closure, a generator of your own).",
         advice=f"Compute it from the step, or keep it. {_UNSAVED_OWN_LOOP}"
         if has_own_loop
         else f"Keep it in the model. {_UNSAVED}",
@@ -262,7 +262,7 @@ def _why_loose(
         )
     return Reason(
         kind="missing state",
-        text=f"{values} It is no part of state_dict, so no checkpoint holds it.",
+        text=f"{values} It is not part of state_dict, so no checkpoint holds it.",
         advice=_UNSAVED_OWN_LOOP if has_own_loop else _UNSAVED,
     )
 
@@ -384,8 +384,8 @@ def _run_and_compare(
     report.resumed_steps = [step for step in resumed_steps if step is not None][1:]
     if not any(report.resumed_steps):
         report.failed = (
-            "nothing was shown: the interrupted run never went on from a checkpoint. Take more --steps; a loop of your "
-            "own must save where run.should_save and run.should_stop say so (docs/own_loop.md)."
+            "nothing was verified: the interrupted run never went on from a checkpoint. Take more --steps; a loop of "
+            "your own must save where run.should_save and run.should_stop say so (docs/own_loop.md)."
         )
         return report
     _compare(report, traces[0], traces[1], resumed, spec)

@@ -234,7 +234,7 @@ def run_reproduce(
         raise ConfigError(f"--steps={steps} must be at least 1. Use 1.")
     if len(names) != 1:
         raise ConfigError(
-            f"verify reproduce takes one run, and KEY=VALUE words of cluster.* and hardware.*; it got "
+            "verify reproduce takes one run, and overrides of cluster.* and hardware.*; it got "
             f"{' '.join(names) or 'no run'}. "
             + (f"Use: hpc-trainer verify reproduce {names[0]}" if names else "hpc-trainer status lists the runs.")
         )
@@ -287,8 +287,7 @@ def _code_of(
         return digest, None, packages
     if environment is None:
         raise RunStateError(
-            f"{spec.run_id} has no frozen code (snapshot=off), and no record of what it ran with: nobody knows its "
-            "code."
+            f"{spec.run_id} has no frozen code (snapshot=off), and no record of what it ran with: its code is unknown."
         )
     code = read_checkout(spec, environment["code"], place.folder.parent)
     if code is None:
@@ -303,10 +302,10 @@ def _rebuilt(original: Original, place: SweepPaths, packages: Collection[str], t
         RunStateError: no environment was recorded, or it cannot be built.
     """
     if original.environment is None:
-        raise RunStateError("there is no record of what the run ran with: nothing tells --rebuild what to install.")
+        raise RunStateError("there is no record of what the run ran with: --rebuild does not know what to install.")
     made = rebuild(original.environment, place.folder.parent, frozen=packages, say=tell)
     for package in made.left_out:
-        tell(f"not installed: {package}, and what stood there then is not known")
+        tell(f"not installed: {package}, and its old content is unknown")
     return f"cluster.python={override_value(shlex.quote(made.python))}"
 
 
@@ -348,7 +347,7 @@ def _reproduced_lines(reproduced: Reproduced, original: Original) -> list[str]:
         steps = ", ".join(map(str, comparison.missing[:5])) or "any step"
         lines = [f"NOT IDENTICAL: the copy did not log {steps}, which the run did."]
     if not reproduced.is_recorded:
-        return [*lines, "There is no record of what the run ran with: nobody can say what differs."]
+        return [*lines, "There is no record of what the run ran with: the differences are unknown."]
     unlike = [str(difference) for difference in reproduced.differences]
     if unlike:
         lines.append("These differ:" if first is not None else "These differ, and changed nothing here:")
@@ -392,7 +391,7 @@ def run_find_lr(given: Given, *, steps: int, first: float, last: float, timeout_
     grid = freeze_here(given.here("find-lr"))
     spec = only_point(grid, "find-lr takes", "Choose one point.")
     if spec.is_own_loop:
-        raise ConfigError("find-lr takes steps of the shared loop, and train.main or train.command is your own.")
+        raise ConfigError("find-lr takes steps of the shared loop, which train.main or train.command replaces.")
     if grid.sweep.folder.exists():
         prepare_to_write(grid.sweep, [spec.run_id])
     if not as_json:

@@ -59,6 +59,7 @@ from hpc_trainer.training.reporter import NoTracker, SupersededError, Tracker
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording, sampled
 from hpc_trainer.worker.conclude import LateStop, Stop, conclude_error, conclude_start, conclude_stop, record_of_error
+from hpc_trainer.worker.line import Canary, end_well, tell_end
 
 
 class TensorBoardTracker:
@@ -168,7 +169,7 @@ class Recorder(Protocol):
     """Context of the run; None until it exists."""
 
     def write(self, why: str, error: BaseException | None = None) -> None:
-        """Record the present moment, because of `why`. Any thread may call this; it raises nothing."""
+        """Record the present moment, with `why` as the reason. Any thread may call this; it raises nothing."""
 
     def look(self, silent_s: float) -> None:
         """Check, in the watchdog's thread, if there is a reason to record; `silent_s` as in `Watchdog`."""
@@ -259,6 +260,8 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                         step=run.step,
                         saved_step=run.saved_step,
                     )
+                    end_well(paths, config.cluster.stop_after_alike)
+                    tell_end(config, paths, RunState.COMPLETED, run.cause)
         return code
     except StoppedWhileStarting:
         return conclude_start(ended(None))
@@ -334,6 +337,7 @@ def _watched(run: RunContext, stop: Stop, recorder: Recorders) -> Iterator[None]
             stop, recorder,
         )  # fmt: skip
 
+    canary = Canary(stop.paths, is_rank_zero=run.is_rank_zero)
     late = LateStop(
         stop, lambda: run.saver.standing_step, leave=lambda: recorder.write("it left without a save, before a kill")
     )
@@ -341,6 +345,7 @@ def _watched(run: RunContext, stop: Stop, recorder: Recorders) -> Iterator[None]
     def look(silent_s: float) -> None:
         recorder.look(silent_s)
         late.look(silent_s)
+        canary.look(run.step - run.first_step, lambda: run.saver.standing_step)
 
     watchdog = Watchdog(
         limit_s,

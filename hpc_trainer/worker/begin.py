@@ -131,7 +131,9 @@ def recording(
             record = node_facts(env) if env.rank else _record(config, paths, env, facts())
             write_environment(paths, attempt, record, env.node_rank)
         except Exception as error:  # of any kind: a record must not end a training
-            _LOG.warning("WARNING: what this attempt runs with was not recorded: %s: %s", type(error).__name__, error)
+            _LOG.warning(
+                "WARNING: the environment of this attempt was not recorded: %s: %s", type(error).__name__, error
+            )
 
     thread = threading.Thread(target=work, name="environment", daemon=True)
     try:

@@ -57,6 +57,7 @@ from hpc_trainer.record.states import (
     BATCH_SHELL,
     CANCEL,
     ENDS,
+    HOLD,
     LOW_GOODPUT,
     OUT_OF_MEMORY,
     POOL,
@@ -74,6 +75,7 @@ from hpc_trainer.slurm.jobs import DEFAULT_KILL_WAIT_S, WORKER_TIMEOUT_S, requeu
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.slurm.shape import shape_of
 from hpc_trainer.slurm.terms import AT_WORK
+from hpc_trainer.worker.line import stop_the_line, tell_end
 
 if TYPE_CHECKING:
     from hpc_trainer.runtime.rank_group import RankGroup
@@ -110,6 +112,7 @@ class StopFacts:
     Attributes:
         on_slurm: the run is a Slurm job.
         has_cancel_marker: `hpc-trainer cancel` was given.
+        has_hold_marker: `hpc-trainer hold --save` was given.
         has_token: this incarnation of the job asked for a requeue before.
         can_submit: sbatch is on PATH here.
         job_state: None if Slurm did not answer.
@@ -130,6 +133,7 @@ class StopFacts:
 
     on_slurm: bool
     has_cancel_marker: bool
+    has_hold_marker: bool = False
     in_pool: bool = False
     has_token: bool = False
     can_submit: bool = False
@@ -174,6 +178,8 @@ def decide_stop(facts: StopFacts) -> Decision:
     """
     if facts.has_cancel_marker or facts.job_state == terms.CANCELLED:
         return cancelled()
+    if facts.has_hold_marker:
+        return Decision(action=Action.none, state=RunState.HELD, cause="held", exit_code=ExitCode.OK)
     if facts.in_pool:
         return _interrupted(RunState.PREEMPTED, _cause(facts) if facts.is_deadline or facts.move_cause else "stopped")
     if not facts.on_slurm:
@@ -392,6 +398,10 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
             _facts(stop), cause=cause, num_failures=_num_failures(stop), max_failures=stop.config.cluster.max_failures
         )
     record(made or failed)
+    if made is None and is_first:
+        if stop.env.launcher != POOL:  # the jobs of a pool take the runs in turn, and cannot be held
+            stop_the_line(stop.paths, stop.config.cluster.stop_after_alike, cause, error)
+        tell_end(stop.config, stop.paths, failed.state, cause, error)
     if made is None or made.action is Action.none or not is_first:
         return
     ended = _bring_back(stop, made)
@@ -441,6 +451,8 @@ def _conclude(stop: Stop) -> ExitCode:
     if Action.successor in (decision.action, ended.action) or ended != decision:
         # A second record of the same end: the action in the first one failed, or another action succeeded.
         _record(stop, ended)
+    if ended.state is RunState.CANCELLED:
+        tell_end(stop.config, stop.paths, ended.state, ended.cause)
     return ended.exit_code
 
 
@@ -568,21 +580,22 @@ def _is_cancelled(stop: Stop) -> bool:
 
 
 def _facts(stop: Stop) -> StopFacts:
-    has_cancel_marker = _is_cancelled(stop)
+    has_cancel_marker, has_hold_marker = _is_cancelled(stop), is_there(stop.paths.marker(HOLD))
     job_id = stop.env.job_id
     on_slurm = job_id[:1].isdecimal()  # torchrun inside a Slurm job has that job's id
     move = _move(stop)
     if stop.env.launcher == POOL:
         return StopFacts(
-            on_slurm=on_slurm, has_cancel_marker=has_cancel_marker, in_pool=True,
+            on_slurm=on_slurm, has_cancel_marker=has_cancel_marker, has_hold_marker=has_hold_marker, in_pool=True,
             is_deadline=stop.flag.signal_name == DEADLINE, move_cause="" if move is None else move.cause,
         )  # fmt: skip
     if not on_slurm:
-        return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
+        return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker, has_hold_marker=has_hold_marker)
     facts = StopFacts(
         on_slurm=True,
         move_cause="" if move is None else move.cause,
         has_cancel_marker=has_cancel_marker,
+        has_hold_marker=has_hold_marker,
         has_token=read_json(stop.paths.requeue_token) == _incarnation(stop.env),
         can_submit=has_slurm(),
         is_deadline=stop.flag.signal_name == DEADLINE,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpc_trainer.config.program import followed_names
+from hpc_trainer.config.program import followed_places
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError, SlurmError
 from hpc_trainer.record.chain import (
@@ -37,7 +37,7 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import look_anew
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.states import RunState
+from hpc_trainer.record.states import POOL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue_held, update_job
@@ -102,14 +102,18 @@ def _found(config: TrainConfig, awaited: Sequence[Awaited], paths: RunPaths) -> 
 
         _, found["init_from"] = resolve_awaited(config.init_from, paths.folder.parent.parent)
         print(f"{paths.run_id}: init_from={config.init_from.path} is {found['init_from']['path']}", flush=True)
-    names = followed_names(config.train.command or "")
-    if names:
-        found["checkpoints"] = {name: _checkpoint_of(run_named(name, awaited), name) for name in names}
+    places = followed_places(config.train.command or "")
+    if places:
+        found["places"] = {
+            place: _place_of(run_named(name, awaited), name, word) for place, (name, word) in places.items()
+        }
     return found
 
 
-def _checkpoint_of(followed: Awaited, name: str) -> str:
-    """Return the newest checkpoint of a run, or for a program the folder of its own checkpoints."""
+def _place_of(followed: Awaited, name: str, word: str) -> str:
+    """Return the name of a followed run, or its newest checkpoint: for a program the folder of its own checkpoints."""
+    if word == "run":
+        return f"{followed.folder.name}/{followed.run_id}"
     run = followed.sweep.run(str(followed.run_id))
     saved = committed(run.checkpoints)
     if saved:
@@ -131,8 +135,8 @@ def _do_not_start(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: Stop
     reason = held_reason(waits.idle) if waits.idle else f"follows {told(waits.active)}"
     write_decision(paths, HELD if waits.idle else BACK, reason=reason, **_incarnation(env))
     print(f"{paths.run_id}: does not start yet: it {reason}.", flush=True)
-    if not env.job_id[:1].isdecimal():
-        return _stopped(paths, env, reason)  # a local queue asks before it starts a run
+    if not env.job_id[:1].isdecimal() or env.launcher == POOL:
+        return _stopped(paths, env, reason)  # a local queue asks before it starts a run, and no pool takes such runs
     with stop_signals_held_back():
         if waits.idle:
             with contextlib.suppress(SlurmError):

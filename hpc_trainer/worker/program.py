@@ -39,6 +39,7 @@ from hpc_trainer.worker.conclude import (
     record_of,
     record_of_error,
 )
+from hpc_trainer.worker.line import end_well, tell_end
 from hpc_trainer.worker.program_start import Program, environment_of, folder_of, meeting_place, one_line, words_of
 
 
@@ -182,10 +183,10 @@ def _check_progress(attempts: list[Attempt], successors: frozenset[str], most: i
             break
         same += 1
     if same > most:
-        where = "without a step told" if ended[-1].step is None else f"at step {ended[-1].step}"
+        where = "without a reported step" if ended[-1].step is None else f"at step {ended[-1].step}"
         raise NoProgressError(
             f"the program ended {same} times in a row {where}, and cluster.max_no_progress={most}: it got no further, "
-            "and is not started again. A program that tells its steps ($HPC_TRAINER_METRICS) is judged by them."
+            "and is not started again. A program that reports its steps ($HPC_TRAINER_METRICS) is judged by them."
         )
 
 
@@ -286,7 +287,7 @@ class _Rank:
                     program.send(signal.SIGKILL if now - left_time > 2 * _LEFT_BEHIND_S else signal.SIGTERM)
             if self._story is not None:
                 self._story.look()
-            time.sleep(_POLL_S)
+            program.wait(_POLL_S)
 
     def _finish(self) -> int:
         """Conclude after the program is done. Rank 0 waits for the other ranks, then records that the run is done."""
@@ -304,6 +305,8 @@ class _Rank:
         Journal(self._paths).end(
             self._attempt, state=RunState.COMPLETED, cause=cause, step=self._step, saved_step=self._step
         )
+        end_well(self._paths, self.as_stop.config.cluster.stop_after_alike)
+        tell_end(self.as_stop.config, self._paths, RunState.COMPLETED, cause)
         return ExitCode.OK
 
     def _fail(self, code: int | None) -> None:

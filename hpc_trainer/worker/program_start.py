@@ -91,10 +91,10 @@ def words_of(
 
 
 def _places(paths: RunPaths) -> dict[str, str]:
-    followed: Mapping[str, str] = read_decision(paths).get("checkpoints") or {}
+    followed: Mapping[str, str] = read_decision(paths).get("places") or {}
     return {
         "run.id": paths.run_id, "run.dir": str(paths.output), "run.checkpoints": str(paths.own_checkpoints),
-        **{f"after.{name}.checkpoint": place for name, place in followed.items()},
+        **followed,
     }  # fmt: skip
 
 
@@ -367,6 +367,15 @@ class Program:
     def code(self) -> int | None:
         """Exit code of the program itself, negative for a signal; None while it runs."""
         return self._process.poll()
+
+    def wait(self, most_s: float) -> None:
+        """Wait until the program has ended, or `most_s` seconds; all of them if only other processes of it are left."""
+        if self.code is not None:
+            if self.is_alive():
+                time.sleep(most_s)
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(most_s)
 
     def is_alive(self) -> bool:
         """Return True while the program, or a process of its group, runs."""

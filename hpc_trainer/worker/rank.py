@@ -18,12 +18,21 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.record.chain import started
 from hpc_trainer.record.files import make_folder, set_umask
+from hpc_trainer.record.holds import read_hold, write_hold
 from hpc_trainer.record.journal import Journal, failures_of_storage, log_header, read_failure
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import check_place, check_trusted, is_storage_error, look_anew, names_in
+from hpc_trainer.record.reading import (
+    Faults,
+    check_place,
+    check_trusted,
+    is_storage_error,
+    is_there,
+    look_anew,
+    names_in,
+)
 from hpc_trainer.record.spec import RunSpec, read_spec
-from hpc_trainer.record.states import CANCEL, DONE, POOL, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, POOL, RunState
 from hpc_trainer.record.submissions import (
     Job,
     Submission,
@@ -33,6 +42,7 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
     winner_of,
 )
+from hpc_trainer.runtime.pace import job_start_time
 from hpc_trainer.runtime.rank_env import BY_OUR_TORCHRUN, RankEnv, read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
@@ -65,7 +75,7 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
         if arguments.pool:
             from hpc_trainer.worker.slot import run_slot
 
-            return run_slot(sweep, arguments.pool, stop, arguments.slots)
+            return run_slot(sweep, arguments.pool, stop, run_turn, arguments.slots)
         run_id = arguments.run or _run_of_element(sweep, arguments.array)
         if arguments.torchrun is not None:
             from hpc_trainer.worker.agent import run_agent
@@ -127,12 +137,37 @@ def run_rank(
         if marker in present:
             print(f"{run_id}: {marker} stands; nothing to do.")
             return ExitCode.OK
+    if _is_held(sweep, paths, present, env):
+        print(f"{run_id}: HOLD stands; nothing to do until `hpc-trainer release`.")
+        return ExitCode.OK
     try:
         return _start_attempt(config, sweep, paths, env, stop, spans, job, spec)
     except OSError as error:
         if not is_storage_error(error):
             raise
         return _storage_failed(error, config, paths, env, stop)
+
+
+def _is_held(sweep: SweepPaths, paths: RunPaths, present: Sequence[str], env: RankEnv) -> bool:
+    """Return True if the run or its sweep was held before this job began: Slurm started it in spite of the hold.
+
+    All ranks compare with the start of the job, so that a hold that comes meanwhile does not divide them. Rank 0 copies
+    the hold of a sweep into the run's folder, by which readers know why the job left.
+    """
+    begin = job_start_time()
+    if begin is None:
+        return False  # the local queue starts no held run
+    if HOLD in present:
+        return read_hold(paths.marker(HOLD), Faults()).time < begin
+    if not is_there(sweep.hold, parents=0):
+        return False
+    hold = read_hold(sweep.hold, Faults())
+    if hold.time >= begin:
+        return False
+    if env.rank == 0:
+        make_folder(paths.folder)
+        write_hold(paths.marker(HOLD), hold.why, user=hold.user)
+    return True
 
 
 def _start_attempt(

@@ -10,8 +10,10 @@ brings its own job back once (worker/conclude.py). Where the next run comes from
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
+import gc
 import os
 import select
 import signal
@@ -20,7 +22,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
@@ -45,7 +47,7 @@ from hpc_trainer.record.turns import (
     slot_name,
 )
 from hpc_trainer.runtime.cores import shares
-from hpc_trainer.runtime.pace import DEADLINE, job_end_time
+from hpc_trainer.runtime.pace import DEADLINE, JOB_START, job_end_time
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
@@ -56,10 +58,15 @@ from hpc_trainer.worker.conclude import Stop, conclude_start
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
 _AGAIN_S = 30.0
+_IDLE_S = 2.0
 # Longest wait for the end of a process before the stop flag is looked at again.
 _WAIT_S = 1.0
 # Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
 _START_S, _START_PROGRAM_S = 30.0, 2.0
+
+
+RunTurn = Callable[[SweepPaths, RunSpec, RankEnv, StopFlag, Spans], int]
+"""`worker.rank.run_turn`, which is passed on because that file imports this one."""
 
 
 class RunSource(Protocol):
@@ -251,10 +258,13 @@ class Slot:
         element: number of the slot in the pool.
         env: place of this process.
         stop: flag that stop signals set.
+        run_turn: function that runs one rank of a run in a new process, and returns its exit code.
     """
 
-    def __init__(self, sweep: SweepPaths, pool: Submission, element: int, env: RankEnv, stop: StopFlag) -> None:
-        self._sweep, self._stop = sweep, stop
+    def __init__(
+        self, sweep: SweepPaths, pool: Submission, element: int, env: RankEnv, stop: StopFlag, run_turn: RunTurn
+    ) -> None:
+        self._sweep, self._stop, self._run_turn = sweep, stop, run_turn
         self._source = source_of(sweep, pool)
         self._config: TrainConfig = self._source.template.typed()
         set_umask(self._config.paths.group_readable)
@@ -283,17 +293,26 @@ class Slot:
         while True:
             self._fill()
             busy = [place for place in self._places if place.turn is not None]
-            if not busy:
+            if busy:
+                self._wait(busy)
+            elif self._must_leave() or self._source.is_empty(self._turns):
                 break
-            self._wait(busy)
+            else:
+                time.sleep(_IDLE_S)  # the source waits for what other slots find out
         return self._leave()
 
     def _preload(self) -> None:
         """Import what every run needs before the first fork, so that no run pays for it."""
+        import psutil  # noqa: F401
+
         import hpc_trainer.worker.program
 
+        codecs.lookup("idna")  # for the first socket
+        contributions("samplers")
         if self._config.train.command is None:
             import hpc_trainer.worker.attempt  # noqa: F401  (with torch, which no process here has used yet)
+        gc.collect()
+        gc.freeze()  # a later collection would write into each page that the ranks share
 
     def _fill(self) -> None:
         """Give each free place a run, as long as there are runs and time for them."""
@@ -362,11 +381,10 @@ class Slot:
                     os.sched_setaffinity(0, place.cores)
             if place.gpus or place.spec.shape.gpus_per_node:
                 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
+            self._set_times()
             stop = StopFlag()
             stop.install()
-            from hpc_trainer.worker.rank import run_turn
-
-            code = run_turn(self._sweep, place.spec, env, stop, Spans())
+            code = self._run_turn(self._sweep, place.spec, env, stop, Spans())
         except BaseException:
             traceback.print_exc()
         finally:
@@ -374,6 +392,13 @@ class Slot:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(int(code))
+
+    def _set_times(self) -> None:
+        """Tell a run when its job ends, and that its own time begins now: the time before is the slot's."""
+        end_time = job_end_time(self._source.template.shape.time_limit_min)
+        if end_time is not None:
+            os.environ["SLURM_JOB_END_TIME"] = f"{end_time:.0f}"
+            os.environ["SLURM_JOB_START_TIME"] = os.environ[JOB_START] = f"{time.time():.0f}"
 
     def _wait(self, busy: Sequence[_Place]) -> None:
         """Wait until a rank ends or the stop flag is set, and conclude the turns whose ranks have all ended."""
@@ -481,25 +506,25 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
     return RunState.FAILED
 
 
-def run_slot(sweep: SweepPaths, uuid: str, stop: StopFlag, slots: int = 0) -> int:
+def run_slot(sweep: SweepPaths, uuid: str, stop: StopFlag, run_turn: RunTurn, slots: int = 0) -> int:
     """Run one slot of a pool, or all `slots` of a local pool, and return the exit code."""
     pool = next((each for each in read_submissions(sweep) if each.uuid == uuid), None)
     if pool is None:
         raise RunStateError(f"{sweep.folder} holds no pool {uuid}.")
     if slots:
-        return _run_local(sweep, pool, stop, slots)
+        return _run_local(sweep, pool, stop, run_turn, slots)
     element = os.environ.get("SLURM_ARRAY_TASK_ID", "0")
-    return Slot(sweep, pool, int(element), read_rank_env(), stop).run()
+    return Slot(sweep, pool, int(element), read_rank_env(), stop, run_turn).run()
 
 
-def _run_local(sweep: SweepPaths, pool: Submission, stop: StopFlag, slots: int) -> int:
+def _run_local(sweep: SweepPaths, pool: Submission, stop: StopFlag, run_turn: RunTurn, slots: int) -> int:
     """Fork the slots of a local pool, and wait for them; a stop signal goes on to each."""
     children = []
     for element in range(slots):
         with stop_signals_held_back():
             pid = os.fork()
             if pid == 0:
-                _become_local(sweep, pool, element)
+                _become_local(sweep, pool, element, run_turn)
         children.append(pid)
     told, codes = False, []
     while children:
@@ -516,14 +541,14 @@ def _run_local(sweep: SweepPaths, pool: Submission, stop: StopFlag, slots: int) 
     return max(codes, default=0)
 
 
-def _become_local(sweep: SweepPaths, pool: Submission, element: int) -> NoReturn:
+def _become_local(sweep: SweepPaths, pool: Submission, element: int, run_turn: RunTurn) -> NoReturn:
     code: int = ExitCode.FAILED
     try:
         stop = StopFlag()
         stop.install()
         job_id = f"pool-{pool.uuid[:8]}_{element}"
         env = RankEnv(launcher=POOL, job_id=job_id, restart_count=0, node=socket.gethostname())
-        code = Slot(sweep, pool, element, env, stop).run()
+        code = Slot(sweep, pool, element, env, stop, run_turn).run()
     except BaseException:
         traceback.print_exc()
     finally:

@@ -123,7 +123,9 @@ def run() -> None:
                 "folders and files, made": [sys.executable, "-c", _MAKE, str(folder / "made")],
                 "status": [*program, "status", "many", "--runs-dir", str(folder)],
                 "status --all": [*program, "status", "--all", "many", "--runs-dir", str(folder)],
+                "results, first look": [*program, "results", "many", "--runs-dir", str(folder)],
                 "results": [*program, "results", "many", "--runs-dir", str(folder)],
+                "results --group-by": [*program, "results", "many", "--group-by", "seed", "--runs-dir", str(folder)],
                 "submit again": [*program, "submit", *_words(folder)],
                 "cancel": [*program, "cancel", "many", "--runs-dir", str(folder)],
             }
@@ -132,6 +134,8 @@ def run() -> None:
                 if label.startswith(("status", "results", "submit")):
                     _measured(words, place)  # makes the bytecode
                 for _ in range(REPEATS):
+                    if label == "results, first look":
+                        (folder / "many" / "summaries.jsonl").unlink(missing_ok=True)
                     figures.append(_measured(words, place))
                     shutil.rmtree(folder / "made", ignore_errors=True)
                     if label == "cancel":

@@ -44,6 +44,11 @@ ALLOWED: dict[str, dict[str, str]] = {
         "replace": "a file of one rank, which is read when the job has ended",
         "st_mtime": "the file system's own clock is what is asked for",
     },
+    "hardware/pack.py": {
+        "replace": "a file that the user asked for, written under a name of this process's own",
+        'mode "a"': "the same file, before it has its name",
+        "exists": "whether the user's own file would be replaced: a question, no claim; and a copy on this machine",
+    },
     "deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
     "deploy/graphs.py": {"replace": "in the folder of an export that is being written, under its own name"},
 }

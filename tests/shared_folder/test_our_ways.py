@@ -73,6 +73,7 @@ def test_a_marker_that_another_client_removed_is_gone(clients: tuple[Path, Path]
     assert not is_there(node.marker(CANCEL))
 
 
+@pytest.mark.few(2)
 def test_a_folder_that_begins_anew_is_the_new_one(clients: tuple[Path, Path]) -> None:
     """`submit --fresh` renames the folder; a node that knew it by its name must not find the old DONE."""
     login, node = (RunPaths(each / "run") for each in clients)
@@ -84,6 +85,7 @@ def test_a_folder_that_begins_anew_is_the_new_one(clients: tuple[Path, Path]) ->
     assert not is_there(node.marker(DONE))
 
 
+@pytest.mark.few(2)
 def test_a_run_that_ended_elsewhere_is_read_to_its_end(clients: tuple[Path, Path]) -> None:
     """The login shell looked before the run began, while it ran, and after: it sees what the node wrote."""
     login, node = (RunPaths(each / "sweep" / "run") for each in clients)
@@ -105,6 +107,7 @@ def test_a_run_that_ended_elsewhere_is_read_to_its_end(clients: tuple[Path, Path
     assert last.attempts[0].state is RunState.COMPLETED
 
 
+@pytest.mark.few(2)
 def test_what_is_replaced_while_it_is_read_is_read(clients: tuple[Path, Path]) -> None:
     """A heartbeat is replaced all the time: the reader's file is stale now and then, and never a fault."""
     login, node = (RunPaths(each) for each in clients)
@@ -240,6 +243,7 @@ def test_a_full_quota_that_is_told_at_the_close_is_an_error_of_the_write(
     assert [line["a"] for line in read_lines(node / "lines.jsonl")] == [1, 3]
 
 
+@pytest.mark.few(2)
 def test_lines_of_a_file_that_stays_open_are_seen_at_once(clients: tuple[Path, Path], shares: list[Share]) -> None:
     """Another client that opens the file reads the lines before it is closed. A line costs one request, the write."""
     login, node = (each / "lines.jsonl" for each in clients)
@@ -291,6 +295,7 @@ def test_ages_are_of_the_servers_clock(tmp_path: Path) -> None:
         assert age_on_server_s(login / "file") < 30
 
 
+@pytest.mark.few(1)
 def test_a_result_is_json_on_each_client(clients: tuple[Path, Path]) -> None:
     """No temporary file, and none cut: the other client opens it at once."""
     login, node = clients

@@ -22,6 +22,7 @@ import pytest
 from tests.shared_folder.clients import CALM, Share
 from tests.shared_folder.kinds import KINDS, kind_of
 
+pytestmark = pytest.mark.long  # what plays the folder, not ours
 Start = Callable[..., tuple[Path, Path]]
 
 SHORT = {"acregmin": 0.1, "acregmax": 0.2, "acdirmin": 0.2, "acdirmax": 0.4}

@@ -24,7 +24,7 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
     return Driver(slurm, tmp_path)
 
 
-_SHORT = ("shell", "argparse_ddp")
+_SHORT = ("shell",)
 """The rest begins in ten seconds, and takes the ways of these."""
 
 
@@ -101,6 +101,7 @@ def test_a_preempted_keras_program_ends_with_the_weights_of_one_that_was_not(
             assert f"worker {rank} of {num_workers}\n" in path.read_text()
 
 
+@pytest.mark.long
 def test_a_program_that_fails_is_failed_with_its_last_lines(driver: Driver) -> None:
     driver.submit("--command", "sh -c 'echo one; echo the reason; exit 7'", "hardware=testbed_x4", "sweep_name=failing")
     driver.wait_for_states("failing", "FAILED")

@@ -13,7 +13,8 @@ from tests.slurm.testbed.cluster import SlurmCluster
 TINY = ("experiment=digits", "model=mlp", "train.num_steps=4", "schedule.warmup_steps=0", "train.eval_every_steps=0")
 
 
-@pytest.mark.parametrize("snapshot", ["git", pytest.param("off", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("snapshot", ["git", "off"])
 def test_a_job_imports_nothing_of_the_folder_that_one_submits_from(
     slurm: SlurmCluster, tmp_path: Path, snapshot: str
 ) -> None:

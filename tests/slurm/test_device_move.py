@@ -101,6 +101,7 @@ def test_where_the_requeue_is_refused_another_job_leaves_the_node(driver: Driver
     assert (end["cause"], end["action"]) == ("overheated", "successor")
 
 
+@pytest.mark.long
 def test_a_run_that_could_run_nowhere_else_stays_and_says_so(driver: Driver) -> None:
     """Slurm would leave it waiting for ever (BadConstraints)."""
     name = "stays"

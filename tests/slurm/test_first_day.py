@@ -30,6 +30,7 @@ def _log(driver: Driver, sweep: str) -> list[str]:
     return (driver.runs / sweep / "slurm" / f"{job_id}.out").read_text().splitlines()
 
 
+@pytest.mark.long
 def test_set_up_and_python_that_fail_are_the_cause(driver: Driver) -> None:
     driver.submit(*TINY, "sweep_name=setup", "cluster.setup=['export A=b','module load cuda/99','touch reached']")
     driver.submit(*TINY, "sweep_name=python", "cluster.python=/no/such/python")

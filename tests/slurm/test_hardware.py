@@ -19,9 +19,8 @@ TINY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "variant", ["", *(pytest.param(name, marks=pytest.mark.long) for name in ("noaccounting", "smallarray", "cancel"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("variant", ["", "noaccounting", "smallarray", "cancel"])
 def test_what_was_discovered_plans_and_runs(
     variant: str, slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 
@@ -13,6 +15,7 @@ JOBS = Path(__file__).parents[2] / "jobs"
 STEPS = 150
 
 
+@pytest.mark.long
 def test_a_preempted_app_goes_on_from_its_output_folder(slurm: SlurmCluster, tmp_path: Path) -> None:
     driver = Driver(slurm, tmp_path)
     shutil.copy(JOBS / "hydra_app.py", driver.folder)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 
@@ -14,6 +16,7 @@ JOB = Path(__file__).parents[2] / "jobs" / "digits_grid_slurm.sh"
 SHORT = ("train.num_steps=20", "train.eval_every_steps=0")
 
 
+@pytest.mark.long
 def test_digits_grid_completes(slurm: SlurmCluster, tmp_path: Path) -> None:
     env = {
         **slurm.env,

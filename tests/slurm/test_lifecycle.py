@@ -93,7 +93,8 @@ def test_warning_signal_to_one_rank_saves_and_requeues(driver: Driver) -> None:
     assert driver.slurm.job(job_id)["Restarts"] == "1"
 
 
-@pytest.mark.parametrize("how", ["scancel", "hpc-trainer cancel"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("how", ["hpc-trainer cancel", "scancel"])
 def test_cancelled_run_never_comes_back(driver: Driver, how: str) -> None:
     words = (*INTERRUPTIBLE, "hardware=testbed_x1", "train.num_steps=100000", "sweep_name=cancelled")
     driver.submit(*words)

@@ -25,7 +25,8 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
 
 
 # That of ours is played with four ranks in test_lifecycle.py.
-@pytest.mark.parametrize("hardware", ["testbed_x1", pytest.param("testbed_x4", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("hardware", ["testbed_x1", "testbed_x4"])
 def test_preempted_own_loop_resumes_with_the_same_bits(driver: Driver, hardware: str) -> None:
     steps = SHAPES[hardware]
     words = (*WORDS, f"hardware={hardware}", f"train.num_steps={steps}")

@@ -22,6 +22,7 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
     return Driver(slurm, tmp_path)
 
 
+@pytest.mark.long
 def test_on_a_second_cluster_a_run_of_the_first_is_left_alone(
     driver: Driver, slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path
 ) -> None:

@@ -14,8 +14,8 @@ from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.sites import SITES, PlayedSites
 from tests.slurm.testbed.spec import BedError, base_folder
 
-OFTEN = ("nersc/perlmutter", "mila/mila")
-"""Sites that are played with each `make test`; the others are long."""
+OFTEN = ("mila/mila",)
+"""The site that is played with each `make test`; the others are long."""
 PROFILES = {profile.name: profile for profile in read_profiles() if profile.cluster is not None}
 GRID = ("experiment=digits", "model=mlp", "snapshot=off", "seed=0,1")
 
@@ -75,6 +75,7 @@ def test_a_small_grid_is_planned_and_accepted(at: Callable[[str], SlurmCluster],
         slurm.wait_for(lambda: not slurm.run("squeue", "-h").stdout, 30, "an empty queue")
 
 
+@pytest.mark.long
 def test_what_a_site_lacks_is_told_with_the_nearest_it_has(at: Callable[[str], SlurmCluster]) -> None:
     at("nersc/perlmutter")
     for word, message in (

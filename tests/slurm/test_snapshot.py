@@ -102,6 +102,7 @@ def test_edits_change_neither_a_waiting_nor_a_requeued_run(driver: Driver) -> No
     assert [(root["source"], root["how"]) for root in code["roots"]] == [(str(driver.folder), "git")]
 
 
+@pytest.mark.long
 def test_a_later_submit_takes_the_later_code(driver: Driver) -> None:
     words = (*WORDS, "sweep_name=frozen", "train.num_steps=20")
     driver.submit(*words)
@@ -121,6 +122,7 @@ def test_a_later_submit_takes_the_later_code(driver: Driver) -> None:
     assert len({record["code"] for record in intents}) == 2
 
 
+@pytest.mark.long
 def test_off_runs_what_stands_there_then(driver: Driver) -> None:
     busy = driver.slurm.preempt()
     driver.slurm.wait_for_state(busy, "RUNNING")

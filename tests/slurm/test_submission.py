@@ -69,6 +69,7 @@ def test_plan_names_the_limits_that_bind_and_the_expected_start(limited: Driver)
     assert not (limited.runs).exists(), "a plan writes nothing"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -105,6 +106,7 @@ def test_slurm_itself_is_asked_too(driver: Driver) -> None:
     assert not (driver.runs).exists()
 
 
+@pytest.mark.long
 def test_a_site_without_accounting_works(slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path) -> None:
     driver = Driver(slurm_variant("noaccounting"), tmp_path)
     driver.run("submit", *TINY, "sweep_name=bare")
@@ -133,6 +135,7 @@ def test_an_orphan_that_has_ended_already_is_found(driver: Driver) -> None:
     assert driver.only_run("orphan")["state"] == "COMPLETED"
 
 
+@pytest.mark.long
 def test_a_sweep_that_loses_its_files_goes_on_and_is_submitted_once(driver: Driver) -> None:
     """A flipped bit ended the elements that had not begun; without its files it was a new sweep, and all was sent."""
     words = (*TINY, "cluster.array_parallelism=1", "seed=range(0,5)", "sweep_name=robbed")

@@ -44,6 +44,7 @@ def test_each_gres_job_sees_its_own_gpus(slurm: SlurmCluster) -> None:
     assert slurm.run("srun", "-N1", *show).stdout.strip() == ""
 
 
+@pytest.mark.long
 def test_a_preempted_job_is_requeued_and_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     job = slurm.submit(
@@ -93,6 +94,7 @@ def test_the_printed_environment_reaches_the_cluster(slurm: SlurmCluster) -> Non
     assert done.stdout.split() == [str(slurm.spec.bin / "squeue")]
 
 
+@pytest.mark.long
 def test_a_dead_slurmd_and_a_drained_node_come_back(slurm: SlurmCluster) -> None:
     os.kill(slurm.daemons()["slurmd-n3"], 9)
     slurm.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
@@ -102,6 +104,7 @@ def test_a_dead_slurmd_and_a_drained_node_come_back(slurm: SlurmCluster) -> None
     assert slurm.run("srun", "-N4", "hostname").returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["noaccounting"])
 def test_without_accounting_sacct_refuses(slurm_variant: Callable[[str], SlurmCluster], variant: str) -> None:
     cluster = slurm_variant(variant)
@@ -134,6 +137,7 @@ def _has_open(pid: str, folder: Path) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_down_leaves_no_process_and_no_file(slurm: SlurmCluster, tmp_path: Path) -> None:
     spec = Spec(release=slurm.release, folder=tmp_path / "bed")
     bed.up(spec, print)

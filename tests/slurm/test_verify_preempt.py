@@ -16,6 +16,7 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
     return Driver(slurm, tmp_path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["preempt", "kill"])
 def test_a_run_comes_back(driver: Driver, kind: str) -> None:
     driver.submit(

@@ -107,7 +107,7 @@ def _problem(override: Override) -> str | None:
     if section not in CHANGEABLE:
         return f"{said}: only cluster.* and hardware.* can be changed. For another {key} submit another run."
     if not name:
-        return f"{said}: change single keys, as {key}.KEY=VALUE. For another profile submit another run."
+        return f"{said}: change single keys, as {key}.KEY=VALUE. To use another profile, submit another run."
     if key == _STAYS:
         return f"{said}: the executor of a sweep cannot be changed. Submit the run under another sweep_name."
-    return f"{said}: a run has one value of {key}. Give one." if override.is_sweep_override() else None
+    return f"{said}: a run has one value of {key}. Give a single value." if override.is_sweep_override() else None

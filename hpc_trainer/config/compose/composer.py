@@ -179,7 +179,7 @@ class Composer:
             own = (
                 ""
                 if self._config_dirs
-                else f" For one of your own, name a folder with {group}/{name}.yaml by --config-dir."
+                else f" To use a choice of your own, pass the folder that has {group}/{name}.yaml with --config-dir."
             )
             return ConfigError(f"{group}={name}: no such choice. {_valid(name, self.choices(group))}{own}")
         parsed = self.parse(overrides)
@@ -250,8 +250,21 @@ class Composer:
         names = value if isinstance(value, list) else [value]
         are_names = bool(names) and all(isinstance(name, str) and name.strip("?/ ") for name in names)
         if are_names or (override.is_delete() and value in (None, "")):
-            return None
+            return next(filter(None, (self._hidden_file(key, str(name)) for name in names)), None)
         return f"{override.input_line}: a choice of {key} must be a name. {_valid(str(value), self.choices(key))}"
+
+    def _hidden_file(self, group: str, name: str) -> str | None:
+        """Return the problem of a choice that two folders have with different contents: only the first would count."""
+        files = [folder / group / f"{name}.yaml" for folder in (conf_dir(), *self._config_dirs)]
+        present = [file for file in dict.fromkeys(files) if file.is_file()]
+        first = present[0] if present else None
+        other = next((file for file in present if first is not None and file.read_bytes() != first.read_bytes()), None)
+        if other is None:
+            return None
+        return (
+            f"{group}={name}: two files have this name, and the second would not be read: {first} and {other}. Rename "
+            f"the second: mv {other} {other.with_stem(f'{other.stem}_own')}, then {group}={name}_own"
+        )
 
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group

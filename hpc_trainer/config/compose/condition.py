@@ -27,8 +27,8 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 _WORDS = {"true": True, "false": False, "null": None}
 _LONGEST = 1000
 _RULE = (
-    "A condition compares keys and groups: == != < <= > >= in, and or not, + - * / // %, numbers, 'texts', "
-    "[lists], true, false, null. As: model == 'mlp' and optim.lr > 1e-3"
+    "A condition compares keys and groups: == != < <= > >= in, and or not, + - * / // %, numbers, 'texts', [lists], "
+    "true, false, null. Example: model == 'mlp' and optim.lr > 1e-3"
 )
 
 
@@ -47,7 +47,7 @@ class Condition:
         None equals None only, and is never less or greater than anything.
 
         Raises:
-            ConfigError: values of kinds that cannot be compared, or the result is no truth value.
+            ConfigError: values of kinds that cannot be compared, or the result is not true or false.
         """
         try:
             result = self._evaluate(value_of)
@@ -138,7 +138,7 @@ def _binary(compute: Callable[[Any, Any], Any], left: _Part, right: _Part) -> _P
         for value in values:
             # Numbers only: a text times a large number would fill the memory.
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{value!r} is no number")
+                raise TypeError(f"{value!r} is not a number")
         return compute(*values)
 
     return calculate

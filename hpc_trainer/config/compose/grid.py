@@ -23,6 +23,23 @@ from hpc_trainer.errors import ConfigError
 
 _GRID_KEYS = frozenset(("axes", "zip", "exclude", "blocks"))
 """Keys of the section `sweep` that describe a grid of runs."""
+STAGES = "stages"
+
+
+def read_stages(composer: GridComposer, given_words: Sequence[str]) -> SweepConfig | None:
+    """Return the section `sweep` if the command line chooses a file with stages; None otherwise.
+
+    A configuration that does not compose returns None: the grid reports the problem.
+    """
+    overrides = [in_full(line) for line in given_words]
+    if not any(_key(line) == "sweep" for line in overrides):
+        return None
+    with contextlib.suppress(ConfigError):
+        parsed = composer.parse(overrides)
+        given = [each.input_line or "" for each in parsed if not each.is_sweep_override() and not _items(each)]
+        sweep = composer.compose_point([*default_overrides(overrides), *given], 0).config.sweep
+        return sweep if sweep.stages else None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +69,9 @@ class Point:
                     f"Use {key}={FIRST}{','.join(dict.fromkeys(filter(None, items))) or 'A,B'}."
                 )
         if math.prod(map(len, lists.values())) > _MOST_ITEMS:
-            raise ConfigError(f"a run goes to at most {_MOST_ITEMS} shapes. Shorten {', '.join(lists)}={FIRST}..")
+            raise ConfigError(
+                f"the lists of a run make more than {_MOST_ITEMS} shapes. Shorten {', '.join(lists)}={FIRST}.."
+            )
         points = []
         for chosen in itertools.product(*lists.values()):
             lines = {f"{key}={self.axes[key]}": f"{key}={item}" for key, item in zip(lists, chosen, strict=True)}
@@ -176,12 +195,17 @@ def _axes_of(
 
 
 def _refuse_other_keys(sweep: SweepConfig) -> None:
-    """Raise ConfigError if a key of the section `sweep` is set that is not a grid's: a verb of a domain reads it."""
+    """Raise ConfigError if the section `sweep` sets a key that does not describe a grid, but is for another verb."""
     for field in dataclasses.fields(sweep):
         if field.name in _GRID_KEYS or not getattr(sweep, field.name):
             continue
+        if field.name == STAGES:
+            raise ConfigError(
+                "sweep.stages is a chain of several grids (docs/chain.md), which `hpc-trainer plan` and `submit` take, "
+                "without other keys of `sweep`. For one grid, choose another file of sweep/."
+            )
         uses = (keys[field.name] for keys in contributions("sweep_keys") if field.name in keys)
-        use = next(uses, "is read by no part of this installation")
+        use = next(uses, "is not used by any part of this installation")
         raise ConfigError(
             f"sweep.{field.name} {use}. For a grid of runs, leave it out or choose another file of sweep/."
         )
@@ -302,7 +326,7 @@ _MOST_ITEMS = 8
 
 
 def list_of(key: str, text: str) -> list[str] | None:
-    """Return the items of the list `first:a,b`; None if the text is no list, or the key is none of `hardware`."""
+    """Return the items of the list `first:a,b`; None if the text is not a list, or the key is not of `hardware`."""
     if not text.startswith(FIRST) or (key != "hardware" and not key.startswith("hardware.")):
         return None
     return text[len(FIRST) :].split(",")

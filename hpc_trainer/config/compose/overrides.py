@@ -39,7 +39,7 @@ class Line:
     field: str
     """Second part of the key; "" for `section=...` and keys of the root."""
     is_scalar: bool
-    """True for `section.field=VALUE` or `key=VALUE` with a number, a text, a truth value or null: one leaf is set."""
+    """True for `section.field=VALUE` or `key=VALUE` with a number, a text, a boolean or null: one leaf is set."""
     is_local: bool
     """True if the override changes nothing outside its section."""
     follows: frozenset[str]
@@ -176,7 +176,7 @@ def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:
     """
     for line in given:
         if line.lstrip("+").startswith(f"{_EXECUTOR}=") and line.partition("=")[2] != "local":
-            raise ConfigError(f"{line}: {verb} runs on this machine. Leave it out, or give the runs to submit.")
+            raise ConfigError(f"{line}: {verb} runs on this machine. Leave it out, or use hpc-trainer submit.")
     is_chosen = any(_named(line) == "cluster" for line in given) or "cluster" in read_user_config()
     return [*given, *([] if is_chosen else ["cluster=local"]), f"{_EXECUTOR}=local"]
 

@@ -62,7 +62,7 @@ def read_project() -> Project:
     """Read the project file of the current folder, or of the nearest folder above, up to the root of git or the home.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something that it may not.
+        ConfigError: the file cannot be read, or has a key or value that a project file may not have.
     """
     for folder in _folders():
         named = [path for path in (folder / YAML_NAME, folder / TOML_NAME) if _is_one(path)]
@@ -199,8 +199,8 @@ def _from_toml(path: Path, text: str) -> Any:
     reader = _toml_reader()
     if reader is None:
         raise ConfigError(
-            f"{path} has a table [tool.hpc_trainer], and Python 3.10 alone cannot read TOML. Put the same keys into "
-            f"{path.with_name(YAML_NAME)}, or: pip install tomli"
+            f"{path} has a table [tool.hpc_trainer], and Python 3.10 cannot read TOML by itself. Put the same keys "
+            f"into {path.with_name(YAML_NAME)}, or: pip install tomli"
         )
     try:
         tool = reader.loads(text).get("tool")
@@ -226,7 +226,7 @@ def read_user_config() -> dict[str, Any]:
     """Read the user's file as dotted key -> value; {} without a file.
 
     Raises:
-        ConfigError: the file is no mapping of dotted keys to values.
+        ConfigError: the file is not a mapping of dotted keys to values.
         UntrustedFileError: other users own the file or may write to it.
     """
     path = user_config_path()
@@ -281,7 +281,7 @@ def check_config_dir(folder: Path) -> None:
 
     Raises:
         UntrustedFileError: the folder is refused; the message names the path, its mode or owner, and the command that
-            mends it.
+            corrects it.
     """
     real = folder.resolve()
     owners = {os.getuid(), 0, real.stat().st_uid}

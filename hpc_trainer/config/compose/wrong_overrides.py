@@ -80,6 +80,10 @@ def _of_number(declared: Declared, kind: type, text: str) -> str:
     if span is not None:
         first, last = span[1], span[2]
         return f"{what} must be {WORDS[kind]}. Use '{name}=range({first},{int(last) + 1})' for {first} to {last}."
+    with_unit = _of_unit(declared.field.name, text)
+    if with_unit is not None:
+        unit, value = with_unit
+        return f"{what} must be {WORDS[kind]} of {unit}, without a unit. Use {name}={max(1, round(value))}."
     try:
         value = float(text)
     except ValueError:
@@ -88,6 +92,41 @@ def _of_number(declared: Declared, kind: type, text: str) -> str:
         return f"{what} must be {WORDS[kind]}. Use {name}={_example(declared)}."
     written = ", written with digits alone" if value.is_integer() else ""
     return f"{what} must be {WORDS[kind]}{written}. Use {name}={round(value)}."
+
+
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "seconds"), 1), **dict.fromkeys(("m", "min", "mins", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600), **dict.fromkeys(("d", "day", "days"), 86400),
+}  # fmt: skip
+_GB = {"k": 2**-20, "m": 2**-10, "g": 1, "t": 2**10}
+_WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)")
+_SLURM_TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,5}):(\d\d)(?::(\d\d))?")
+
+
+def _of_unit(name: str, text: str) -> tuple[str, float] | None:
+    """Return (the unit of the key, the value in it) of a time or a memory that was typed with a unit, else None.
+
+    Times may be written as for sbatch: `1-00:00:00`, `24:00:00`.
+    """
+    text = text.strip("'\"").lower()
+    match, words = _WITH_UNIT.fullmatch(text), name.split("_")
+    unit = "" if match is None else match[2]
+    if "gb" in words:
+        factor = _GB.get(unit.removesuffix("b").removesuffix("i"))
+        return None if match is None or factor is None else ("GB", float(match[1]) * factor)
+    per_unit = {"min": 60, "s": 1}.get(words[-1])
+    if per_unit is None:
+        return None
+    called = "minutes" if per_unit == 60 else "seconds"
+    clock = _SLURM_TIME.fullmatch(text)
+    if clock is not None:
+        days, first, second, third = (int(part or 0) for part in clock.groups())
+        # sbatch: minutes:seconds, hours:minutes:seconds, days-hours:minutes[:seconds]
+        is_hours = clock[1] is not None or clock[4] is not None
+        seconds = days * 86400 + (first * 3600 + second * 60 + third if is_hours else first * 60 + second)
+        return called, seconds / per_unit
+    factor_s = _SECONDS.get(unit)
+    return None if match is None or factor_s is None else (called, float(match[1]) * factor_s / per_unit)
 
 
 def as_sweep(text: str) -> str | None:

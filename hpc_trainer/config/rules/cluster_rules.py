@@ -19,10 +19,10 @@ from hpc_trainer.config.schema.cluster import (
     Launcher,
     TimeLimit,
 )
-from hpc_trainer.config.schema.output import MonitorConfig, OnOverheat
+from hpc_trainer.config.schema.output import EVENTS, MonitorConfig, NotifyConfig, OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import Word, shown
-from hpc_trainer.errors import did_you_mean
+from hpc_trainer.errors import did_you_mean, valid
 
 
 def monitor_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str]:
@@ -42,6 +42,28 @@ def monitor_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str
     problem = missing("monitor.prometheus_dir", "prometheus_client")
     if problem is not None:
         yield problem
+
+
+_MAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+|[a-z_][a-z0-9_-]*")
+
+
+def notify_problems(notify: NotifyConfig, executor: Executor) -> Iterator[str]:
+    """Yield each problem with `notify`."""
+    wrong = next((event for event in notify.events if event not in EVENTS), None)
+    if wrong is not None:
+        yield f"notify.events names {wrong!r}. {valid(wrong, EVENTS)}"
+    if notify.webhook_env is not None and not script_words.ENV_NAME.fits(notify.webhook_env):
+        # The value is not shown: it may be the secret itself.
+        yield (
+            "notify.webhook_env must be the name of an environment variable (letters, digits, _), and not the address: "
+            "that is a secret. Type: export MY_WEBHOOK=ADDRESS, and use notify.webhook_env=MY_WEBHOOK."
+        )
+    if notify.command is not None and (script_words.has_control(notify.command) or not notify.command.strip()):
+        yield f"notify.command={notify.command!r} must be one line of shell. Put more lines into a script."
+    if notify.mail is not None and not _MAIL.fullmatch(notify.mail):
+        yield f"notify.mail={notify.mail!r} must be one address or user name, as anna@example.org."
+    if notify.mail is not None and executor is not Executor.slurm:
+        yield "notify.mail is Slurm's mail, and cluster.executor=local has none. Use notify.command, or cluster=slurm."
 
 
 def _move_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str]:
@@ -106,7 +128,7 @@ _OURS = {
 _UNNEEDED = {
     "begin": "a pending job blocks no other; submit later instead",
     "comment": "hpc-trainer uses the comment to recognise its jobs",
-    "dependency": "hpc-trainer sets it for jobs that follow each other",
+    "dependency": "job ids change when runs come back; runs follow each other by after=SWEEP/RUN (docs/chain.md)",
     "requeue": "interrupted runs are requeued automatically",
 }
 _VALUE = Word(re.compile(r"[A-Za-z0-9_./:+@-][A-Za-z0-9_.,:@%+=/*\[\]-]*"), "END")
@@ -234,9 +256,9 @@ def _time_limit_note(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[
         return ()
     sizes = f" for {tight.min_nodes} to {tight.max_nodes} nodes" if tight.max_nodes is not None else ""
     return (
-        f"{of_site} gives {_queue(tight)} at most {tight.max_time_min} minutes{sizes}, and hardware.time_limit_min="
-        f"{hardware.time_limit_min}. Use hardware.time_limit_min={tight.max_time_min}: a run that needs longer comes "
-        "back by itself.",
+        f"{of_site} gives {_queue(tight)} at most {tight.max_time_min} minutes{sizes}, and "
+        f"hardware.time_limit_min={hardware.time_limit_min}. Use hardware.time_limit_min={tight.max_time_min}: a "
+        "longer run is requeued and continues.",
     )
 
 

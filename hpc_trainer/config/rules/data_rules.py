@@ -116,7 +116,7 @@ def _loss_problems(loss: ast.FunctionDef, where: str) -> Iterator[str]:
         yield f"{where} cannot be called as loss(model, batch). {_FIX}"
     own = list(_own_nodes(loss))
     if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own):
-        yield f"{where} is a generator (yield), and no number. {_FIX}"
+        yield f"{where} is a generator (yield), not a number. {_FIX}"
         return
     values = [node.value for node in own if isinstance(node, ast.Return)]
     ends_otherwise = any(isinstance(node, ast.Raise) for node in own)
@@ -160,7 +160,7 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
     if holds(config, "replay.share"):
         evaluated += tuple(f"eval_old_{name.removeprefix('eval_')}" for name in evaluated)
     if early is not None and early not in evaluated:
-        yield f"train.early_stop.metric={early} is none of the evaluation's metrics. {valid(early, evaluated)}"
+        yield f"train.early_stop.metric={early} is not a metric of the evaluation. {valid(early, evaluated)}"
     if best is not None and best not in (logged := (*evaluated, *of_steps())):
         yield (
             f"checkpoint.keep_best={best} is not a metric that the run logs, so nothing would be kept. "

@@ -29,7 +29,7 @@ def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
         return None
     sizes = " or ".join(map(str, gpu.memory_gb))
     return (
-        f"model=gpt needs at least {least / 1e9:.4g} GB a rank (weights, gradients and optimizer state alone), and "
+        f"model=gpt needs at least {least / 1e9:.4g} GB a rank (for weights, gradients and optimizer state only), and "
         f"hardware.gpu_type={name} has {sizes} GB. `plan --memory` estimates all of it, and names the keys that help."
     )
 

@@ -159,7 +159,7 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
     if dtype is Dtype.fp16 and _LARGEST_SCALE < config.precision.init_scale < float("inf"):
         yield (
             f"precision.init_scale={config.precision.init_scale:g} must be at most {_LARGEST_SCALE:g}: the scale is a "
-            "number in fp32. Use 65536, as is usual."
+            "number in fp32. Use 65536, the usual value."
         )
     gpu = find_gpu_type(hardware.gpu_type)
     if dtype is Dtype.fp8:

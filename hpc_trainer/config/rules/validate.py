@@ -15,7 +15,12 @@ from hpc_trainer.config import script_words
 from hpc_trainer.config.load import BUT_SEED, Memo, but_seed
 from hpc_trainer.config.mesh import with_batch
 from hpc_trainer.config.program import command_problems, with_command
-from hpc_trainer.config.rules.cluster_rules import cluster_problems, hardware_problems, monitor_problems
+from hpc_trainer.config.rules.cluster_rules import (
+    cluster_problems,
+    hardware_problems,
+    monitor_problems,
+    notify_problems,
+)
 from hpc_trainer.config.rules.data_rules import data_problems, metric_problems, task_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import effect_problems, value_problems, within
 from hpc_trainer.config.rules.step_rules import (
@@ -121,6 +126,7 @@ def _tracker(tracker: TrackerConfig) -> Iterator[str]:
 def _general(config: TrainConfig) -> Iterator[str]:
     yield from retention_problems(config.checkpoint)
     yield from monitor_problems(config.monitor, config.cluster.executor)
+    yield from notify_problems(config.notify, config.cluster.executor)
     if script_words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     yield from home_problems("paths.runs_dir", config.paths.runs_dir)
@@ -162,11 +168,11 @@ def _patches(model: ModelConfig, data: DataConfig) -> Iterator[str]:
 def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:
     for name in snapshot.packages:
         if not name.isidentifier():
-            yield f"snapshot.packages holds {name!r}: a top-level package, as my_lab."
+            yield f"snapshot.packages holds {name!r}: each entry is a top-level package, such as my_lab."
     for key in ("include", "exclude"):
         for pattern in getattr(snapshot, key):
             if not pattern.strip("/") or pattern.startswith("/") or ".." in pattern.split("/"):
-                yield f"snapshot.{key} holds {pattern!r}: a name (*.so), or a path from the top (data/raw)."
+                yield f"snapshot.{key} holds {pattern!r}: each entry is a name (*.so) or a path from the top (a/b)."
 
 
 def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:

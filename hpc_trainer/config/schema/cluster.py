@@ -172,17 +172,17 @@ class EnvironmentConfig:
     """apptainer, singularity: `apptainer exec` before each rank. pyxis: enroot, by srun --container-image. edf: srun
     --environment (CSCS). uenv: srun --uenv (CSCS); uenv_run: `uenv run` before each rank."""
     image: str | None = key(None, only_with(_CONTAINER))
-    """Image of the container: a file, or a name as the container's program takes it; of edf the name or the file."""
+    """Image of the container: a file, or a name as the container's program takes it; for edf a name or a file."""
     binds: list[str] = key([], only_with(*_IN_APPTAINER, f"{_CONTAINER}=pyxis"))
     """Further folders that the container sees: FOLDER, FOLDER:INSIDE or FOLDER:INSIDE:ro. The folder of sweeps is
     always among them."""
     gpus: GpuLibraries | None = key(None, only_with(*_IN_APPTAINER))
     """nv: --nv (NVIDIA); rocm: --rocm (AMD). Used if the hardware has GPUs."""
     view: str | None = key(None, only_with(*_IN_UENV))
-    """View of the uenv, as default."""
+    """View of the uenv, such as `default`."""
     container_args: list[str] = key([], only_with(_CONTAINER))
-    """Further options of the container's program, each with its value, as --cleanenv; with pyxis, edf and uenv of
-    srun."""
+    """Further options of the container's program, each with its value, such as --cleanenv; for pyxis, edf and uenv
+    options of srun."""
     stage: str | None = key(None, ALWAYS)
     """Packed environment (a tar of a venv's content, or a file of conda-pack), unpacked once on each node's own disk.
     The ranks run its bin/python, and that of venv, uv or conda only where no disk takes it."""
@@ -278,6 +278,9 @@ class ClusterConfig:
     min_goodput: float = key(0.05, ALWAYS, limits="[0, 1)")
     """Least share of allocated time that training must get in attempts that the time limit ends. A run stops for good
     (exit 76) if its newest attempts of this kind, three or cluster.max_no_progress, are below; 0: no bound."""
+    stop_after_alike: int = key(0, ALWAYS, limits="≥ 0")
+    """Number of runs of a sweep that fail alike, before any has completed, after which a failing run holds what waits
+    (docs/control.md). 0: nothing is held."""
     site: SiteConfig = section(SiteConfig)
     """Facts about the site, with their sources."""
 

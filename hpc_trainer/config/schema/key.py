@@ -98,7 +98,7 @@ def section(
 
 
 def declared(kind: Any, name: str) -> Key | None:
-    """Return the metadata of a field; it may come from a base class whose default `kind` replaces."""
+    """Return the metadata of a field of `kind`; if `kind` only replaces its default, that of the base class."""
     for base in kind.__mro__:
         entry = getattr(base, "__dataclass_fields__", {}).get(name)
         if entry is not None and _KEY in entry.metadata:
@@ -143,7 +143,7 @@ def declared_keys(
         own = declared(kind, field.name)
         if own is None:
             raise TypeError(
-                f"{kind.__name__}.{field.name} must say what hangs on it. Declare it with key(...) (schema/key.py)."
+                f"{kind.__name__}.{field.name} must say what depends on it. Declare it with key(...) (schema/key.py)."
             )
         name, metadata = f"{prefix}{field.name}", _filled_in(own, above)
         make: Any = field.default_factory

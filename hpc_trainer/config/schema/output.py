@@ -67,6 +67,41 @@ def small_is_better(name: str) -> bool:
     return bool(_SMALL_IS_GOOD.search(name.lower()))
 
 
+class NotifyShape(str, enum.Enum):
+    """Form in which a webhook gets an event."""
+
+    slack = "slack"
+    ntfy = "ntfy"
+    json = "json"
+
+
+EVENTS = ("done", "failed", "stalled", "best")
+"""Events that `notify.events` may name."""
+
+
+@dataclass(kw_only=True, slots=True)
+class NotifyConfig:
+    """`notify`: who is told of a sweep's end, its first failure, a stalled run or a new best one."""
+
+    events: list[str] = key(["done", "failed"], only_with("notify.command", "notify.webhook_env"))
+    """Events to tell: done (all runs of the newest grid have ended), failed (the first failure), stalled (a run ended
+    because it hung or did not advance), best (a completed run is better than all before)."""
+    command: str | None = key(None, ALWAYS)
+    """Shell command that is run on the node with the event as JSON on its standard input, and in the variables
+    HPC_TRAINER_NOTIFY_EVENT, _SWEEP, _RUN and _TEXT."""
+    webhook_env: str | None = key(None, ALWAYS)
+    """Name of the environment variable with the address to which events are posted. The address is a secret: it belongs
+    into the environment of `submit`, never into a file."""
+    shape: NotifyShape = key(NotifyShape.slack, only_with("notify.webhook_env"))
+    """slack: {"text": ...}, as Slack and Mattermost take it. ntfy: a text with Title and Tags. json: all fields."""
+    metric: str | None = key(None, only_with("notify.command", "notify.webhook_env"))
+    """Metric of the event best; null: checkpoint.keep_best, else eval_accuracy, else eval_loss."""
+    timeout_s: float = key(10.0, only_with("notify.command", "notify.webhook_env"), limits="[1, 60]")
+    """Seconds after which a command or a post is given up."""
+    mail: str | None = key(None, ALWAYS)
+    """Address to which Slurm mails the end and the failure of each array (sbatch --mail-type=END,FAIL)."""
+
+
 class OnOverheat(str, enum.Enum):
     """Reaction to a GPU that lowers its clocks to protect itself."""
 

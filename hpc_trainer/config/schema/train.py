@@ -23,7 +23,7 @@ from hpc_trainer.config.schema.key import (
 )
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.optim import OptimConfig, ScheduleConfig
-from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, TrackerConfig
+from hpc_trainer.config.schema.output import CheckpointConfig, MonitorConfig, NotifyConfig, TrackerConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, PrecisionConfig
 from hpc_trainer.config.schema.task import TaskConfig
 
@@ -213,7 +213,7 @@ class AfterConfig:
     """What happens if a run that is followed fails or is cancelled. wait: the run is HELD until that one is retried and
     complete. cancel: the run is cancelled. start: it starts as if that one were complete."""
     content: str | None = key(None, only_with("after.runs"), ONCE_SET)
-    """SHA-256 that stands for the runs whose checkpoints the command names by {after.NAME.checkpoint}; filled in by
+    """SHA-256 that stands for the runs whose places the command names by {after.NAME.checkpoint}; filled in by
     `plan`."""
 
 
@@ -246,6 +246,19 @@ class SweepBlock:
 
 
 @dataclass(kw_only=True, slots=True)
+class SweepStage:
+    """Stage of `sweep.stages`: a grid of its own, which may follow earlier stages by their names."""
+
+    name: str = key("", ALWAYS)
+    """Name of the stage; its sweep is NAME-STAGE."""
+    hardware: str | None = key(None, ALWAYS)
+    """Hardware profile of the stage; null: that of the command line."""
+    overrides: list[str] = key([], ALWAYS)
+    """Overrides as on the command line, axes too: `init_from=best:pretrain`, `optim.lr=1e-3,1e-4`. A key on the command
+    line wins."""
+
+
+@dataclass(kw_only=True, slots=True)
 class SweepConfig:
     """`sweep`: a grid, kept in a file instead of the command line."""
 
@@ -257,6 +270,8 @@ class SweepConfig:
     """Conditions, such as `model == 'mlp' and optim.lr > 1e-3`: points for which one is true are left out."""
     blocks: list[SweepBlock] = key([], ALWAYS)
     """Grids that are joined, one after the other; []: one grid."""
+    stages: list[SweepStage] = key([], ALWAYS)
+    """Chain of grids, each in a sweep of its own (docs/chain.md); []: one grid. Other keys of `sweep` exclude it."""
     forms: list[dict[str, Any]] = key([], ALWAYS)
     """Exports of one trained run, for `hpc-trainer export RUN sweep=compress`: each with `to`, and with `quantize` and
     `prune` as the options of that name take them. Not a grid."""
@@ -347,6 +362,7 @@ class TrainConfig:
     qat: QatConfig = of_feature("qat")
     checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)
     monitor: MonitorConfig = section(MonitorConfig, APART, SAFE, in_graph=False)
+    notify: NotifyConfig = section(NotifyConfig, APART, SAFE, in_graph=False)
     tracker: TrackerConfig = section(TrackerConfig, APART, SAFE, in_graph=False)
     snapshot: SnapshotConfig = section(SnapshotConfig, APART, SAFE, in_graph=False)
     local: LocalConfig = section(LocalConfig, APART, SAFE, in_graph=False)

@@ -59,7 +59,7 @@ def split(part: str) -> tuple[str, str, str]:
     """Return key, sign and value of one part of a choice; sign and value are empty for a key alone."""
     match = _PART.fullmatch(part)
     if match is None:
-        raise ValueError(f"{part!r} is no choice")
+        raise ValueError(f"{part!r} is not a choice")
     key, sign, value = match.groups()
     return key, sign, value
 

@@ -65,7 +65,7 @@ def _of_fsdp(
 def _computed(format: str) -> Row:
     return Row(
         f"precision!={format}",
-        "it is what blocks compute with",
+        "blocks compute in that format",
         when=f"parallel.param_dtype={format}",
         use=lambda config: f"precision={format}, or parallel.param_dtype={_nearest(config)}",
     )
@@ -91,7 +91,7 @@ CORE = (
         off="data=digits",
         example="data=text_bytes",
         excludes=(
-            Row(models(without=[Trait.reads_tokens]), "it is text, and such a model reads images", use="model=gpt"),
+            Row(models(without=[Trait.reads_tokens]), "it is text, and the model reads images", use="model=gpt"),
         ),
     ),
     Feature(
@@ -99,14 +99,14 @@ CORE = (
         on=models(having=[Trait.reads_images])(),
         off="model=mlp",
         example="model=cnn data=digits",
-        excludes=(Row("data=table", "it reads images, and these are rows of columns", use="model=mlp"),),
+        excludes=(Row("data=table", "it reads images, and the data are rows of columns", use="model=mlp"),),
     ),
     Feature(
         name="custom_task",
         on="task=custom",
         off="task=classification",
         example="task=custom task._target_=hpc_trainer.tasks.cross_entropy.CrossEntropy",
-        excludes=(Row("train.main", "it is for the shared loop, and your own has its loss itself"),),
+        excludes=(Row("train.main", "it is for the shared loop, and your own loop computes its own loss"),),
     ),
     Feature(
         name="lr_scaling",
@@ -115,7 +115,7 @@ CORE = (
         needs=(
             Row(
                 "optim.lr_base_batch",
-                "that is the batch that optim.lr is meant for",
+                "it is the batch size for which optim.lr was chosen",
                 use=lambda config: f"optim.lr_base_batch={config.train.global_batch_size}",
             ),
         ),
@@ -125,7 +125,7 @@ CORE = (
         on="cluster=local",
         off="cluster=slurm",
         example="cluster=local",
-        excludes=(Row("hardware.num_nodes>1", "there is one machine here"),),
+        excludes=(Row("hardware.num_nodes>1", "it uses only this machine"),),
     ),
     Feature(
         name="fsdp",
@@ -138,7 +138,7 @@ CORE = (
         name="hsdp",
         on="parallel.data_parallel_replicate>1",
         example="parallel.data_parallel_replicate=2 parallel=fsdp",
-        needs=(Row("parallel=fsdp", "every rank holds the model without it", use="parallel=hsdp"),),
+        needs=(Row("parallel=fsdp", "without it every rank holds the whole model", use="parallel=hsdp"),),
         problems=_hsdp,
     ),
     _of_fsdp(
@@ -151,7 +151,7 @@ CORE = (
                 models(having=[Trait.batch_norm]),
                 "batch norm takes weights in the format of its running statistics, fp32",
             ),
-            Row("task=regression|custom", "FSDP hands the targets over in it too, and numbers would be rounded"),
+            Row("task=regression|custom", "FSDP converts the targets to it too, which would round numbers"),
         ),
     ),
     _of_fsdp(
@@ -179,9 +179,9 @@ CORE = (
         on="hardware.device=mps|xla",
         example="hardware.device=mps",
         excludes=(
-            Row("hardware.gpus_per_node>0", "it is no CUDA device"),
+            Row("hardware.gpus_per_node>0", "it is not a CUDA device"),
             Row("hardware.world_size>1", _ONE_RANK, use="hardware.num_nodes=1 hardware.tasks_per_node=1"),
-            Row("precision!=fp32|bf16", "it knows fp32 and bf16", use="precision=bf16"),
+            Row("precision!=fp32|bf16", "it supports only fp32 and bf16", use="precision=bf16"),
         ),
     ),
     Feature(
@@ -194,14 +194,17 @@ CORE = (
         name="bucket_cap",
         on="parallel.bucket_cap_mb",
         example="parallel.bucket_cap_mb=50",
-        needs=(Row("parallel=ddp", "it is a size of DDP's messages"),),
+        needs=(Row("parallel=ddp", "it is the size of DDP's messages"),),
     ),
     Feature(
         name="elastic",
         on="parallel.elastic",
         example="parallel.elastic=true",
         excludes=(
-            Row("train.batch_per_rank", "the batch would follow the ranks, and the training is to stay the same"),
+            Row(
+                "train.batch_per_rank",
+                "the batch would change with the number of ranks, and the training must stay the same",
+            ),
         ),
     ),
 )

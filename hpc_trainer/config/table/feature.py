@@ -25,7 +25,7 @@ def _nothing(config: TrainConfig, memo: Memo) -> None: ...
 
 
 def later(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that imports `module` and calls its function `name`: for what most commands do not need."""
+    """Return a function that imports `module` when it is called, and calls the module's function `name`."""
 
     def call(*args: Any) -> Any:
         return getattr(importlib.import_module(module), name)(*args)

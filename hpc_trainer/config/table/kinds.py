@@ -1,6 +1,6 @@
-"""Choices of all models or data sets of one sort: rows name no kind by hand, so a new kind is in the right rows.
+"""Choices of all models or data sets with some property, for rows that name no kind by hand.
 
-It gets there by what it declares of itself.
+A new kind joins the right rows by the properties that it declares.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def check_headers(data: ArraysConfig, kind: TargetKind) -> None:
     if data.eval_path is None and not 0 < num_held_out(num_rows, data.eval_fraction) < num_rows:
         raise ConfigError(
             f"data.path={train} has {num_rows} rows: with data.eval_fraction={data.eval_fraction:g} a part would be "
-            "empty. Give it more rows, or data.eval_path a file of its own."
+            "empty. Add rows, or set data.eval_path to a file of its own."
         )
     if data.eval_path is not None:
         held_out = Path(data.eval_path).expanduser()
@@ -145,8 +145,8 @@ def check_headers(data: ArraysConfig, kind: TargetKind) -> None:
         for name, here, there in zip(names, (inputs, targets), others, strict=True):
             if here.shape[1:] != there.shape[1:] and None not in (*here.shape, *there.shape):
                 raise ConfigError(
-                    f"data.eval_path={held_out}: {name} is [rows, {_shown(there.shape)}], and that of data.path="
-                    f"{train} is [rows, {_shown(here.shape)}]. Make both alike."
+                    f"data.eval_path={held_out}: {name} is [rows, {_shown(there.shape)}], and that of "
+                    f"data.path={train} is [rows, {_shown(here.shape)}]. Give both the same shape."
                 )
 
 
@@ -164,8 +164,8 @@ def _check_facts(path: Path, names: tuple[str, str], inputs: ArrayFacts, targets
         )
     if inputs.shape[0] != targets.shape[0]:
         raise ConfigError(
-            f"{path}: {names[0]} has {inputs.shape[0]} rows and {names[1]} {targets.shape[0]}; each input has "
-            "a target. Save as many of both."
+            f"{path}: {names[0]} has {inputs.shape[0]} rows and {names[1]} {targets.shape[0]}; each input needs a "
+            "target. Save the same number of both."
         )
     if kind is TargetKind.classes and targets.kind == "f":
         raise ConfigError(

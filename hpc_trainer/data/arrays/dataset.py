@@ -123,8 +123,8 @@ def _num_classes(config: ArraysConfig, targets: NDArray[Any], kind: TargetKind, 
     count = max(int(block.max()) for block in _blocks(targets)) + 1
     if config.num_classes is None and count < 2 and kind is TargetKind.classes:
         raise ConfigError(
-            f"{path}: all of {config.targets} is one class, and there must be two or more to tell apart. Save others "
-            "too, or set data.num_classes."
+            f"{path}: all of {config.targets} is one class, and classification needs two or more. Save samples of "
+            "others too, or set data.num_classes."
         )
     return config.num_classes or count
 
@@ -155,7 +155,9 @@ def _check_targets(
                 "labels are 0 or 1 each" if kind is TargetKind.labels else f"classes are 0 to {(num_classes or 0) - 1}"
             )
             fix = "" if kind is TargetKind.labels or value < 0 else f", or use data.num_classes={value + 1}"
-            raise ConfigError(f"{path}: {config.targets} has {value} in row {start + row}, and {rule}. Mend it{fix}.")
+            raise ConfigError(
+                f"{path}: {config.targets} has {value} in row {start + row}, and {rule}. Correct it{fix}."
+            )
         start += len(block)
 
 
@@ -176,7 +178,7 @@ def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _not_finite(path: Path, name: str, row: int) -> str:
-    return f"{path}: {name} has a value in row {row} that is not finite (NaN, or too large for float32). Mend it."
+    return f"{path}: {name} has a value in row {row} that is not finite (NaN, or too large for float32). Correct it."
 
 
 def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -242,6 +244,7 @@ def _column(column: Any, path: Path, name: str) -> NDArray[Any]:
     if rest or (lengths != length).any():
         row = int((lengths != lengths[0]).argmax())
         raise ConfigError(
-            f"{path}: {name} has {lengths[row]} values in row {row}, and {lengths[0]} in row 0. Give all rows as many."
+            f"{path}: {name} has {lengths[row]} values in row {row}, and {lengths[0]} in row 0. Give all rows the same "
+            "number of values."
         )
     return flat.reshape(len(column), length, *flat.shape[1:])

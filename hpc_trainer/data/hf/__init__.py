@@ -114,7 +114,10 @@ def check_hf_folder(data: HfDatasetConfig, kind: TargetKind) -> HfParts:
     _check_sizes(data)
     columns = _columns(train)
     if evaluation != train and columns != _columns(evaluation):
-        raise ConfigError(f"{evaluation} has other columns, types or classes than {train}. Make both alike.")
+        raise ConfigError(
+            f"{evaluation} has other columns, types or classes than {train}. Give both the same columns, types and "
+            "classes."
+        )
     given = _column(columns, "input", data.input, train)
     if data.seq_len is not None:
         if given.kind != LIST or given.inner != WHOLE:
@@ -124,7 +127,7 @@ def check_hf_folder(data: HfDatasetConfig, kind: TargetKind) -> HfParts:
         return HfParts(train, evaluation, given, None)
     if given.kind not in (IMAGE, WHOLE, FLOAT, LIST) or (given.kind == LIST and given.inner not in (WHOLE, FLOAT)):
         raise ConfigError(
-            f"data.input={given.name} is {given.shown} in {train}; read are images, numbers and lists of numbers. "
+            f"data.input={given.name} is {given.shown} in {train}; supported are images, numbers and lists of numbers. "
             "Convert it before save_to_disk (a text: to tokens)."
         )
     if given.kind == IMAGE:
@@ -178,7 +181,7 @@ def _split_folder(path: Path, key: str, split: str) -> Path:
 def _columns(folder: Path) -> dict[str, Column]:
     for name in _files(folder):
         if not is_file(folder / name):
-            raise DataError(f"{folder} says that it has {name}, and it has not. Copy the folder again.")
+            raise DataError(f"{folder} lists {name}, which is missing. Copy the folder again.")
     features = _json(folder / "dataset_info.json").get("features")
     if not isinstance(features, dict):
         raise DataError(f"{folder / 'dataset_info.json'} names no features. Save the data set again.")
@@ -231,5 +234,5 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}. Save the data set again, or name another.") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it is no mapping. Save the data set again.")
+        raise DataError(f"{path} is damaged: it is not a mapping. Save the data set again.")
     return content

@@ -23,7 +23,7 @@ from hpc_trainer.tasks.cross_entropy import IGNORED
 from hpc_trainer.training.data.preprocessing import array, class_numbers, kind_of, picture, tokens
 from hpc_trainer.training.data.protocol import Split, index_array
 
-_FIX = "Mend the data set and save it again."
+_FIX = "Correct the data set and save it again."
 
 
 class HfDataset:
@@ -45,7 +45,7 @@ class HfDataset:
         count = len(self._open())
         is_part = config.eval_split is None
         if count < 1 + is_part:
-            raise ConfigError(f"{folder} has {count} rows, and training and evaluation need one each. Give it more.")
+            raise ConfigError(f"{folder} has {count} rows, and training and evaluation need one each. Add rows.")
         self._rows = part_of(count, config.eval_fraction, split) if is_part else np.arange(count)
         self.classes = None if parts.target is None else parts.target.classes
         self.all_targets_count = parts.target is not None
@@ -165,7 +165,7 @@ class HfDataset:
         except ValueError:
             numbers = np.array([], dtype=object)
         if numbers.dtype == object:
-            raise DataError(f"{self._folder}: {name} has rows of unlike shapes, or a value that is none. {_FIX}")
+            raise DataError(f"{self._folder}: {name} has rows of different shapes, or a missing value. {_FIX}")
         if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
             wrong = np.flatnonzero(~np.isfinite(numbers.reshape(len(rows), -1)).all(axis=1))[0]
             raise DataError(f"{self._folder}: {name} is missing or not finite in row {rows[wrong]}. {_FIX}")

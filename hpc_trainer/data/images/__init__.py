@@ -84,7 +84,7 @@ class ImagesConfig(DataConfig):
         if folder is None:
             raise DataError(
                 f"data.path={self.path} must hold the folders train and eval (data.eval_fraction=null); {names[0]} is "
-                "not there, as this node sees it. Fix: make it, or hold out a share of all: data.eval_fraction=0.1."
+                "missing on this node. Fix: make it, or hold out a share of all: data.eval_fraction=0.1."
             )
         return folder
 

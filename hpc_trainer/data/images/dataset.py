@@ -198,7 +198,7 @@ class Images:
         def fill(slot: int) -> None:
             taken[slot], pixels[slot] = self._picture(int(rows[slot]))
 
-        for _ in self._each(fill, range(len(rows))):
+        for _ in self._in_parallel(fill, range(len(rows))):
             pass
         return self._normalisation(torch.from_numpy(pixels)), torch.from_numpy(self._source.labels(taken))
 
@@ -210,7 +210,7 @@ class Images:
         """Return files that differ from their record, for `data check`; broken pictures appear when they are read."""
         return self._source.damaged()
 
-    def _each(self, do: Callable[[int], None], slots: Iterable[int]) -> Iterable[None]:
+    def _in_parallel(self, do: Callable[[int], None], slots: Iterable[int]) -> Iterable[None]:
         if self._num_threads < 2 or os.getpid() != self._pid:  # a forked process does not have its parent's threads
             return map(do, slots)
         if self._threads is None:
@@ -248,13 +248,13 @@ class Images:
             # No warning, because a user may turn warnings into errors. Standard error is the rank's log.
             sys.stderr.write(
                 f"data.on_broken=skip: {error}. {name_of(*self._source.place(other))} stands in for it, in each epoch; "
-                f"so far this process has met {len(self._stand_ins)} broken picture(s) of {len(self)}.\n"
+                f"so far this process has found {len(self._stand_ins)} broken picture(s) of {len(self)}.\n"
             )
             sys.stderr.flush()
             return other, pixels
         raise DataError(
-            f"{error}; so cannot {_STAND_INS} others, drawn from {len(self)}: this is no data set with a few broken "
-            "pictures. Fix: run hpc-trainer data check."
+            f"{error}; {_STAND_INS} others, drawn from {len(self)}, cannot be read either: more than a few pictures of "
+            "the data set are broken. Fix: run hpc-trainer data check."
         ) from error
 
 

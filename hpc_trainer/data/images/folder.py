@@ -89,11 +89,11 @@ class FolderSource:
     def _check(self, config: ImagesConfig, split: str, counts: list[int]) -> None:
         empty = [name for name, count in zip(self.classes, counts, strict=True) if not count]
         if split == "train" and empty and any(counts):
-            fix = "put some there, or take the folder away"
+            fix = "put some there, or remove the folder"
             fix += "" if config.eval_fraction is None else ", or make data.eval_fraction smaller"
             raise DataError(
-                f"{self._folder / empty[0]} holds no picture for training ({', '.join(EXTENSIONS)}), and is a class by "
-                f"its name{_more(empty)}. Fix: {fix}."
+                f"{self._folder / empty[0]} holds no picture for training ({', '.join(EXTENSIONS)}), but its name "
+                f"makes it a class{_more(empty)}. Fix: {fix}."
             )
         if not any(counts):
             raise DataError(
@@ -162,7 +162,7 @@ def _check_known(folder: Path, classes: list[str]) -> None:
     if unknown:
         raise DataError(
             f"{folder / unknown[0]} is a class that the training folder does not have{_more(unknown)}. Fix: rename it, "
-            "or take it away."
+            "or remove it."
         )
 
 

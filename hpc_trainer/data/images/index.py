@@ -193,9 +193,9 @@ def read_index(folder: Path) -> ShardIndex:
             or rows.shape != (num_samples,)
             or sum(shard.num_samples for shard in shards) != num_samples
         ):
-            raise ValueError(f"it has {rows.shape} rows of {rows.dtype} where {num_samples} of {ROW} are told")
+            raise ValueError(f"it has {rows.shape} rows of {rows.dtype} where {num_samples} of {ROW} are listed")
         if not num_samples or num_classes < 1 or any(Path(shard.name).name != shard.name for shard in shards):
-            raise ValueError("a number or a name in it cannot be")
+            raise ValueError("a number or a name in it is not possible")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"the index of {folder} is damaged: {error}. Fix: write it anew with: hpc-trainer data index {folder}"
@@ -226,14 +226,14 @@ def missing_shards(index: ShardIndex) -> Iterator[Problem]:
 def damaged_shards(index: ShardIndex) -> Iterator[Problem]:
     """Yield the shards, and the file of rows, whose bytes differ from the indexed ones; read all bytes."""
     if _sha256_of_rows(index.rows) != (read_json(index.folder / ABOUT) or {}).get("rows_sha256"):
-        yield Problem(str(index.folder / ROWS), "its SHA-256 is not the one that index.json has")
+        yield Problem(str(index.folder / ROWS), "its SHA-256 differs from the one in index.json")
     missing = list(missing_shards(index))
     yield from missing
     gone = {problem.file for problem in missing}
     for shard in index.shards:
         path = index.folder / shard.name
         if str(path) not in gone and sha256_of(path) != shard.sha256:
-            yield Problem(str(path), "its SHA-256 is not the one that it had when it was indexed")
+            yield Problem(str(path), "its SHA-256 has changed since it was indexed")
 
 
 class _Member(NamedTuple):
@@ -257,7 +257,7 @@ class _Scan:
                 self._samples(tar)
                 end = tar.offset
         except (tarfile.TarError, ValueError) as error:
-            return self._problem(f"it is no whole, plain tar ({error}); it has {size} bytes", size)
+            return self._problem(f"it is not a whole, plain tar ({error}); it has {size} bytes", size)
         # tarfile treats an unreadable header as the end, and also the end of a file that is cut between members.
         file.seek(end)
         last = file.read(_BLOCK)
@@ -286,7 +286,7 @@ class _Scan:
             elif kind not in EXTENSIONS:
                 continue
             if kind in members:
-                self._problem(f"{info.name} stands in it twice in a row", info.offset)
+                self._problem(f"{info.name} is in it twice in a row", info.offset)
             members[kind] = _Member(info.name, info.offset_data, info.size)
         self._sample(members, labels)
 

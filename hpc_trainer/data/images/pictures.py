@@ -122,5 +122,5 @@ def _plain(error: Exception) -> str:
     """Return the text of an error, without Pillow's name of the object in memory, which does not help the user."""
     text = str(error)
     if "cannot identify image file" in text:
-        return "it is none of these"
+        return "it has none of these formats"
     return text or type(error).__name__

@@ -97,7 +97,7 @@ class ShardSource:
                 (pair for pair in zip(names, training_names, strict=False) if pair[0] != pair[1]), (names[-1], "none")
             )
             raise DataError(
-                f"{self._index.folder / CLASSES} and that of {training} number the classes otherwise: {first[0]!r} "
+                f"{self._index.folder / CLASSES} and that of {training} number the classes differently: {first[0]!r} "
                 f"where training has {first[1]!r}. Fix: make both folders of one list of classes, and index them."
             )
         if self.num_classes > of_training:
@@ -139,8 +139,8 @@ class ShardSource:
             ) from error
         if len(data) != size:
             raise DataError(
-                f"{self._folder / self._index.shards[shard].name} has shrunk since it was indexed: at byte {offset} "
-                f"{size} bytes must be, and {len(data)} are. Fix: restore it, or index the folder anew."
+                f"{self._folder / self._index.shards[shard].name} has shrunk since it was indexed: {size} bytes are "
+                f"expected at byte {offset}, and {len(data)} are there. Fix: restore it, or index the folder anew."
             )
         return data
 
@@ -230,7 +230,7 @@ def _place(stage_dir: str) -> Path:
     """
     path = Path(os.path.expandvars(stage_dir))
     if "$" in str(path) or not path.is_absolute():
-        raise _NotStagedError("a variable in it is not set there, or it is no absolute path")
+        raise _NotStagedError("a variable in it is not set there, or it is not an absolute path")
     place = path / f"hpc_trainer-{os.getuid()}"
     try:
         with contextlib.suppress(FileExistsError):

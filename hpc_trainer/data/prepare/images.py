@@ -64,7 +64,7 @@ from hpc_trainer.record.files import write_json
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 CHANNELS, LEVELS = 3, 256
 _FORMATS_READ = (*PILLOW, "BMP", "GIF", "TIFF", "PPM")
-_TOLD_EVERY = 32
+_REPORT_EVERY = 32
 # Errors of one file, not of the file system.
 _OF_THE_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EFBIG, errno.ENXIO})
 
@@ -104,12 +104,12 @@ class ImageMaker:
                     _add(tar, f"{key}.cls", str(label).encode())
                     if part == TRAIN:
                         levels += histogram
-                if index % _TOLD_EVERY == _TOLD_EVERY - 1:
-                    tell(_TOLD_EVERY)
+                if index % _REPORT_EVERY == _REPORT_EVERY - 1:
+                    tell(_REPORT_EVERY)
             tar.close()
             out.flush()
             os.fsync(out.fileno())
-        tell(len(piece.items) % _TOLD_EVERY)
+        tell(len(piece.items) % _REPORT_EVERY)
         if rows:
             commit(temporary, path)
         else:
@@ -309,8 +309,8 @@ def _listing(source: Path) -> tuple[list[str], list[tuple[InputFile, int]], bool
         )
     if empty:
         raise ConfigError(
-            f"{source / empty[0]} has no picture, and each folder is a class ({', '.join(_READ)} are read). "
-            "Put pictures into it, or take it away."
+            f"{source / empty[0]} has no picture, and each folder is a class ({', '.join(_READ)} are read). Put "
+            "pictures into it, or remove it."
         )
     pictures.sort(key=lambda pair: pair[0].name)
     return classes, pictures, is_split

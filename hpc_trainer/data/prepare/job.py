@@ -142,7 +142,7 @@ class Job:
                 about = read_json(self.folder / ABOUT) or {}
         problems = self._differences(about)
         if problems:
-            raise ConfigError(f"{self.folder} was begun otherwise: {'; '.join(problems)}. {FRESH}")
+            raise ConfigError(f"{self.folder} was begun with other options: {'; '.join(problems)}. {FRESH}")
         for name in (TRAIN, EVAL, PIECES):
             (self.folder / name).mkdir(exist_ok=True)
         return about
@@ -266,15 +266,14 @@ def check_apart(sources: Iterable[Path], folder: Path) -> None:
     """Raise ConfigError if the result lies in a source: the next call would take it for input."""
     inside = next((source for source in sources if folder == source or source in folder.parents), None)
     if inside is not None:
-        raise ConfigError(f"--to {folder} lies in {inside}, which is read. Name a folder beside it.")
+        raise ConfigError(f"--to {folder} is inside {inside}, which is an input. Name a folder beside it.")
 
 
 def check_fraction(value: float) -> None:
     """Raise ConfigError unless 0 < `value` < 1."""
     if not 0.0 < value < 1.0:
         raise ConfigError(
-            f"--eval-fraction={value:g} must lie between 0 and 1, both ends excluded. Use "
-            f"{0.01 if value <= 0 else 0.5:g}."
+            f"--eval-fraction={value:g} must be between 0 and 1, both excluded. Use {0.01 if value <= 0 else 0.5:g}."
         )
 
 
@@ -285,7 +284,7 @@ def check_parts(splits: Mapping[str, int], what: str, eval_fraction: float) -> N
         if not splits.get(part):
             other = eval_fraction * 2 if part == EVAL else eval_fraction / 2
             raise ConfigError(
-                f"{part} has none of the {total} {what}: each falls into its part by its name. Use another "
+                f"{part} has none of the {total} {what}: the name of each decides its part. Use another "
                 f"--eval-fraction than {eval_fraction:g}, for example {min(0.5, other):g}, or more {what}."
             )
 

@@ -119,7 +119,7 @@ def _have_made(process: Any, request: dict[str, Any], tell: Tell) -> None:
 def _ended(code: int) -> RunStateError:
     return RunStateError(
         f"a process that made a piece has ended with exit code {code}. Pieces that are done stay. Was the memory full? "
-        "Use fewer --workers, then give the same command again."
+        "Use fewer --workers, then run the same command again."
     )
 
 

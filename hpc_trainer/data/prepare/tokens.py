@@ -151,7 +151,7 @@ def _coding(options: TokenOptions) -> _Coding:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if options.end_token is not None and options.end_token not in vocabulary:
         near = did_you_mean(options.end_token, [name for name in vocabulary if not name.isalnum()])
-        raise ConfigError(f"--end-token={options.end_token!r} is no token of {path}. {near}".rstrip())
+        raise ConfigError(f"--end-token={options.end_token!r} is not a token of {path}. {near}".rstrip())
     ends = [options.end_token] if options.end_token is not None else [name for name in _ENDS if name in vocabulary]
     return _Coding(
         name=path.name, path=str(path), sha256=hashlib.sha256(read_given(path)).hexdigest(),
@@ -167,7 +167,7 @@ def _load(path: Path) -> Any:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no error class of its own
-        raise ConfigError(f"--tokenizer={path} is no file that `tokenizers` reads: {error}.") from error
+        raise ConfigError(f"--tokenizer={path} is not a file that `tokenizers` reads: {error}.") from error
 
 
 # --- the input ---
@@ -185,7 +185,7 @@ def _listing(sources: Sequence[str]) -> tuple[InputFile, ...]:
                 )  # fmt: skip
     if not files:
         raise ConfigError(
-            f"{' '.join(sources)}: there is no file with anything in it. Name files, folders or patterns."
+            f"{' '.join(sources)}: all files are empty, or there is none. Name files, folders or patterns."
         )
     return tuple(sorted(files.values(), key=lambda file: (file.name, file.path)))
 
@@ -318,12 +318,13 @@ class TokenMaker:
             return None
         if len(text) > _LARGEST:
             return (
-                f"it has {len(text) >> 20} MiB, and a tokenizer is given {_LARGEST >> 20} at most; try --document line"
+                f"it has {len(text) >> 20} MiB, and a tokenizer gets at most {_LARGEST >> 20} at once; try --document "
+                "line"
             )
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            return f"it is no UTF-8: byte {error.start} of it"
+            return f"it is not UTF-8: byte {error.start} of it"
         return None
 
 

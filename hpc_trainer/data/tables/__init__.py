@@ -135,7 +135,7 @@ def choose_columns(data: TableConfig, kind: TargetKind, path: Path, head: Head) 
             raise ConfigError(f"data.{keyword}={name}: {path} has no such column. {valid(name, kinds)}")
         if kinds[name][0] == OTHER:
             raise ConfigError(
-                f"data.{keyword}={name} is {kinds[name][1]} in {path}; numbers, texts and booleans are read."
+                f"data.{keyword}={name} is {kinds[name][1]} in {path}; supported are numbers, texts and booleans."
             )
     twice = [name for name, count in Counter(name for _, name in named).items() if count > 1]
     if twice:
@@ -149,8 +149,8 @@ def choose_columns(data: TableConfig, kind: TargetKind, path: Path, head: Head) 
         odd = next((name for name, column_kind in free if column_kind == OTHER), None)
         if odd is not None:
             raise ConfigError(
-                f"{path}: column {odd} is {kinds[odd][1]}, which is neither number nor text. Name the columns that "
-                "count in data.numeric and data.categorical."
+                f"{path}: column {odd} is {kinds[odd][1]}, which is neither number nor text. Name the columns to use "
+                "in data.numeric and data.categorical."
             )
     numeric = [name for name, column_kind in free if column_kind == NUMBER] if data.numeric is None else data.numeric
     categorical = (
@@ -181,7 +181,7 @@ def check_table(data: TableConfig, kind: TargetKind) -> Columns:
     head = read_head(path)
     columns = choose_columns(data, kind, path, head)
     if head.num_rows is not None and head.num_rows < 2:
-        raise ConfigError(f"{path} has {head.num_rows} rows, and training and evaluation need one each. Give it more.")
+        raise ConfigError(f"{path} has {head.num_rows} rows, and training and evaluation need one each. Add rows.")
     if data.eval_path is not None:
         held_out = Path(data.eval_path).expanduser()
         others = read_head(held_out).kinds

@@ -97,7 +97,7 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
     source = _read(Path(config.path).expanduser(), columns)
     count = len(source.columns[columns.target])
     if count < 2:
-        raise ConfigError(f"{source.path} has {count} rows, and training and evaluation need one each. Give it more.")
+        raise ConfigError(f"{source.path} has {count} rows, and training and evaluation need one each. Add rows.")
     _check_values(source, columns, config)
     train_rows = np.arange(count) if config.eval_path else part_of(count, config.eval_fraction, "train")
     train = source.part(train_rows)
@@ -107,7 +107,7 @@ def build(config: TableConfig, split: Split, task: TaskConfig, fed: Mapping[str,
         _check_values(held_out, columns, config)
         files.append(held_out.path)
         if not len(held_out.columns[columns.target]):
-            raise ConfigError(f"data.eval_path={held_out.path} has no row. Give it some.")
+            raise ConfigError(f"data.eval_path={held_out.path} has no row. Add rows.")
         source, mine = held_out, held_out.columns
     elif split == "eval":
         mine = source.part(part_of(count, config.eval_fraction, "eval"))
@@ -185,7 +185,9 @@ def _read(path: Path, columns: Columns) -> _Rows:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}. Write it again, or name another file.") from error
     except ValueError as error:  # pyarrow's ArrowInvalid
-        raise ConfigError(f"{path} cannot be read as the start of its columns says: {error}. Mend that row.") from error
+        raise ConfigError(
+            f"{path} does not match the types at the start of its columns: {error}. Correct that row."
+        ) from error
     return _Rows(path, {name: table.column(name).to_numpy() for name in wanted})
 
 
@@ -202,12 +204,12 @@ def _check_values(rows: _Rows, columns: Columns, config: TableConfig) -> None:
             row = int(is_missing.argmax())
             fix = "" if name == columns.target else ", or use data.missing=mean"
             raise ConfigError(
-                f"{rows.path}: column {name} has no value in row {row} (the first is 0; NaN is none), one of "
-                f"{int(is_missing.sum())}. Fill in what is missing, leave the column out{fix}."
+                f"{rows.path}: column {name} has no value in row {row} (the first is 0; NaN counts as no value), one "
+                f"of {int(is_missing.sum())}. Fill in what is missing, leave the column out{fix}."
             )
         if is_number and np.isinf(values).any():
             row = int(np.isinf(values).argmax())
-            raise ConfigError(f"{rows.path}: column {name} is infinite in row {row} (the first is 0). Mend it.")
+            raise ConfigError(f"{rows.path}: column {name} is infinite in row {row} (the first is 0). Correct it.")
 
 
 def _targets(
@@ -227,8 +229,8 @@ def _targets(
     if unknown is not None:
         whose = "the model does not know" if was else "no training row has"
         raise ConfigError(
-            f"{path}: of the rows held out one has {columns.target}={mine[unknown]}, which {whose}. "
-            f"Classes are {', '.join(names[:10])}{', ..' if len(names) > 10 else ''}. "
+            f"{path}: a row that is held out has {columns.target}={mine[unknown]}, which {whose}. Classes are "
+            f"{', '.join(names[:10])}{', ..' if len(names) > 10 else ''}. "
             f"{'Take such rows out.' if was else 'Add training rows of it, or leave it out.'}"
         )
     if len(classes) < 2:

@@ -107,8 +107,8 @@ def built_in_text() -> Path:
         spec = None
     if spec is None or spec.origin is None:
         raise DataError(
-            f"data.path=null means the text of {_BUILT_IN_TEXT}, which this Python lacks (some systems "
-            "package it apart). Fix: set data.path to any text file."
+            f"data.path=null means the text of {_BUILT_IN_TEXT}, which this Python lacks (some systems package it "
+            "separately). Fix: set data.path to any text file."
         )
     return Path(spec.origin)
 

@@ -159,14 +159,14 @@ def read_meta(folder: Path) -> TokenMeta:
     if size != meta.num_tokens * meta.itemsize:
         raise DataError(
             f"{folder / TOKENS} has {size} bytes, and {META} says {meta.num_tokens} tokens of {meta.itemsize} bytes: "
-            f"it was cut off, or is another one's. {_REMAKE}"
+            f"it was cut off, or belongs to another folder. {_REMAKE}"
         )
     return meta
 
 
 def _parsed(content: object, path: Path) -> TokenMeta:
     if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it is no mapping. {_REMAKE}")
+        raise DataError(f"{path} is damaged: it is not a mapping. {_REMAKE}")
     if content.get("format") != FORMAT:
         raise DataError(f"{path} has format {content.get('format')!r}, and this version reads {FORMAT}. {_REMAKE}")
     numbers = [content.get(name) for name in ("vocab_size", "num_documents", "num_tokens")]
@@ -231,8 +231,7 @@ def find_sources(data: TokensConfig, split: Literal["train", "eval"]) -> list[So
 def epoch_shares(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
     """Return the samples of each source in an epoch: in proportion to the weights, and at least the source's size.
 
-    Shares are rounded to whole numbers. Each window of each source comes at least once in an epoch, which is the
-    shortest one for which this holds.
+    Shares are rounded to whole numbers. An epoch is the shortest one that has each window of each source at least once.
     """
     parts = [Fraction(weight) for weight in weights]
     total = sum(parts)
@@ -256,7 +255,7 @@ def check_tokens(data: TokensConfig) -> None:
     length = data.num_train_samples() or 0
     if length > LONGEST_EPOCH:
         raise ConfigError(
-            f"data.sources: an epoch in which each source comes whole and as its weight says has {length} samples; at "
+            f"data.sources: an epoch with each source whole and in proportion to its weight has {length} samples; at "
             f"most {LONGEST_EPOCH} are possible. Give the largest source a larger weight, or leave the smallest out."
         )
 
@@ -305,7 +304,7 @@ def _check_alike(sources: Sequence[Source]) -> None:
         other = next((source for source in sources if getattr(source.meta, name) != wanted), None)
         if other is not None:
             raise ConfigError(
-                f"data.sources: {first.folder} and {other.folder} have another {what}: {wanted} and "
+                f"data.sources: {first.folder} and {other.folder} have different values of {what}: {wanted} and "
                 f"{getattr(other.meta, name)}. All must come from one tokenizer. Prepare them again with one, or leave "
                 "one out."
             )

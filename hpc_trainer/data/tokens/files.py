@@ -84,9 +84,12 @@ def write_tokens(
         DataError: the folder is finished already, or a token is outside the vocabulary; then nothing counts as written.
     """
     if (folder / META).exists():
-        raise DataError(f"{folder} holds tokens already, and is not written over. Delete it, or name another.")
+        raise DataError(f"{folder} holds tokens already, and is not overwritten. Delete it, or name another.")
     if not 2 <= vocab_size <= 2**31 or not 0 <= (end_of_document or 0) < vocab_size:
-        raise DataError(f"vocab_size={vocab_size} must be 2 to 2147483648, and end_of_document={end_of_document} less.")
+        raise DataError(
+            f"vocab_size={vocab_size} must be 2 to 2147483648, and end_of_document={end_of_document} must be less than "
+            "it."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     digest, starts = hashlib.sha256(), [0]
     end = np.array([] if end_of_document is None else [end_of_document], dtype=stored_dtype(vocab_size))

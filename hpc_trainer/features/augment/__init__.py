@@ -126,13 +126,13 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     side, channels = _side(config), _channels(config)
     if augment.run_on is RunOn.device and not augment.changes_images:
         yield (
-            "augment.run_on=device is where images are changed, and nothing changes them. Use augment.run_on=workers, "
-            "or augment=flip_crop augment.run_on=device."
+            "augment.run_on=device has no effect: no augmentation is set. Use augment.run_on=workers, or "
+            "augment=flip_crop augment.run_on=device."
         )
     if augment.size is not None and side is not None and augment.size > side:
         yield (
             f"augment.size={augment.size} must be at most {side}, the side of the images of data={config.data.name}: "
-            f"evaluations take the middle of them. Use augment.size={side}."
+            f"evaluations crop their centre. Use augment.size={side}."
         )
     if channels == 1:
         for name in ("saturation", "hue"):
@@ -167,9 +167,9 @@ FEATURE = Feature(
     example="augment.crop=padded augment.crop_padding=1 augment.flip=0.5 augment.mixup_alpha=0.2",
     excludes=(
         OF_SHARED_LOOP,
-        Row(datasets(of_text=True), "it is for images, and these are tokens"),
-        Row("data=table", "it is for images, and these are columns", when=_IMAGES, use="data=image_folder"),
-        Row(models(having=[Trait.reads_tokens]), "it is for images, and such a model reads tokens"),
+        Row(datasets(of_text=True), "it is for images, and the data are tokens"),
+        Row("data=table", "it is for images, and the data are columns", when=_IMAGES, use="data=image_folder"),
+        Row(models(having=[Trait.reads_tokens]), "it is for images, and the model reads tokens"),
         Row("task=custom", "a custom batch does not say which values are images and classes"),
         Row(
             "task=language_model|regression|multi_label", "it mixes two classes", when=_MIXES, use="task=classification"
@@ -183,18 +183,18 @@ FEATURE = Feature(
         Row("train.loss_chunk_size", "it computes the loss of one class a sample", when=_MIXES),
         Row(
             "parallel.param_dtype=bf16|fp16",
-            "FSDP hands targets over in it too, and weights would be rounded",
+            "FSDP converts targets to it too, which would round their weights",
             when=_MIXES,
         ),
         Row(
             "parallel.pipeline_parallel",
-            "stages take images as they are",
+            "pipeline stages take images unchanged",
             when=_ON_DEVICE,
             use="augment.run_on=workers",
         ),
         Row(
             "train.micro_batch_size=auto",
-            "it measures the memory of the model alone",
+            "it measures only the memory of the model",
             when=_ON_DEVICE,
             use="augment.run_on=workers",
         ),

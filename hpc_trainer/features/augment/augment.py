@@ -22,10 +22,10 @@ _CACHED_BYTES = 2**21
 
 
 class Cropped:
-    """Samples of `source` with images cropped to the middle [C, size, size], as evaluations see them.
+    """Samples of `source` with images cropped to the centre [C, size, size], as evaluations see them.
 
     Raises:
-        ConfigError: the samples are no images, or too small.
+        ConfigError: the samples are not images, or too small.
     """
 
     def __init__(self, source: MapDataset, config: AugmentConfig) -> None:
@@ -135,7 +135,7 @@ class AugmentedSamples(Cropped):
         if self._shape is not None and (inputs.dtype is not torch.float32 or shape != said):
             raise ConfigError(
                 f"augment changes images of float32, {said} as the data's input_shape says, and these are "
-                f"{inputs.dtype} {shape}. Make them so in the data set, or use augment=none."
+                f"{inputs.dtype} {shape}. Convert them in the data set, or use augment=none."
             )
         if (self._config.has_mixes or self._config.label_noise) and targets.ndim != 1:
             raise ConfigError(
@@ -202,7 +202,7 @@ def _shape(source: MapDataset, config: AugmentConfig) -> Shape:
     if config.size is not None and config.size > smallest:
         raise ConfigError(
             f"augment.size={config.size} must be at most {smallest}, the smaller side of the loaded images: "
-            f"evaluations take the middle of them. Use augment.size={smallest}."
+            f"evaluations crop their centre. Use augment.size={smallest}."
         )
     return Shape(height, width, config.size or height, config.size or width)
 

@@ -22,7 +22,7 @@ FEATURE = Feature(
         Row("parallel=fsdp", "FSDP cannot shard weights in that order"),
         Row("parallel.tensor_parallel", "weights in that order cannot be sharded"),
         Row("task=custom", "it orders the model's inputs, and a custom batch does not say which values they are"),
-        Row(models(without=[Trait.convolutions]), "it orders images for convolutions, and there are none"),
+        Row(models(without=[Trait.convolutions]), "it orders images for convolutions, and the model has none"),
         # A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries).
         Row(
             "model=resnet & model.width<8 & hardware.device_type=cpu",

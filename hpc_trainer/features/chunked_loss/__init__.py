@@ -20,9 +20,13 @@ FEATURE = Feature(
     on="train.loss_chunk_size",
     example="train.loss_chunk_size=2048",
     excludes=(
-        Row(models(without=[Trait.reads_tokens]), "it is for the logits of many tokens, and there are few classes"),
+        Row(models(without=[Trait.reads_tokens]), "it is for the logits of many tokens, and the data have few classes"),
         Row("task=regression|multi_label|custom", "it is cross entropy, over many classes"),
-        Row("parallel.tensor_parallel", "it runs the output layer apart, which is shared out", use="parallel=fsdp"),
+        Row(
+            "parallel.tensor_parallel",
+            "it runs the output layer separately, and that layer is sharded",
+            use="parallel=fsdp",
+        ),
         Row("parallel.pipeline_parallel", "the combination is untested"),
     ),
     after=("memory",),

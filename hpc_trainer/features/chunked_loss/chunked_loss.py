@@ -75,8 +75,8 @@ def check_has_head(model: nn.Module) -> None:
     takes = inspect.signature(model.forward).parameters
     if not callable(getattr(model, "apply_head", None)) or "with_head" not in takes:
         raise ConfigError(
-            f"train.loss_chunk_size runs the output layer apart, and {type(model).__name__} does not show it: give it "
-            "forward(inputs, *, with_head=True) and apply_head(hidden) (hpc_trainer/features/chunked_loss), "
+            f"train.loss_chunk_size runs the output layer separately, which {type(model).__name__} does not support: "
+            "give it forward(inputs, *, with_head=True) and apply_head(hidden) (hpc_trainer/features/chunked_loss), "
             "or leave train.loss_chunk_size=null."
         )
 

@@ -36,7 +36,7 @@ FEATURE = Feature(
         ),
         Row(
             models(without=[Trait.blocks]),
-            "it compiles blocks, and there are none",
+            "it compiles blocks, and the model has none",
             when="train.compile_scope=blocks",
             use="train.compile_scope=model, or another model",
         ),

@@ -63,8 +63,8 @@ class _DrawsNothing(_CompiledForward):
         result = super().__call__(*args, **kwargs)
         if not all(map(torch.equal, before, _random_states())):
             raise ConfigError(
-                "train.recompute=budget computes parts of the model again, and this model draws random numbers, as for "
-                "dropout: they would be others the second time. Take them out, or use train.recompute=full "
+                "train.recompute=budget computes parts of the model again, and this model draws random numbers, as "
+                "for dropout: the second time they would be different. Remove them, or use train.recompute=full "
                 "train.compile_scope=blocks."
             )
         self._is_checked = True

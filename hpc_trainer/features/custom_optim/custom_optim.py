@@ -62,7 +62,7 @@ def _refusal(config: CustomOptimConfig, error: Exception) -> ConfigError:
     said = str(error).rstrip(".")
     fix = "It is built as Class(groups, lr=optim.lr, **optim.kwargs): give it arguments that it takes."
     if config._target_.rpartition(".")[2] == "Muon":
-        fix = "Use optim=muon, which gives AdamW what is no hidden matrix."
+        fix = "Use optim=muon, which updates all weights that are not hidden matrices by AdamW."
     return ConfigError(f"{_named(config)}: {said}. {fix}")
 
 
@@ -70,11 +70,12 @@ def _check(config: CustomOptimConfig, built: Any) -> None:
     """Check what `_target_` has built.
 
     Raises:
-        ConfigError: it is no optimizer, its steps need a closure, or it lacks the weight decay that is configured.
+        ConfigError: it is not an optimizer, its steps need a closure, or it lacks the weight decay that is configured.
     """
     if not isinstance(built, torch.optim.Optimizer):
         raise ConfigError(
-            f"{_named(config)} makes a {type(built).__name__}, and no torch.optim.Optimizer. Name a class of those."
+            f"{_named(config)} makes a {type(built).__name__}, which is not a torch.optim.Optimizer. Name a class that "
+            "is."
         )
     closure = inspect.signature(type(built).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -127,7 +128,7 @@ def try_on_parts(config: TrainConfig, mesh: Mesh) -> None:
 
 
 def try_without_ranks(config: TrainConfig) -> None:
-    """Run `try_on_parts` in a process that is no rank: nothing is sent. Raises ConfigError."""
+    """Run `try_on_parts` in a process that is not a rank: nothing is sent. Raises ConfigError."""
     shape = mesh_shape(config.parallel, config.hardware.world_size)
     if shape.dp_shard * shape.tp == 1:
         return

@@ -52,7 +52,7 @@ FEATURE = Feature(
     excludes=(
         Row(
             "train.eval_every_steps=0",
-            "it counts evaluations, and there would be one alone, at the end",
+            "it counts evaluations, and there would be only one, at the end",
             use=lambda config: f"train.eval_every_steps={max(1, config.train.num_steps // 10)}",
         ),
     ),

@@ -62,7 +62,9 @@ class EarlyStop:
             return
         name = self._config.metric
         if name not in metrics:
-            raise ConfigError(f"train.early_stop.metric={name} is none of the evaluation's: {', '.join(metrics)}.")
+            raise ConfigError(
+                f"train.early_stop.metric={name} is not a metric of the evaluation: {', '.join(metrics)}."
+            )
         self.seen_step = step
         if is_better(self._config.mode, metrics[name], self.value):
             self.value, self.step, self.num_worse = metrics[name], step, 0

@@ -18,7 +18,7 @@ FEATURE = Feature(
         ),
         Row(
             models(without=[Trait.block_matrices]),
-            "it is for the linear layers of blocks, and there are none",
+            "it is for the linear layers of blocks, and the model has none",
             use="model=gpt",
         ),
     ),

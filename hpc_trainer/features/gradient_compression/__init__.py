@@ -49,19 +49,19 @@ FEATURE = Feature(
         OF_SHARED_LOOP,
         Row(
             "train.max_skipped_steps=null & precision!=fp16",
-            "a gradient above 65504 is sent as infinity, and nobody looks",
+            "a gradient above 65504 is sent as infinity, and nothing checks for it",
             when="parallel.comm_hook=fp16",
             use="train.max_skipped_steps=10, or parallel.comm_hook=bf16",
         ),
         Row(
             "precision=fp16",
-            "it remembers what it did not send in units of the loss scale, which changes",
+            "it keeps the part that it did not send in units of the loss scale, which changes",
             when="parallel.comm_hook=powersgd",
             use="precision=bf16, or parallel.comm_hook=fp16",
         ),
         Row(
             "train.deterministic=false",
-            "it remembers what it did not send bucket by bucket, and buckets would be laid out anew at each start",
+            "it keeps the part that it did not send for each bucket, and each start would make other buckets",
             when="parallel.comm_hook=powersgd",
             use="train.deterministic=true, or parallel.comm_hook=bf16",
         ),

@@ -42,13 +42,17 @@ FEATURE = Feature(
     excludes=(
         Row(
             "parallel.tensor_parallel",
-            "it shares layers out by the model's plan, and there is none",
+            "it shares layers out by the model's plan, and the model has none",
             use="parallel=fsdp",
         ),
-        Row("parallel.pipeline_parallel", "it cuts a model by its own parts, and names none", use="parallel=fsdp"),
-        Row("train.loss_chunk_size", "it runs the output layer apart, which the model does not show"),
+        Row(
+            "parallel.pipeline_parallel",
+            "it cuts a model by the parts that the model names, and this model names none",
+            use="parallel=fsdp",
+        ),
+        Row("train.loss_chunk_size", "it runs the output layer separately, which the model does not support"),
         Row("train.channels_last", "the combination is untested"),
-        Row("task=multi_label|regression", "its last layer is one of classes", use="task=classification"),
+        Row("task=multi_label|regression", "its last layer returns classes", use="task=classification"),
     ),
     problems=_problems,
     fill=_fill,
@@ -59,7 +63,7 @@ _NOT_KEPT = ("architectures", "transformers_version", "_name_or_path", "torch_dt
 
 
 class Kind(enum.Enum):
-    """Output of a class of transformers, by its table there; tasks take the logits of these kinds."""
+    """Kind of output of a class of transformers; the value is the table of transformers that lists the classes."""
 
     causal_lm = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
     sequence_classification = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
@@ -94,7 +98,7 @@ def described(model: HfConfig, data: DataConfig) -> HfConfig:
         )
     if architecture not in tables:
         raise ConfigError(
-            f"model.architecture={architecture} is no class of transformers for texts (..ForCausalLM, "
+            f"model.architecture={architecture} is not a class of transformers for texts (..ForCausalLM, "
             f"..ForSequenceClassification) or images (..ForImageClassification). {did_you_mean(architecture, tables)}"
         )
     types, kind = tables[architecture]
@@ -120,7 +124,7 @@ def _read(model: HfConfig) -> Mapping[str, Any]:
     try:
         content = json.loads(place.read_bytes())
         if not isinstance(content, dict):
-            raise ValueError("it is no mapping")
+            raise ValueError("it is not a mapping")
     except OSError as error:
         raise ConfigError(
             f"model.path={model.path} must be a folder with a {CONFIG_FILE}, as save_pretrained writes it: "

@@ -28,8 +28,8 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     accum = accum_steps(config.train, config.hardware, config.parallel)
     if accum > 1:
         yield (
-            f"optim.in_backward=true takes a gradient at once, and train.grad_accum_steps={accum} adds some up. Use "
-            "train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false."
+            f"optim.in_backward=true applies each gradient at once, but train.grad_accum_steps={accum} adds up "
+            "several. Use train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false."
         )
 
 

@@ -79,6 +79,6 @@ def pattern_problems(config: InitFromConfig) -> Iterator[str]:
     for there, here in config.rename.items():
         if there.count("*") != here.count("*") or not there or not here:
             yield (
-                f"init_from.rename has {there!r}: {here!r}, and both must have as many *: what each stands for is "
-                "carried over. Use names as {'bert.*': 'encoder.*'}."
+                f"init_from.rename has {there!r}: {here!r}, and both need the same number of *: the text that each * "
+                f"matches is copied. Use names as {{'bert.*': 'encoder.*'}}."
             )

@@ -56,8 +56,8 @@ def load(
             return str(error)
         except FileNotFoundError:
             return (
-                f"init_from={place} is not there: it was moved or deleted since this run was planned, or is not to be "
-                "seen from this node. Put it back, or submit with another source."
+                f"init_from={place} is not there: it was moved or deleted since this run was planned, or this node "
+                "does not see it. Put it back, or submit with another source."
             )
         if digest == planned:
             return None
@@ -83,7 +83,7 @@ def _from_checkpoint(
     store = CheckpointStore(place.parent, group=group, keep_last=1, attempt=0, read_only=True)
     info = store.newest_valid(only=step_of(place))
     if info is None:
-        raise CheckpointError(f"init_from={place} is damaged, or not to be read now. Name another checkpoint.")
+        raise CheckpointError(f"init_from={place} is damaged, or cannot be read now. Name another checkpoint.")
     return store.load(info, lambda shared, own: take(shared["objects"]["model"]))
 
 
@@ -170,7 +170,7 @@ def _problems(
         forms = [f"{name} {_form(there[name])} and not {_form(here[name])}" for name in other]
         yield (
             f"{where} has other shapes than the model: {listed(forms)}. Let them begin anew: "
-            f"init_from.exclude={parents(other)[:5]}, or choose the model that they are of."
+            f"init_from.exclude={parents(other)[:5]}, or choose the model that they belong to."
         )
 
 
@@ -216,8 +216,8 @@ class InitFromAbility(Ability):
         is_left_out = self._has_saved and not self.loads_always
         if is_left_out and self._run is not None and self._run.saved_step is None:
             raise StorageError(
-                "no checkpoint of this run can be read, and it counted on one: it has not loaded init_from. The next "
-                "start begins at step 0 where damaged ones were put away."
+                "no checkpoint of this run can be read. The run expected one and has not loaded init_from. The next "
+                "start begins at step 0 if the damaged checkpoints were moved away."
             )
 
 

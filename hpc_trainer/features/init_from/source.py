@@ -1,9 +1,9 @@
 """Source of weights that the user named: its place on the disk, the names in it, and its digest. No torch.
 
-a run             its last or best checkpoint, then as that
+a run             its last or best checkpoint, read as a checkpoint
 a checkpoint      names in its manifest.json, which has the checksums of all its files: the digest is its own
 a .safetensors    names in its header; the digest is that of its bytes
-a folder of them  as Hugging Face writes it, with an index or one file alone
+a folder of them  as Hugging Face writes it: with an index, or only one file
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
     A source that is not complete, or the best run of a sweep, gets `awaits` instead: the run finds it when it starts.
 
     Raises:
-        ConfigError: there is nothing, the format is none that we read, patterns do not fit the names in it, or its
+        ConfigError: there is nothing, the format is not supported, patterns do not fit the names in it, or its
             digest is not that of `config`.
     """
     assert config.path is not None
@@ -85,8 +85,8 @@ def _as_there(config: InitFromConfig, runs_dir: Path) -> InitFromConfig:
         raise ConfigError(f"init_from={config.path} cannot be read: {error}.") from error
     if config.digest not in (None, digest):
         raise ConfigError(
-            f"{where} has the digest {digest}, and init_from.digest={config.digest} is wanted: the content is "
-            "another one. Name the content that you mean, or use init_from.digest=null."
+            f"{where} has the digest {digest}, and init_from.digest={config.digest} is required: the content differs. "
+            "Name the content that you want, or use init_from.digest=null."
         )
     return dataclasses.replace(config, path=str(place), digest=digest)
 
@@ -194,7 +194,7 @@ def files_in(place: Path) -> dict[str, Path]:
     """Return name of each tensor -> the file that has it, for a file or a folder of files.
 
     Raises:
-        ConfigError: the index or a file is none, or they contradict each other.
+        ConfigError: the index or a file is invalid, or they contradict each other.
         OSError: the folder cannot be read.
     """
     if place.is_file():
@@ -216,7 +216,7 @@ def read_names(path: Path) -> list[str]:
     """Return the names of the tensors in a .safetensors file, from its header; the file has each of them whole.
 
     Raises:
-        ConfigError: it is no safetensors file, it is damaged, or it cannot be read.
+        ConfigError: it is not a safetensors file, it is damaged, or it cannot be read.
     """
     try:
         open_given(path).close()  # the library reports each error of the system as a missing file
@@ -227,13 +227,13 @@ def read_names(path: Path) -> list[str]:
     except SafetensorError as error:
         said = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{path} is no safetensors file that we can read, or a damaged one: {said}. Copy it again."
+            f"{path} is not a safetensors file that this version can read, or is damaged: {said}. Copy it again."
         ) from error
     wrong = next((name for name, kind in formats.items() if kind not in _FORMATS), None)
     if wrong is not None:
         raise ConfigError(
-            f"{path} is no safetensors file that we can read: {wrong} has the number format {formats[wrong]}, and we "
-            f"read {', '.join(sorted(_FORMATS))}. Convert it."
+            f"{path} is not a safetensors file that this version can read: {wrong} has the number format "
+            f"{formats[wrong]}; supported are {', '.join(sorted(_FORMATS))}. Convert it."
         )
     return list(formats)
 
@@ -321,7 +321,7 @@ def _manifest(place: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place / _MANIFEST} is damaged: {error}. Name another checkpoint.") from error
     if not isinstance(manifest, dict):
-        raise ConfigError(f"{place / _MANIFEST} is damaged: it is no mapping. Name another checkpoint.")
+        raise ConfigError(f"{place / _MANIFEST} is damaged: it is not a mapping. Name another checkpoint.")
     return manifest
 
 
@@ -336,7 +336,9 @@ def _find(config: InitFromConfig, runs_dir: Path) -> Path:
     try:
         path = Path(named).expanduser().absolute()
     except RuntimeError as error:
-        raise ConfigError(f"init_from={named} begins with the home of a user who is not known here.") from error
+        raise ConfigError(
+            f"init_from={named} begins with the home of a user whom this machine does not know."
+        ) from error
     if path.suffix in _PICKLES:
         raise ConfigError(f"init_from={named} must be safetensors. {_CONVERT.format(name=path.name)}")
     if path.is_file():
@@ -348,7 +350,7 @@ def _find(config: InitFromConfig, runs_dir: Path) -> Path:
     if is_checkpoint(path):
         if folders.step_of(path) is None:
             raise ConfigError(
-                f"init_from={named} is a checkpoint under another name. Call it step-00001200, by its step."
+                f"init_from={named} is a renamed checkpoint. Rename it to step-00001200, with the number of its step."
             )
         return path
     if (path / "checkpoints").is_dir():
@@ -370,8 +372,8 @@ def _find_run(named: str, runs_dir: Path) -> Path:
         raise ConfigError(f"init_from={named} may be {names}. Write one of these.")
     if not matches:
         raise ConfigError(
-            f"init_from={named} is no file and no folder, and no run in {runs_dir} that has checkpoints is named so. "
-            "Name a run, a .safetensors file or a folder of these; `hpc-trainer status` has the ids of runs."
+            f"init_from={named} is neither a file nor a folder, and no run in {runs_dir} with checkpoints has that "
+            "name. Name a run, a .safetensors file or a folder of these; `hpc-trainer status` has the ids of runs."
         )
     return matches[0]
 
@@ -396,8 +398,8 @@ def _checkpoint_of(run: Path, which: WhichCheckpoint) -> Path:
     metric = how.keep_best
     if metric is None:
         raise ConfigError(
-            f"init_from.checkpoint=best: {run} was trained without checkpoint.keep_best, so nobody knows its best. "
-            "Use init_from.checkpoint=last, or name one: .../checkpoints/step-00000200."
+            f"init_from.checkpoint=best: {run} was trained without checkpoint.keep_best, so its best checkpoint is "
+            "unknown. Use init_from.checkpoint=last, or name one: .../checkpoints/step-00000200."
         )
     scores = scores_in(RunPaths(run).metrics, metric)
     best = Retention(best_is_max=best_is_max(how)).best({step: scores[step] for step, _ in saved if step in scores})
@@ -433,7 +435,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         file_of = json.loads(read_given(index))["weight_map"]
         wrong = next((name for name in file_of.values() if Path(name).name != name or not name.endswith(_FILE)), None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{index} is no index of safetensors files: {error!r}. Copy the folder again.") from error
+        raise ConfigError(f"{index} is not an index of safetensors files: {error!r}. Copy the folder again.") from error
     if wrong is not None or not file_of:
         raise ConfigError(
             f"{index} names {wrong!r}, and must name .safetensors files beside it. Copy the folder again."
@@ -456,20 +458,20 @@ def renamed(names: Collection[str], config: InitFromConfig, where: str) -> dict[
     for pattern, regex, _ in ways:
         if not any(map(regex.fullmatch, names)):
             raise ConfigError(
-                f"init_from.rename has {pattern!r}, and no name in {where} fits it. {there_are(pattern, names)}"
+                f"init_from.rename has {pattern!r}, which matches no name in {where}. {there_are(pattern, names)}"
             )
     origins: dict[str, str] = {}
     for name in names:
         fitting = [(pattern, match, here) for pattern, regex, here in ways if (match := regex.fullmatch(name))]
         if len(fitting) > 1:
             raise ConfigError(
-                f"init_from.rename has {fitting[0][0]!r} and {fitting[1][0]!r}, which both fit {name}. Make one of "
+                f"init_from.rename has {fitting[0][0]!r} and {fitting[1][0]!r}, which both match {name}. Make one of "
                 "them narrower."
             )
         here = _filled(fitting[0][2], fitting[0][1].groups()) if fitting else name
         if here in origins:
             raise ConfigError(
-                f"init_from.rename makes {here} of {origins[here]} and of {name}. Give one of them another name."
+                f"init_from.rename maps both {origins[here]} and {name} to {here}. Give one of them another name."
             )
         origins[here] = name
     return origins
@@ -479,16 +481,16 @@ def check_patterns(config: InitFromConfig, here: Mapping[str, str], where: str) 
     """Check the patterns against the names `here`, as `renamed` returns them.
 
     Raises:
-        ConfigError: a pattern of `include` fits none, or nothing is left.
+        ConfigError: a pattern of `include` matches none, or nothing is left.
     """
     for pattern in config.include:
         if not any(fnmatchcase(name, pattern) for name in here):
             raise ConfigError(
-                f"init_from.include has {pattern!r}, and no name in {where} fits it. {there_are(pattern, here)}"
+                f"init_from.include has {pattern!r}, which matches no name in {where}. {there_are(pattern, here)}"
             )
     if not any(is_wanted(name, config) for name in here):
         raise ConfigError(
-            f"init_from.exclude={config.exclude} leaves nothing of {where} to begin with. Leave out a pattern, or "
+            f"init_from.exclude={config.exclude} leaves nothing of {where} to load. Leave out a pattern, or "
             "init_from.path."
         )
 

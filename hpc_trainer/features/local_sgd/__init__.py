@@ -62,7 +62,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             why = (
                 "only at these steps do all ranks have the same weights"
                 if name.startswith("train")
-                else "rounds begin there"
+                else "rounds begin at these steps"
             )
             yield (
                 f"{name}={value} must be a multiple of parallel.sync_every_steps={every}{allowed} with "
@@ -81,7 +81,7 @@ FEATURE = Feature(
         Row("parallel.pipeline_parallel", "it needs the whole model on each rank"),
         OF_SHARED_LOOP,
         Row("parallel.zero1", "each rank has an optimizer, and ZeRO-1 shares one out"),
-        Row("parallel.comm_hook", "ranks send no gradients, and that is a way to send them"),
+        Row("parallel.comm_hook", "ranks send no gradients, and the hook changes how gradients are sent"),
         Row("parallel.elastic", "each rank has weights and moments, so their number cannot change"),
         Row("optim.in_backward", "the combination is untested"),
     ),

@@ -96,7 +96,7 @@ class PairSum:
         self._stack.append((size, tensors))
 
     def total(self) -> list[torch.Tensor]:
-        """Return the sum of all leaves. Raises ValueError if their number is no power of two."""
+        """Return the sum of all leaves. Raises ValueError if their number is not a power of two."""
         if len(self._stack) != 1:
             raise ValueError(f"{sum(size for size, _ in self._stack)} leaves make no binary tree.")
         return self._stack.pop()[1]

@@ -1,4 +1,4 @@
-"""`train.lora`: training of adapters (Hu et al. 2021) alone, which peft puts beside the layers."""
+"""`train.lora`: training of only the adapters (Hu et al. 2021) that peft puts beside the layers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FEATURE = Feature(
         Row("parallel.tensor_parallel", "the model's plan knows no adapters", use="parallel=fsdp"),
         Row("parallel.pipeline_parallel", "a stage may be left with nothing to train", use="parallel=fsdp"),
         Row("precision=fp8|bf16_sr", "the combination is untested", use="precision=bf16"),
-        Row("optim=muon", "it trains other weights beside hidden matrices, and adapters are these alone"),
+        Row("optim=muon", "it trains other weights beside hidden matrices, and adapters are only hidden matrices"),
         OF_SHARED_LOOP,
     ),
     problems=_problems,

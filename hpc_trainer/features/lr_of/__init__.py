@@ -24,7 +24,7 @@ FEATURE = Feature(
     excludes=(
         Row(
             models(without=[Trait.blocks]),
-            "it counts blocks, and there are none",
+            "it counts blocks, and the model has none",
             when="optim.layer_decay",
             use="optim.lr_of",
         ),

@@ -39,7 +39,7 @@ class LrOfAbility(Ability):
                 name = names[weight]
                 if factors.setdefault(name, lr_of[pattern]) != lr_of[pattern]:
                     raise ConfigError(
-                        f"optim.lr_of has {chosen[name]!r} and {pattern!r}, which both fit {name} and have other "
+                        f"optim.lr_of has {chosen[name]!r} and {pattern!r}, which both match {name} and have different "
                         "factors. Make one of them narrower."
                     )
                 chosen.setdefault(name, pattern)

@@ -34,7 +34,7 @@ FEATURE = Feature(
     rank_half="hpc_trainer.features.memory.search",
     example="train.micro_batch_size=auto",
     excludes=(
-        Row("train.grad_accum_steps", "it finds that too"),
+        Row("train.grad_accum_steps", "it also chooses that number"),
         Row("train.logical_ranks", "those promise the same bits on any hardware, and what fits depends on it"),
         OF_SHARED_LOOP,
         Row("parallel.tensor_parallel", "it tries the whole model on one rank"),

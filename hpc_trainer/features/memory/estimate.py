@@ -455,7 +455,10 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         if not reads_values(error):
             raise
-        return {"error": f"the model or the task reads the value of a tensor, and an estimate's have none: {error}"}
+        return {
+            "error": "the model or the task reads the value of a tensor, and tensors of an estimate have no values: "
+            f"{error}"
+        }
     return asdict(with_evaluation(config, memory) if asked.get("has_evaluation") else memory)
 
 

@@ -136,7 +136,7 @@ class HostMemory:
         return int(psutil.Process().memory_info().rss)
 
     def measure(self, run: Callable[[], None], kept: Callable[[], int]) -> int:
-        """Count the bytes before `run` runs: the kernel would end a process that took more than there is."""
+        """Count the bytes of `run` before it runs, because the kernel would kill a process that takes too much."""
         size = kept()
         if self.held() + size <= self.limit():
             run()

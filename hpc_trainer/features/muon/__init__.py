@@ -27,12 +27,12 @@ FEATURE = Feature(
     excludes=(
         Row(
             models(having=[Trait.convolutions], without=[Trait.block_matrices]),
-            "it is for hidden matrices, and there are convolutions alone",
+            "it is for hidden matrices, and the model has only convolutions",
             use="model=gpt",
         ),
         Row(
             "model=mlp & model.num_layers=0",
-            "it is for hidden matrices, and there is an output layer alone",
+            "it is for hidden matrices, and the model has only an output layer",
             use="model.num_layers=1",
         ),
     ),

@@ -48,8 +48,8 @@ class ShardedMuon(OwnStep, torch.optim.Muon):
     def __init__(self, weights: Any, *, ranks: dist.ProcessGroup | None, **values: Any) -> None:
         if _zeropower_via_newtonschulz is None:
             raise ConfigError(
-                "optim=muon on weights in parts (parallel=fsdp, hsdp, tp) takes Newton-Schulz from torch.optim._muon, "
-                f"as torch 2.9 to 2.13 have it, and torch {torch.__version__} has none there. Use parallel=ddp, or "
+                "optim=muon on sharded weights (parallel=fsdp, hsdp, tp) takes Newton-Schulz from torch.optim._muon, "
+                f"which torch 2.9 to 2.13 have, but torch {torch.__version__} does not. Use parallel=ddp, or "
                 "optim=adamw."
             )
         super().__init__(weights, **values)
@@ -212,7 +212,7 @@ def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter
     """Return (hidden matrices, all other weights) of `model` that require gradients, in the model's order.
 
     Embeddings are the weights of nn.Embedding; the output layer is the last nn.Linear outside blocks. A weight that
-    does not decay is no hidden matrix, whatever its shape: gains and biases (`decaying`).
+    does not decay is not a hidden matrix, whatever its shape: gains and biases (`decaying`).
 
     Raises:
         ConfigError: a pattern of `names` fits no weight.

@@ -20,6 +20,6 @@ FEATURE = Feature(
     needs=(BY_WEIGHT,),
     excludes=(
         OF_SHARED_LOOP,
-        Row("hardware.device=mps|xla", "the state is kept beside a CUDA device alone"),
+        Row("hardware.device=mps|xla", "the state can be offloaded only from CUDA devices"),
     ),
 )

@@ -64,8 +64,7 @@ def _micro_batches(config: TrainConfig) -> Iterator[str]:
     ways += [f"train.global_batch_size={larger} train.grad_accum_steps={stages}"]
     yield (
         f"train.grad_accum_steps={accum} must be at least parallel.pipeline_parallel={stages} with "
-        f"parallel.pipeline_schedule=1f1b: the micro-batches of a step are what fills the stages. Use "
-        f"{', or '.join(ways)}."
+        f"parallel.pipeline_schedule=1f1b: the micro-batches of a step fill the stages. Use {', or '.join(ways)}."
     )
 
 
@@ -75,14 +74,14 @@ FEATURE = Feature(
     excludes=(
         Row(
             models(without=[Trait.pipeline_parts]),
-            "it cuts a model between its blocks, and there are none",
+            "it cuts a model between its blocks, and the model has none",
             use="another model, or one of your own with pipeline_parts (hpc_trainer/models/parts.py)",
         ),
-        Row("task=custom", "the last stage has the model's outputs alone, and your loss calls the whole model"),
+        Row("task=custom", "the last stage has only the model's outputs, and your loss calls the whole model"),
         Row("parallel.data_parallel_replicate", "stages and the groups of HSDP have no common mesh yet"),
         Row(
             "train.compile & train.compile_scope=model",
-            "a stage is given its inputs by another rank, and has no loss but in the last",
+            "a stage gets its inputs from another rank, and only the last stage has a loss",
             use="train.compile_scope=blocks, or train.compile=false",
         ),
         Row(

@@ -269,9 +269,9 @@ def _run(
             value = part.of(model)(value)
     if value.dtype is not stage.outputs.dtype or value.shape[1:] != stage.outputs.shape[1:]:
         raise LoopError(
-            f"stage {stage.index} gives {value.dtype} {list(value.shape[1:])} on, and {stage.outputs.dtype} "
-            f"{list(stage.outputs.shape[1:])} was agreed: the inputs have another shape than the data set's first one, "
-            "or a part's result depends on numbers."
+            f"stage {stage.index} gives {value.dtype} {list(value.shape[1:])} to the next stage, which expects "
+            f"{stage.outputs.dtype} {list(stage.outputs.shape[1:])}: the inputs have another shape than the data set's "
+            "first sample, or the shape of a part's result depends on values."
         )
     return value.contiguous()  # gloo sends nothing else
 

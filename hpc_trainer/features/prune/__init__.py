@@ -103,7 +103,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     prune, num_steps = config.prune, config.train.num_steps
     if prune.method is PruneMethod.n_m and not 1 <= prune.n < prune.m:
         yield (
-            f"prune.n={prune.n} must be less than prune.m={prune.m}: so many of each {prune.m} weights stay. Use "
+            f"prune.n={prune.n} must be less than prune.m={prune.m}: prune.n of each {prune.m} weights stay. Use "
             f"prune.n={max(1, prune.m // 2)}."
         )
     if prune.start_step > num_steps:
@@ -140,8 +140,10 @@ FEATURE = Feature(
         ),
     ),
     excludes=(
-        Row("parallel.sync", "between meetings each rank has weights of its own, and would prune others"),
-        Row("parallel.pipeline_parallel", "a stage would look for the smallest among its own weights alone"),
+        Row(
+            "parallel.sync", "between synchronisations each rank has weights of its own, and would prune different ones"
+        ),
+        Row("parallel.pipeline_parallel", "a stage would look for the smallest only among its own weights"),
         Row("parallel.tensor_parallel", "the combination is untested", use="parallel=fsdp"),
         OF_SHARED_LOOP,
     ),

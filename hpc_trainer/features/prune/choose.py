@@ -85,8 +85,8 @@ def groups_to_prune(model: nn.Module, prune: PruneConfig) -> list[Group]:
     groups = [group for group in groups if all(weight.requires_grad for weight in tensors_of(model, group).values())]
     if not groups:
         raise ConfigError(
-            f"prune.method=channels finds no channel of {type(model).__name__} to remove: of each group one unit "
-            "stays, and a unit is what one group of a GroupNorm has. Use more channels, other patterns, or "
+            f"prune.method=channels finds no channel of {type(model).__name__} to remove: one unit of each group must "
+            "stay, and a unit has the channels of one group of a GroupNorm. Use more channels, other patterns, or "
             "prune.method=none."
         )
     return groups

@@ -56,7 +56,7 @@ class PruneAbility(Ability):
             self._masks.also_mask(ability.stand_ins())
         if self._left and self._group.is_rank_zero:
             left = ", ".join(self._left)
-            print(f"prune: whole stay {left}, as prune.m={self.config.prune.m} does not divide their inputs.")
+            print(f"prune: {left} stay whole, as prune.m={self.config.prune.m} does not divide their inputs.")
 
     def before_clip(self) -> None:
         self._masks.apply_to_gradients()
@@ -110,8 +110,9 @@ class PruneAbility(Ability):
         if not self._group.is_rank_zero:
             return
         num_pruned, total = (sum(counts) for counts in zip(*shares.values(), strict=True))
-        print(f"step {step}: pruned {num_pruned:,} of {total:,} numbers in {len(shares)} tensors, sparsity "
-              f"{masks.sparsity:.4g} ({self.config.prune.method.name})")  # fmt: skip
+        print(
+            f"step {step}: pruned {num_pruned:,} of {total:,} elements in {len(shares)} tensors, sparsity "
+            f"{masks.sparsity:.4g} ({self.config.prune.method.name})")  # fmt: skip
         for name, (zeros, count) in shares.items():
             print(f"  {name}: {zeros:,} of {count:,} ({zeros / count:.1%})")
 

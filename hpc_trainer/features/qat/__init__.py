@@ -65,7 +65,7 @@ FEATURE = Feature(
     on="qat.to",
     example="qat.to=dynamic_int8",
     excludes=(
-        Row("precision=fp8", "both say what linear layers compute with", use="precision=bf16"),
+        Row("precision=fp8", "both choose the number format of linear layers", use="precision=bf16"),
         Row("parallel.tensor_parallel", "it needs whole layers on each rank", use="parallel=fsdp"),
         Row("parallel.pipeline_parallel", "the combination is untested"),
         Row("train.compile", "the combination is untested"),

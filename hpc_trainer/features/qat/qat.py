@@ -71,8 +71,8 @@ def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[s
     if not chosen:
         why = f" whose inputs qat.group_size={qat.group_size} divides" if uneven else ""
         raise ConfigError(
-            f"qat.to={qat.to.name} is for linear layers, and {type(model).__name__} has none{why} that qat.exclude "
-            "leaves. Use qat.to=none."
+            f"qat.to={qat.to.name} is for linear layers, and {type(model).__name__} has none{why} outside qat.exclude. "
+            "Use qat.to=none."
         )
     return chosen, uneven
 
@@ -161,7 +161,7 @@ class QatAbility(Ability):
         begin_rounding(model, self.config.qat, names)
         if left and building.run is not None and building.run.is_rank_zero:
             size = self.config.qat.group_size
-            print(f"qat: not rounded are {', '.join(left)}, as qat.group_size={size} does not divide their inputs.")
+            print(f"qat: {', '.join(left)} are not rounded, as qat.group_size={size} does not divide their inputs.")
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
         self._model = state.model

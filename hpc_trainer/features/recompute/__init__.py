@@ -11,7 +11,7 @@ FEATURE = Feature(
     on="train.recompute=full|selective",
     example="train.recompute=full",
     excludes=(
-        Row(models(without=[Trait.blocks]), "it computes blocks again, and there are none", use="another model"),
+        Row(models(without=[Trait.blocks]), "it computes blocks again, and the model has none", use="another model"),
         Row(
             "train.compile & train.compile_scope=model",
             "the compiler decides itself what is computed again",
@@ -19,7 +19,7 @@ FEATURE = Feature(
         ),
         Row(
             "train.compile & train.compile_scope=blocks",
-            "it chooses among operations, and a compiled block is one alone",
+            "it chooses among operations, and a compiled block is a single operation",
             when="train.recompute=selective",
             use="train.recompute=full, or train.compile=false",
         ),

@@ -27,7 +27,7 @@ FEATURE = Feature(
     excludes=(
         Row(
             lambda: f"{models(key='dropout')()} & model.dropout>0",
-            "dropout would be drawn anew when it is computed again (a fault of torch up to 2.13)",
+            "dropout would be drawn anew when it is computed again (a bug of torch up to 2.13)",
             use=f"model.dropout=0, or {_BY_BLOCKS}",
         ),
         Row(

@@ -40,7 +40,7 @@ FEATURE = Feature(
     needs=(
         Row(
             "init_from.path or replay.data",
-            "it is what that run was trained on that is replayed",
+            "it replays the data on which that run was trained",
             use="init_from.path=RUN",
         ),
     ),

@@ -110,17 +110,17 @@ def _of_run(origin: str | None, task: TaskConfig) -> list[DataConfig]:
     where = f"replay: init_from={place}"
     if place.parent.name != "checkpoints":
         raise ConfigError(
-            f"{where} is no checkpoint in a run's folder, so nobody knows what it was trained on. Name the run: "
+            f"{where} is not a checkpoint in a run's folder, so its training data are unknown. Name the run: "
             f"init_from=RUN. {_BY_HAND}."
         )
     try:
         spec = read_spec(SweepPaths(run.parent), _SET_ASIDE.sub("", run.name))
     except (RunStateError, HpcTrainerError, OSError) as error:
-        raise ConfigError(
-            f"{where}: what that run was trained on is not known any more: {error} {_BY_HAND}."
-        ) from error
+        raise ConfigError(f"{where}: the data of that run are not known any more: {error} {_BY_HAND}.") from error
     if spec.is_own_loop:
-        raise ConfigError(f"{where}: {spec.run_id} has a loop of its own, and only that knows its data. {_BY_HAND}.")
+        raise ConfigError(
+            f"{where}: {spec.run_id} has a loop of its own, and only that loop knows its data. {_BY_HAND}."
+        )
     _check_task(spec, task, where)
     try:
         data: DataConfig = section_from_plain(variant_of("data", dict(spec.config["data"])), spec.config["data"])
@@ -129,7 +129,7 @@ def _of_run(origin: str | None, task: TaskConfig) -> list[DataConfig]:
     if data.encodes_by_rows:
         raise ConfigError(
             f"{where} was trained on data=table, whose numbers and categories are encoded by its own rows: new rows "
-            "would mean others. Write both tables as arrays, encoded alike (data=arrays)."
+            "would be encoded differently. Write both tables as arrays with the same encoding (data=arrays)."
         )
     earlier = spec.config.get("replay", {}).get("data", [])
     return [*(typed_data(values) for values in earlier), data]
@@ -139,7 +139,7 @@ def _check_task(spec: RunSpec, task: TaskConfig, where: str) -> None:
     was = str(spec.config.get("task", {}).get("name", TaskConfig().name))
     if was != task.name:
         raise ConfigError(
-            f"{where}: {spec.run_id} has task={was}, and this is task={task.name}: their targets are not alike. Use "
+            f"{where}: {spec.run_id} has task={was}, and this is task={task.name}: their targets differ. Use "
             f"task={was}, or replay.share=null."
         )
 
@@ -163,13 +163,14 @@ def _differences(old: DataConfig, new: DataConfig) -> Iterator[str]:
 def _difference(key: str, before: Any, now: Any) -> str:
     if key == "classes":
         return (
-            f"its classes are {_listed(before)}, and those of the new data {_listed(now)}: a class is its number, so "
-            "both must have the same ones. Make a folder for each class in both, or name the same ones alike."
+            f"its classes are {_listed(before)}, and those of the new data {_listed(now)}: classes are numbered in "
+            "order, so both must have the same classes. Make a folder for each class in both, and give equal classes "
+            "equal names."
         )
     keys = {"shape": "inputs of the shape", "num_classes": "num_classes", "tokenizer": "the tokenizer"}
     return (
-        f"it has {keys.get(key, key)} {_shown(before)}, and the new data {_shown(now)}. One model takes both: set "
-        f"those of the new data alike (data.*), or prepare them anew."
+        f"it has {keys.get(key, key)} {_shown(before)}, and the new data {_shown(now)}. One model needs the same for "
+        "both: change the new data (data.*), or prepare them anew."
     )
 
 

@@ -135,15 +135,15 @@ def _check_alike(one: MapDataset, other: MapDataset) -> None:
             elif name == "num_classes":
                 fix = "Count the classes of both (data.num_classes, where the data set has it)"
             raise ConfigError(
-                f"replay: the data sets have {name}={here} and {name}={there}, and one model takes both alike. {fix}, "
-                "or use replay.share=null."
+                f"replay: the data sets have {name}={here} and {name}={there}, and one model needs the same for both. "
+                f"{fix}, or use replay.share=null."
             )
     batches = [dataset.__getitems__(range(1)) for dataset in (one, other)]
     for what, here, there in zip(("inputs", "targets"), *batches, strict=True):
         if (here.dtype, here.shape) != (there.dtype, there.shape):
             raise ConfigError(
                 f"replay: the data sets have {what} of {here.dtype} {list(here.shape[1:])} and {there.dtype} "
-                f"{list(there.shape[1:])}, and a batch holds both. Make them alike, or use replay.share=null."
+                f"{list(there.shape[1:])}, and a batch holds both. Give both the same form, or use replay.share=null."
             )
 
 

@@ -42,8 +42,8 @@ class GuardConfig:
     """Number of steps whose norms are remembered, without skipped steps. The steps that fill its first half are no
     spikes, whatever their norm."""
     on_divergence: OnDivergence = key(OnDivergence.stop, ALWAYS)
-    """stop: the run ends as FAILED with the cause diverged. rollback: as for a spike, past the batches of those
-    steps."""
+    """stop: the run ends as FAILED with the cause diverged. rollback: the run goes back as after a spike, and
+    continues after the batches of the skipped steps."""
     max_rollbacks: int = key(3, _GOES_BACK, resume=SCHEDULE, limits="≥ 1")
     """Rollbacks of the whole run; one more ends it, with the cause diverged."""
 
@@ -76,7 +76,7 @@ FEATURE = Feature(
         ),
         Row(
             "checkpoint.every=auto",
-            "it goes back to a step that checkpoint.every_steps divides, and auto saves as the clock says",
+            "it goes back to a step that checkpoint.every_steps divides, and auto saves at other steps",
             when="train.guard.on_spike=rollback or train.guard.on_divergence=rollback",
         ),
         Row(
@@ -88,7 +88,7 @@ FEATURE = Feature(
         Row("parallel.sync", "ranks that step alone do not agree on a spike"),
         Row(
             "parallel.comm_hook=powersgd",
-            "a step that is left out would stay in its memory",
+            "the gradient of a skipped step would stay in its memory",
             use="parallel.comm_hook=bf16",
         ),
         Row("parallel.pipeline_parallel", "the combination is untested"),

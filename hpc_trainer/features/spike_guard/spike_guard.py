@@ -133,8 +133,8 @@ class SpikeGuard(StepGuard):
         assert self.max_in_a_row is not None
         if is_end and row > self.max_in_a_row:
             raise DivergedError(
-                f"{row} spikes in a row up to step {step}, and train.max_skipped_steps={self.max_in_a_row}: the "
-                f"gradients have become as large as that. {_ADVICE}"
+                f"{row} spikes in a row up to step {step}, and train.max_skipped_steps={self.max_in_a_row}: gradients "
+                f"of this size have become usual. {_ADVICE}"
             )
 
     def rolled_back(self, before: tuple[int, int], trouble: Trouble, step: int) -> None:

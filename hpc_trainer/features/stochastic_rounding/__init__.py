@@ -15,7 +15,7 @@ FEATURE = Feature(
             "batch norm takes weights in the format of its statistics, fp32",
             use="model=cnn",
         ),
-        Row("train.ema_decay", "an average in bf16 stands still: its steps are smaller than its last bit"),
+        Row("train.ema_decay", "an average in bf16 does not change: its steps are smaller than its last bit"),
         Row("parallel.sync", "averages of weights would be rounded to the nearest"),
         Row("parallel.comm_hook", "gradients are bf16 already"),
         Row("parallel.tensor_parallel", "the combination is untested"),

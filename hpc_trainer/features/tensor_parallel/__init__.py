@@ -17,7 +17,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     if hardware.ranks_per_node % tp:
         yield (
             f"parallel.tensor_parallel={tp} must divide the {hardware.ranks_per_node} ranks of a node "
-            f"(hardware={hardware.name}): its ranks speak several times in each layer. Use "
+            f"(hardware={hardware.name}): its ranks communicate several times in each layer. Use "
             f"{nearest_divisor(hardware.ranks_per_node, tp)}."
         )
     if not isinstance(model, (GptConfig, VitConfig)):
@@ -35,7 +35,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             nearest = nearest_divisor(
                 size, tp, lambda divisor: not any(size % divisor for size in (*sizes.values(), hardware.ranks_per_node))
             )
-            yield f"parallel.tensor_parallel={tp} must divide {name}={size}, which it cuts up. Use {nearest}."
+            yield f"parallel.tensor_parallel={tp} must divide {name}={size}, which it splits. Use {nearest}."
 
 
 FEATURE = Feature(
@@ -44,7 +44,7 @@ FEATURE = Feature(
     excludes=(
         Row(
             models(without=[Trait.tensor_parallel_plan]),
-            "it shares layers out by the model's plan, and there is none",
+            "it shares layers out by the model's plan, and the model has none",
             use="model=gpt or vit_tiny, or a model of your own with a `tensor_parallel_plan`",
         ),
         Row(

@@ -84,15 +84,15 @@ def find_plan(model: nn.Module, mesh: Mesh) -> dict[str, ParallelStyle]:
     kind, method = type(model).__name__, getattr(model, "tensor_parallel_plan", None)
     if not callable(method):
         raise ConfigError(
-            f"parallel.tensor_parallel={mesh.shape.tp} shares layers out by the model's plan, and {kind} has none. "
-            "Give it a method `tensor_parallel_plan` (see docs/parallelism.md), or use model=gpt, "
-            "model=vit_tiny or parallel.tensor_parallel=1."
+            f"parallel.tensor_parallel={mesh.shape.tp} shares layers out by a plan of the model, and {kind} has none. "
+            "Give it a method `tensor_parallel_plan` (see docs/parallelism.md), or use model=gpt, model=vit_tiny or "
+            "parallel.tensor_parallel=1."
         )
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     if len(names) != len(list(model.parameters())):
         raise ConfigError(
-            f"parallel.tensor_parallel={mesh.shape.tp} would part weights that {kind} ties: one parameter of two "
-            "modules. Tie by use, as models/gpt.py does, or use parallel.tensor_parallel=1."
+            f"parallel.tensor_parallel={mesh.shape.tp} would split weights that {kind} ties: one parameter of two "
+            "modules. Use one module in both places, as models/gpt.py does, or use parallel.tensor_parallel=1."
         )
     plan: dict[str, ParallelStyle] = method()
     for pattern in plan:

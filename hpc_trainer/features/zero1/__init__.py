@@ -16,7 +16,7 @@ class Keys:
 FEATURE = Feature(
     on="parallel.zero1",
     example="parallel.zero1=true",
-    needs=(Row("parallel=ddp", "the others have one rank, or share the state out already"),),
+    needs=(Row("parallel=ddp", "all other strategies have one rank, or share the state out already"),),
     excludes=(
         Row("hardware.world_size=1", "one rank has nothing to share", use="hardware with more ranks"),
         Row("parallel.tensor_parallel", "it shares out whole weights", use="parallel=fsdp"),

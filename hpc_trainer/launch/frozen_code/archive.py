@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer import __version__
-from hpc_trainer.errors import ConfigError, SubmitError
+from hpc_trainer.errors import ConfigError, HpcTrainerError, SubmitError
 from hpc_trainer.launch.frozen_code.frozen_worker import MANIFEST, manifest_digest, member, read_archive
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_file, starter_code
 from hpc_trainer.launch.frozen_code.unpacking import LINK, RefusedCodeError
@@ -61,11 +61,63 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
             ) from error
         return archive
     _remove_stale(paths.code)
+    if _take_shared(paths, archive, snapshot):
+        return archive
     with whole_file(archive) as file:
         file.write(_pack(snapshot))
         os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o444)  # read-only: it is never written again
     fsync_folder(paths.folder)
+    _share(paths, archive)
     return archive
+
+
+# One copy for all sweeps: archives of one digest are names of one file (hard links).
+#
+# Nothing counts who uses it, and no sweep depends on another: a file is there while it has a name. So a submit and a
+# `clean` may work at once, and a deleted sweep takes no code from others. Where there are no hard links, each sweep has
+# a copy of its own.
+
+
+def shared_code(runs_dir: Path) -> Path:
+    """Return the folder with a name of each archive in this user's sweeps under `runs_dir`, one for each mode of files.
+
+    A colleague's folder of sweeps may be the same, and its files are not trusted.
+    """
+    return runs_dir / f".code-{os.getuid()}"
+
+
+def _shared(paths: SweepPaths, archive: Path) -> Path:
+    # The group may read the code of some sweeps and not of others.
+    return shared_code(paths.folder.parent) / ("group" if paths.is_group_readable else "own") / archive.name
+
+
+def _take_shared(paths: SweepPaths, archive: Path, snapshot: Snapshot) -> bool:
+    """Give an archive that another sweep has a name in this one; return False if there is none that is as it was."""
+    shared = _shared(paths, archive)
+    try:
+        if not is_there(shared):
+            return False
+        for place in (shared.parent.parent, shared.parent, shared):
+            check_trusted(place)
+        if read_archive(shared)[0] != snapshot.manifest:
+            return False
+        os.link(shared, archive)
+        fsync_folder(paths.code)
+    except (OSError, HpcTrainerError, RefusedCodeError):  # no hard links, another's file, a changed one
+        return False
+    return True
+
+
+def _share(paths: SweepPaths, archive: Path) -> None:
+    """Give a new archive a name from which later sweeps take it. Never raises: without it they write copies."""
+    shared = _shared(paths, archive)
+    with contextlib.suppress(OSError, HpcTrainerError):
+        make_folder(shared.parent)
+        for place in (shared.parent.parent, shared.parent):
+            check_trusted(place)
+        if is_there(shared):  # one that was changed: no sweep takes it
+            shared.unlink()
+        os.link(archive, shared)
 
 
 def _pack(snapshot: Snapshot) -> bytes:

@@ -76,7 +76,7 @@ class Manifest:
         version = values.pop("format")
         if version != FORMAT:
             raise CheckpointError(
-                f"{NAME} has format {version!r}; we read {FORMAT}. Go on with the version that wrote it."
+                f"{NAME} has format {version!r}; this version reads {FORMAT}. Continue with the version that wrote it."
             )
         files = [FileRecord(**record) for record in values.pop("files")]
         manifest = cls(files=files, **values)
@@ -177,7 +177,7 @@ def merge_pieces(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, dict[st
         for name, (offsets, lengths) in part["pieces"].items():
             if name not in sharded:
                 raise CheckpointError(
-                    f"rank {rank} holds a part of {name}, and rank 0 knows no such sharded tensor; all ranks must save "
+                    f"rank {rank} holds a part of {name}, and rank 0 has no such sharded tensor; all ranks must save "
                     "the same objects."
                 )
             sharded[name]["pieces"].append([rank, list(offsets), list(lengths)])

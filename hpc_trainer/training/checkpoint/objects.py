@@ -41,7 +41,10 @@ from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
 
 # Comparison of a saved state with the present one: keys, shapes and number formats must be the same.
 
-RESUME = "The configuration or the code has changed; resume with that which saved, or start anew with --fresh."
+RESUME = (
+    "The configuration or the code has changed; resume with those that saved the checkpoint, or start anew with "
+    "--fresh."
+)
 
 
 def check_keys(where: str, saved: Mapping[Any, Any], here: set[Any]) -> None:
@@ -77,7 +80,7 @@ def check_form(where: str, key: Any, saved: Any, here: Any) -> None:
     """
     if form(saved) != form(here):
         raise CheckpointError(
-            f"{where}: {key} is saved as {form(saved)} and is {form(here)} here; they must be alike. {RESUME}"
+            f"{where}: {key} is saved as {form(saved)} and is {form(here)} here; both must be the same. {RESUME}"
         )
 
 
@@ -295,7 +298,7 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
 
 
 def _is_zero(optimizer: torch.optim.Optimizer) -> Any:
-    """Return True for a ZeroRedundancyOptimizer, without importing its module: who has one has imported it."""
+    """Return True for a ZeroRedundancyOptimizer, without importing its module: if there is one, it is imported."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
 
@@ -562,7 +565,7 @@ def _array_to_tensor(name: str, value: Any) -> Any:
         return torch.from_numpy(value if value.flags.writeable else value.copy())
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{name} is an array of {value.dtype}; a checkpoint holds numbers and truth values. Convert it."
+            f"{name} is an array of {value.dtype}; a checkpoint holds numbers and booleans. Convert it."
         ) from error
 
 
@@ -615,5 +618,5 @@ def _load_stateful(name: str, value: Any, saved: Any) -> None:
     for key, form in wanted.items():
         if form != loaded[key]:
             raise CheckpointError(
-                f"{name}: {key} is saved as {form} and is {loaded[key]} here; they must be alike. {RESUME}"
+                f"{name}: {key} is saved as {form} and is {loaded[key]} here; both must be the same. {RESUME}"
             )

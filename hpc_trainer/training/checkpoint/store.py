@@ -214,7 +214,7 @@ class CheckpointStore:
             self._quarantine(path, str(error))
             return None
         except OSError as error:
-            self._warn(f"checkpoint {path} cannot be read now and is passed over: {error}")
+            self._warn(f"checkpoint {path} cannot be read now and is skipped: {error}")
             return None
         self._verified.add(path)
         return manifest

@@ -201,7 +201,7 @@ class TensorFile:
     def form(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Return number format and shape of a tensor. Raises CorruptCheckpointError if the file does not hold it."""
         if name not in self._entries:
-            raise CorruptCheckpointError(f"{self._path} does not hold {name}, and its manifest says so.")
+            raise CorruptCheckpointError(f"{self._path} does not hold {name}, although its manifest lists it.")
         dtype, shape, _ = self._entries[name]
         return dtype, shape
 

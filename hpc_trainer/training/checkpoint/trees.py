@@ -115,7 +115,7 @@ def _find_overlap(boxes: Sequence[Box], num_dims: int) -> str | None:
         for dim in range(num_dims)
     ]
     if math.prod(len(cut) for cut in cuts) > _MAX_CELLS:
-        return "pieces lie on no grid"
+        return "the pieces form no grid"
     taken = np.zeros([max(1, len(cut) - 1) for cut in cuts], dtype=bool)
     for box in boxes:
         edges = zip(cuts, box.offsets, box.lengths, strict=True)
@@ -214,7 +214,8 @@ def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
     tensors, shards, structure = pack_sharded(tree)
     if shards:
         raise CheckpointError(
-            f"{sorted(shards)[:5]} are sharded tensors in the state of a single rank; they must be in what ranks share."
+            f"{sorted(shards)[:5]} are sharded tensors in the state of a single rank; they must be in the state that "
+            "all ranks share."
         )
     return tensors, structure
 

@@ -307,7 +307,7 @@ class CheckpointWriter:
             self._folder, self._attempt
         )  # of this attempt too: a failed save may have left files
         if not make_folder_once(temporary, FOLDER_MODE):
-            raise FileExistsError(errno.EEXIST, "what a failed save left cannot be removed", str(temporary))
+            raise FileExistsError(errno.EEXIST, "the files of a failed save cannot be removed", str(temporary))
         return True
 
     def _copy_parts(self, parts: RankParts, is_background: bool) -> tuple[RankParts, dict[str, Any]]:
@@ -335,7 +335,8 @@ class CheckpointWriter:
             if lacks:
                 self._say(
                     f"WARNING: {whose} lacks room for {' and '.join(lacks)}: the checkpoint of step {step} in "
-                    f"{self._folder}. It is tried all the same; make room there, or keep fewer (checkpoint.keep_last)."
+                    f"{self._folder}. The save is tried all the same; make room there, or keep fewer checkpoints "
+                    "(checkpoint.keep_last)."
                 )
 
     # The methods below run in the writing thread of each rank and call no collective.

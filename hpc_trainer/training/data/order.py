@@ -68,7 +68,7 @@ class BatchOrder:
                 f"samples. Largest legal: train.global_batch_size={num_samples}."
                 if num_samples > 0
                 else f"the data set has {num_samples} training samples; it must have at least one batch of "
-                f"train.global_batch_size={global_batch_size}. No batch size is legal: give it data."
+                f"train.global_batch_size={global_batch_size}. No batch size is legal: use a data set with samples."
             )
         self.num_samples = num_samples
         self.global_batch_size = global_batch_size

@@ -28,7 +28,7 @@ from hpc_trainer.training.data.protocol import MapDataset, Split, hand_on
 
 _NAMES = (("inputs", "targets"), ("input", "target"))
 _OWN_LOOP = "or write the loop yourself (train.main, docs/own_loop.md)."
-_OWN_TASK = "or write a task that takes them as they are (task=custom, docs/tasks.md)."
+_OWN_TASK = "or write a task that takes them unchanged (task=custom, docs/tasks.md)."
 
 
 def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDataset:
@@ -46,13 +46,13 @@ def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDat
         if split != "train" or not is_stream(source):
             raise ConfigError(
                 f"{what}, which has no length or no sample by its number (an IterableDataset has neither). Samples are "
-                "drawn by number: so each rank knows its own, and a resumed run the next one. Give it __len__() and "
-                "__getitem__(index) (or __getitems__(indices)), for training state_dict() and load_state_dict(state) "
-                f"do too (docs/own_model_and_data.md), {_OWN_LOOP}"
+                "drawn by number, so that each rank knows its own samples and a resumed run knows the next ones. Give "
+                "it __len__() and __getitem__(index) (or __getitems__(indices)), for training state_dict() and "
+                f"load_state_dict(state) do too (docs/own_model_and_data.md), {_OWN_LOOP}"
             )
         source = SampleStream(source, what)
     elif not len(source):
-        raise ConfigError(f"{what}, which is empty: training and evaluations need a sample each.")
+        raise ConfigError(f"{what}, which is empty: training and evaluation need at least one sample each.")
     if not task.takes_pairs:
         return AnyDataset(source, task.collate)
     says_all = all(hasattr(source, name) for name in ("__getitems__", "input_shape", "num_classes"))
@@ -138,8 +138,8 @@ class OwnDataset(AnyDataset):
         for name, tensor in (("inputs", inputs), ("targets", targets)):
             if not isinstance(tensor, Tensor):
                 raise ConfigError(
-                    f"{self._what}, whose {name} are a {type(tensor).__name__}. This task takes one tensor of each. "
-                    f"Give that, {_OWN_TASK}"
+                    f"{self._what}, whose {name} are a {type(tensor).__name__}. This task takes one tensor for each of "
+                    f"the two. Return such tensors, {_OWN_TASK}"
                 )
         if targets.is_floating_point():
             return inputs, targets
@@ -165,7 +165,7 @@ class OwnDataset(AnyDataset):
             items = f"{len(value)} things" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
         raise ConfigError(
             f"{self._what}, whose samples hold {items}. A sample is a pair (input, target), or a mapping with the keys "
-            f"inputs and targets. Give these two, {_OWN_TASK}"
+            f"inputs and targets. Return one of these, {_OWN_TASK}"
         )
 
 
@@ -178,7 +178,7 @@ def _num_classes(source: Any) -> int | None:
 def _check_classes(num_classes: int | None, are_classes: bool, what: str) -> None:
     if are_classes and num_classes is not None and num_classes < 2:
         raise ConfigError(
-            f"{what}, with num_classes={num_classes}: there must be 2 classes or more to tell apart. Give it another, "
+            f"{what}, with num_classes={num_classes}: classification needs 2 classes or more. Give it another number, "
             "or predict numbers (task=regression)."
         )
 
@@ -195,8 +195,8 @@ class SampleStream:
     def __init__(self, source: Any, what: str) -> None:
         if hasattr(source, "augment"):
             raise ConfigError(
-                f"{what}, which has a method augment: that draws by a sample's number, and here are none. Change "
-                "samples in __iter__, by a generator whose state is in state_dict()."
+                f"{what}, which has a method augment, but augment draws by a sample's number and a stream has no "
+                "numbers. Change samples in __iter__, by a generator whose state is in state_dict()."
             )
         self.source, self._what = source, what
         self._samples: Iterator[Any] | None = None
@@ -250,7 +250,7 @@ class SampleStream:
             samples = list(itertools.islice(self._samples, count - len(taken)))
             if is_new and not samples:
                 raise DataError(
-                    f"{self._what}, whose iter() gave no sample. When it has ended, the next iter() begins anew."
+                    f"{self._what}, whose iter() gave no sample. After its end, the next iter() must begin again."
                 )
             taken += samples
             if len(taken) < count:

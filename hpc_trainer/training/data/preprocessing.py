@@ -158,7 +158,10 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any] | None, name: str
 
 def _columns_that_differ(key: str, was: Any, now: Any) -> Iterator[str]:
     if was is None:
-        yield f"data.{key}: the columns are encoded by the new rows; nobody recorded how the model's were."
+        yield (
+            f"data.{key}: the columns are encoded by the new rows, because the encoding of the model's columns was not "
+            "recorded."
+        )
         return
     old_columns = {column["column"]: column for column in was}
     here = {column["column"]: column for column in now or ()}
@@ -176,8 +179,8 @@ def check_tokenizer(was: Mapping[str, Any], sha256: str | None, tokenizer: str, 
     digests = [digest[:12] if digest else "none" for digest in (was.get("tokenizer_sha256"), sha256)]
     raise DataError(
         f"{folder} has tokens of the tokenizer {tokenizer} (SHA-256 {digests[1]}), and the model was trained with "
-        f"{expected} (SHA-256 {digests[0]}): the same number means another text. Prepare the text with the model's: "
-        "hpc-trainer data prepare tokens TEXTS --to FOLDER --tokenizer "
+        f"{expected} (SHA-256 {digests[0]}): the same token number means another text. Prepare the text with the "
+        "model's: hpc-trainer data prepare tokens TEXTS --to FOLDER --tokenizer "
         f"{'bytes' if expected == BYTES else f'PATH/{expected}'}"
     )
 
@@ -204,7 +207,7 @@ def class_numbers(trained: Sequence[str], here: Sequence[str], used: Collection[
     if unknown:
         raise DataError(
             f"{where} has the class {unknown[0]!r}{f' and {len(unknown) - 1} more' if len(unknown) > 1 else ''}, and "
-            f"the model knows {_listed(trained)}. Fix: rename the class, or take its samples away."
+            f"the model knows {_listed(trained)}. Fix: rename the class, or remove its samples."
         )
     return [numbers.get(name, -1) for name in here]
 

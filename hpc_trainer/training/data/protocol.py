@@ -121,7 +121,9 @@ def index_array(indices: Sequence[int], length: int) -> NDArray[np.int64]:
     array = np.asarray(indices, dtype=np.int64)
     outside = (array < 0) | (array >= length)
     if outside.any():
-        raise IndexError(f"index {int(array[outside][0])} must lie in 0 .. {length - 1}, the data set's length.")
+        raise IndexError(
+            f"index {int(array[outside][0])} must be 0 to {length - 1}: the data set has {length} samples."
+        )
     return array
 
 
@@ -171,7 +173,7 @@ class Augmented:
         if changed.shape != inputs.shape:
             raise ValueError(
                 f"{type(self._dataset).__name__}.augment made {list(changed.shape)} of {list(inputs.shape)}; it must "
-                "leave the shape as it is: the model is built for it."
+                "keep the shape, for which the model is built."
             )
         return changed, targets
 

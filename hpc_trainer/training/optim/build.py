@@ -189,7 +189,9 @@ def _recipe(config: OptimConfig, model: nn.Module, decays: Collection[bool] | No
 
 
 def _refuse(config: OptimConfig, *_: Any, **__: Any) -> NoReturn:
-    raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: {', '.join(VARIANTS['optim'])}.")
+    raise ConfigError(
+        f"optim={config.name!r} is not an optimizer of hpc-trainer; legal: {', '.join(VARIANTS['optim'])}."
+    )
 
 
 def fastest(trained: Collection[nn.Parameter]) -> dict[str, bool]:
@@ -227,10 +229,10 @@ def inner_of(optimizer: torch.optim.Optimizer) -> Any:
 def step_some(
     optimizer: torch.optim.Optimizer, step: Callable[[], Any], number: int, weights: Sequence[torch.Tensor]
 ) -> None:
-    """Call `step` for some weights of group `number`, and ignore all other weights.
+    """Call `step` for only some weights of group `number`, without changing the other weights.
 
-    For optimizers that update each weight by itself (SGD, AdamW), calls for all parts of the weights together are the
-    same step, bit for bit.
+    For optimizers that update each weight by itself (SGD, AdamW), one call for each part of the weights gives the same
+    bits as one step of all weights.
     """
     groups = optimizer.param_groups
     optimizer.param_groups = [{**groups[number], "params": list(weights)}]

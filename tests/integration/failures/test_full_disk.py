@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -38,6 +40,7 @@ def _worker(folder: Path, num_bytes: int) -> tuple[RunPaths, int]:
     return paths, done.returncode
 
 
+@pytest.mark.long
 def test_training_goes_on_to_its_end_and_why_says_what_refused(tmp_path: Path) -> None:
     """No checkpoint fits, and after some lines neither does the log; metrics do. Only the last save is an error."""
     paths, code = _worker(tmp_path, 12_000)

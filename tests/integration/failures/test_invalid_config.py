@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
@@ -15,6 +17,7 @@ def build(input_shape, num_classes):
 """
 
 
+@pytest.mark.long
 def test_a_model_without_the_layers_that_a_key_is_about(local: LocalDriver) -> None:
     (local.folder / "flat.py").write_text(FLAT)
     words = ("experiment=digits", "cluster=local", "sweep_name=flat", "train.num_steps=20", "--trust", "flat")

@@ -67,6 +67,7 @@ def _end(paths: RunPaths) -> tuple[int, str | None, str]:
     return newest.attempt, newest.cause, str(read_failure(paths.failure(newest.attempt)).get("message"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("words", "ranks"), [(WORDS, 1), ((*WORDS, "hardware=cpu_x2"), 2), (PROGRAM, 1)])
 def test_a_run_that_hardly_trains_is_stopped_for_good(tmp_path: Path, words: tuple[str, ...], ranks: int) -> None:
     sweep = _timed_out(tmp_path, make_spec(*words))
@@ -80,6 +81,7 @@ def test_a_run_that_hardly_trains_is_stopped_for_good(tmp_path: Path, words: tup
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "training_s", "attempts"),
     [((*WORDS, "cluster.min_goodput=0"), 0.3, 3), (WORDS, 2.0, 3), (WORDS, 0.3, 2)],

@@ -38,6 +38,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_memory_that_ends_on_one_rank_is_told_as_what_it_is(local: LocalDriver) -> None:
     (local.folder / "hungry.py").write_text(MODEL)

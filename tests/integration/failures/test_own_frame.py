@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
@@ -46,6 +48,7 @@ def test_why_begins_with_the_persons_own_line(local: LocalDriver) -> None:
     assert "Traceback (most recent call last):" in log, "what goes to standard error stays as it is"
 
 
+@pytest.mark.long
 def test_of_a_program_it_is_in_its_last_lines(local: LocalDriver) -> None:
     (local.folder / "reads.py").write_text("import json\nprint('hello', flush=True)\njson.loads('{')\n")
     local.run("train", "--command", "python3 reads.py", "sweep_name=program", check=False)

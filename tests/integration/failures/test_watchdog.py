@@ -92,6 +92,7 @@ def test_a_hung_rank_ends_with_all_stacks(local: LocalDriver) -> None:
     assert re.search(r"waited: it waited for data for \d+ s, at standing.py:\d+ in wait_for_a_disk_that_is_gone", why)
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_a_failing_rank_ends_one_that_is_busy(local: LocalDriver) -> None:
     """No srun here: the busy rank looks for itself."""
@@ -103,6 +104,7 @@ def test_a_failing_rank_ends_one_that_is_busy(local: LocalDriver) -> None:
     assert "standing.py" in str(flights[0].frame)
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_of_a_failing_rank_and_of_those_that_wait_for_it_there_are_records(local: LocalDriver) -> None:
     _ended(local, "breaks")

@@ -51,6 +51,7 @@ def _seen(local: LocalDriver) -> Any:
     return json.loads((local.folder / "seen.json").read_text())
 
 
+@pytest.mark.long
 def test_train_honours_what_the_site_of_the_persons_own_file_fixes(local: LocalDriver, site: Path) -> None:
     own = local.folder / "config" / "hpc_trainer" / "config.yaml"
     own.parent.mkdir(parents=True)
@@ -66,6 +67,7 @@ def test_the_local_executor_runs_setup_and_python_too(local: LocalDriver, site: 
     assert _seen(local) == {"OF_ENV": "x", "OF_SETUP": "y", "OF_PYTHON": "site"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verb", ["train", "submit"])
 def test_the_first_setup_line_that_fails_is_the_cause(local: LocalDriver, verb: str) -> None:
     lines = "cluster.setup=['cd .', 'for each in a b; do', 'ls /not/$each', 'done', 'touch reached']"
@@ -83,6 +85,7 @@ def test_the_first_setup_line_that_fails_is_the_cause(local: LocalDriver, verb: 
     assert row["last_lines"] == [said]
 
 
+@pytest.mark.long
 def test_a_python_that_is_not_there_is_named(local: LocalDriver) -> None:
     words = ("experiment=digits", "sweep_name=python", "train.num_steps=12", "cluster.python=/no/such/python")
     assert local.run("submit", *words, "cluster=local", "--wait", check=False).returncode == 1
@@ -91,7 +94,7 @@ def test_a_python_that_is_not_there_is_named(local: LocalDriver) -> None:
     assert "the node has no file /no/such/python" in why["verdict"], why
     assert "cluster.python" in why["advice"][0]
     (row,) = local.json("report", "python")["runs"]
-    assert row["hint"].startswith("the node has no file /no/such/python: is it on a disk")
+    assert row["hint"].startswith("the node has no file /no/such/python: is the file on a disk")
     page = (local.folder / "runs" / "python" / "report.html").read_text()
     assert "the node has no file /no/such/python" in page
 

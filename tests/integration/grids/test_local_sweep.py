@@ -43,6 +43,7 @@ def _wait_until(local: LocalDriver, sweep: str, *states: str, timeout_s: float =
         time.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_grid_with_two_hardware_shapes(local: LocalDriver) -> None:
     done = local.json("submit", *TINY, "hardware=cpu_x1,cpu_x2", "model=mlp", "sweep_name=mixed", "--wait")
@@ -92,6 +93,7 @@ def test_cancel_local_runs(local: LocalDriver) -> None:
     assert local.json(*words)["submitted"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_failing_rank_ends_the_run_and_shows_its_error(local: LocalDriver) -> None:
     (local.folder / "one_rank_fails.py").write_text(
@@ -121,6 +123,7 @@ def test_failing_rank_ends_the_run_and_shows_its_error(local: LocalDriver) -> No
 MADE_SMALL = {each.name: (*each.small, "train.compile=false") for each in EXPERIMENTS.values()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

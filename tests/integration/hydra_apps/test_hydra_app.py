@@ -70,6 +70,7 @@ def test_a_grid_of_an_app_as_it_is(app: LocalDriver) -> None:
     assert [run["state"] for run in planned["runs"]] == ["NEW", "COMPLETED"]
 
 
+@pytest.mark.long
 def test_ours_and_the_apps_words_never_meet(app: LocalDriver) -> None:
     """The app has a group `hardware` and a key `seed` of its own."""
     (app.folder / "hydra_app_conf" / "hardware").mkdir()
@@ -83,6 +84,7 @@ def test_ours_and_the_apps_words_never_meet(app: LocalDriver) -> None:
     assert all("-hardwaregpu-" in run["run_id"] or "-hardwaretpu-" in run["run_id"] for run in planned["runs"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -114,6 +116,7 @@ def test_an_app_that_is_set_up_for_another_sweeper_is_a_plain_grid_here(app: Loc
     ]
 
 
+@pytest.mark.long
 def test_what_is_no_hydra_app_is_told_so(app: LocalDriver) -> None:
     (app.folder / "plain.py").write_text("print('all done')\n")
     assert "is no Hydra app" in app.run("plan", *OURS, "--app", "plain.py", "lr=1", check=False).stderr
@@ -124,6 +127,7 @@ def test_what_is_no_hydra_app_is_told_so(app: LocalDriver) -> None:
     assert (both.returncode, "Keep one" in both.stderr) == (2, True)
 
 
+@pytest.mark.long
 def test_the_launcher_returns_at_once_and_skips_what_is_done(app: LocalDriver) -> None:
     done = _multirun(app, "model=line,cubic", *QUICK)
     assert "2 submitted, 0 before" in done.stdout

@@ -66,7 +66,8 @@ if not saved.exists():
 """
 
 
-@pytest.mark.parametrize("snapshot", ["git", pytest.param("off", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("snapshot", ["git", "off"])
 def test_runs_in_folders_of_their_own_that_go_on(local: LocalDriver, snapshot: str) -> None:
     (local.folder / "write.py").write_text(_WRITES_WHERE_IT_STANDS)
     (local.folder / "lab.py").write_text("NAME = 'lab'")
@@ -81,6 +82,7 @@ def test_runs_in_folders_of_their_own_that_go_on(local: LocalDriver, snapshot: s
     assert {(each / "said.txt").read_text() for each in folders} == {"[] lab\n['--resume', 'now'] lab\n"}
 
 
+@pytest.mark.long
 def test_a_sweep_says_what_its_failed_programs_said_last(local: LocalDriver) -> None:
     command = "sh -c 'echo the seed {seed} is bad >&2; exit 1'"
     local.run(
@@ -101,6 +103,7 @@ def test_75_asks_to_come_back(local: LocalDriver) -> None:
     assert (end["state"], end["signal"]) == ("PREEMPTED", "exit 75")
 
 
+@pytest.mark.long
 def test_a_failing_rank_ends_the_others_and_is_told_with_its_last_lines(local: LocalDriver) -> None:
     script = "if [ $RANK = 1 ]; then echo the reason; exit 7; fi; sleep 60"
     began = time.monotonic()
@@ -197,6 +200,7 @@ def _is_at_work(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", [["step=x"], ["loss=1"], ["step=1", "=3"], ["step=-1"]])
 def test_log_says_what_it_takes(local: LocalDriver, words: list[str]) -> None:
     done = local.run("log-metrics", *words, check=False)

@@ -54,6 +54,7 @@ def _train(local: LocalDriver, *words: str) -> Any:
     return local.run("train", *WORDS, f"sweep_name={words[0]}", *words[1:], check=False)
 
 
+@pytest.mark.long
 def test_a_plain_torch_dataset_is_trained_on_in_loader_processes_too(local: LocalDriver) -> None:
     for name, workers in (("alone", 0), ("loaders", 2)):
         done = _train(local, name, "data._target_=own.points", f"data.num_workers={workers}")
@@ -61,6 +62,7 @@ def test_a_plain_torch_dataset_is_trained_on_in_loader_processes_too(local: Loca
     assert local.metrics("alone", "eval_loss") == local.metrics("loaders", "eval_loss") != {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -85,6 +87,7 @@ def _refuse(word: str) -> NoReturn:
     raise AssertionError(f"{word} is no JSON")
 
 
+@pytest.mark.long
 def test_a_run_whose_evaluation_is_nan_says_so_everywhere(local: LocalDriver) -> None:
     done = _train(local, "blind", "data._target_=own.points", "+model.kwargs.kind=blind")
     assert done.returncode == 0, "it did all its steps"

@@ -142,6 +142,7 @@ def main(config, run):
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("how", "hardware", "message"),
@@ -174,6 +175,7 @@ def test_an_end_that_is_none_is_a_failure(local: LocalDriver, how: str, hardware
     assert not (local.run_folder("ends") / "DONE").exists()
 
 
+@pytest.mark.long
 @pytest.mark.dist
 def test_a_loop_may_finish_early(local: LocalDriver) -> None:
     (local.folder / "ends.py").write_text(ENDS)
@@ -183,6 +185,7 @@ def test_a_loop_may_finish_early(local: LocalDriver) -> None:
     assert local.events("early", "end")[0]["step"] == 5
 
 
+@pytest.mark.long
 def test_a_name_that_leads_nowhere_is_a_configuration_error(local: LocalDriver) -> None:
     (local.folder / "ends.py").write_text(ENDS)
     words = ("train", *_words("ends.nothing", "params.how=early", "sweep_name=typo"))

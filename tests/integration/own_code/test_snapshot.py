@@ -53,6 +53,7 @@ def test_a_run_that_waits_takes_the_code_of_its_submit(local: LocalDriver) -> No
     assert (str(local.folder), "copy") in [(root["source"], root["how"]) for root in code["roots"]]
 
 
+@pytest.mark.long
 def test_a_new_submit_takes_the_new_code_and_goes_on(local: LocalDriver) -> None:
     module = local.folder / "my_data.py"
     module.write_text("def build(split):\n    raise RuntimeError('a mistake')\n")

@@ -46,6 +46,7 @@ def _exported(local: LocalDriver, run: str, monkeypatch: pytest.MonkeyPatch) -> 
     return model
 
 
+@pytest.mark.long
 def test_the_regression_of_the_page_learns(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(local)
     local.run(*_command("waves"), "cluster=local")
@@ -111,12 +112,13 @@ def test_it_goes_on_with_the_same_bits_and_stops_by_its_own_metric(
     assert max(local.metrics("early", "eval_r2")) < 12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
         ("(found - batch['distance']).square()", r"returned a tensor [32] of torch.float32; the loop takes one scalar"),
         ("found.mean().detach()", "cut off from the weights"),
-        ("(found * 0).sum().detach() + 1", "does not hang on the model's weights"),
+        ("(found * 0).sum().detach() + 1", "does not depend on the model's weights"),
     ],
 )
 def test_what_is_no_loss_is_one_sentence(local: LocalDriver, returned: str, words: str) -> None:

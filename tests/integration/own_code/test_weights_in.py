@@ -43,6 +43,7 @@ def test_a_preempted_run_on_two_ranks_needs_its_source_no_more(local: LocalDrive
     assert any("began anew" in line for line in local.json("why", run_id, "--sweep", "cut")["evidence"])
 
 
+@pytest.mark.long
 def test_what_does_not_fit_fails_once_with_its_reason(local: LocalDriver) -> None:
     """Other shapes are known on the compute node alone: the run says so, and is not started again."""
     local.train(*DIGITS, "train.num_steps=3", "sweep_name=source")
@@ -66,6 +67,7 @@ def test_what_does_not_fit_fails_once_with_its_reason(local: LocalDriver) -> Non
         assert said in refused.stderr
 
 
+@pytest.mark.long
 def test_the_same_weights_elsewhere_are_the_same_run(local: LocalDriver) -> None:
     local.train(*DIGITS, "train.num_steps=3", "sweep_name=source")
     newest = local.run_folder("source") / "checkpoints" / "step-00000003"

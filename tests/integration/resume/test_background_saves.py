@@ -20,6 +20,7 @@ def _kept(local: LocalDriver, sweep: str) -> list[int]:
     return sorted(int(path.name[5:]) for path in (local.run_folder(sweep) / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.long
 def test_what_is_kept_and_the_best_survives_a_kill(local: LocalDriver) -> None:
     """The best is known after the save and its evaluation, and told by metrics.jsonl to the attempt after a kill."""
     words = [
@@ -44,8 +45,9 @@ def test_what_is_kept_and_the_best_survives_a_kill(local: LocalDriver) -> None:
     assert _kept(local, "undisturbed") == _kept(local, "kept")
 
 
+@pytest.mark.long
 @pytest.mark.dist
-@pytest.mark.parametrize("hardware", [pytest.param("cpu_x1", marks=pytest.mark.long), "cpu_x2"])
+@pytest.mark.parametrize("hardware", ["cpu_x1", "cpu_x2"])
 def test_stopped_beside_a_running_save_goes_on_with_the_same_bits(local: LocalDriver, hardware: str) -> None:
     """A save is due at every step, so one is always being written, whenever the signal comes."""
     words = [

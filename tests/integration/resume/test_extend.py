@@ -32,6 +32,7 @@ def _same_as_straight(local: LocalDriver, short: int, begins: int, longer: int, 
     assert [record["step"] for record in journal_records(folder, "resume")] == [begins]
 
 
+@pytest.mark.long
 def test_a_constant_rate_from_its_end(local: LocalDriver) -> None:
     _same_as_straight(local, 12, 12, 20, "schedule=constant", "train.ema_decay=0.9", "model.dropout=0.2")
 

@@ -47,6 +47,7 @@ def _words(model: str, precision: str, hardware: str, steps: int) -> list[str]:
     return [*words, "train.global_batch_size=32", "train.grad_accum_steps=2", "checkpoint.every_steps=100000"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("model", "precision", "hardware", "steps"),
@@ -94,6 +95,7 @@ def test_killed_loses_at_most_one_interval(local: LocalDriver) -> None:
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.long
 def test_damaged_checkpoint_is_passed_over(local: LocalDriver) -> None:
     words = [*_words("mlp", "fp32", "cpu_x1", 100), "checkpoint.every_steps=50"]
     local.train(*words, "sweep_name=damaged")
@@ -108,6 +110,7 @@ def test_damaged_checkpoint_is_passed_over(local: LocalDriver) -> None:
     assert [path.name for path in (folder / "checkpoints").glob("*.bad-*")]
 
 
+@pytest.mark.long
 def test_train_again_says_that_all_is_done(local: LocalDriver) -> None:
     words = [*_words("mlp", "fp32", "cpu_x1", 20), "sweep_name=again"]
     first = local.train(*words)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
@@ -13,6 +15,7 @@ WORDS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_changed_data_file_is_refused_until_it_is_allowed(local: LocalDriver) -> None:
     text = local.folder / "text.txt"
     text.write_text("to be or not to be " * 40)

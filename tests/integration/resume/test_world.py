@@ -14,10 +14,9 @@ WORDS = ("experiment=digits", "model=mlp", "model.dropout=0.1", "train.num_steps
          "monitor.log_every_steps=5", "monitor.heartbeat_every_s=0", "checkpoint.every_steps=100000")  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    "key", ["train.logical_ranks=2", pytest.param("parallel.elastic=true", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("key", ["train.logical_ranks=2", "parallel.elastic=true"])
 def test_stopped_on_one_rank_it_goes_on_with_two(local: LocalDriver, key: str) -> None:
     words = [*WORDS, key, "train.eval_every_steps=100"]
     process = local.start("train", *words, "hardware=cpu_x1", "sweep_name=moved")

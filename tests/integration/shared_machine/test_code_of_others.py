@@ -55,10 +55,9 @@ def _start(shared: SharedFolder, module: str, *words: str, release: str = "", **
 SHOW = "import json, pathlib, sys; print('path', sys.path); import own; print('own module found')"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", ["", "(3, 10)"])
-@pytest.mark.parametrize(
-    "python_path", ["", *(pytest.param(path, marks=pytest.mark.long) for path in (":/nowhere", "."))]
-)
+@pytest.mark.parametrize("python_path", ["", ":/nowhere", "."])
 def test_the_current_folder_comes_last_on_every_python(shared: SharedFolder, release: str, python_path: str) -> None:
     shared.set_traps()
     (shared.folder / "own.py").touch()
@@ -72,6 +71,7 @@ def test_the_current_folder_comes_last_on_every_python(shared: SharedFolder, rel
         assert "SWEEP_FOLDER" in _start(shared, "hpc_trainer", "top-up", "--help", release=release, **environ)
 
 
+@pytest.mark.long
 def test_a_folder_of_pythonpath_that_others_may_write_comes_late_and_is_named(
     shared: SharedFolder, tmp_path: Path
 ) -> None:
@@ -97,7 +97,8 @@ def build(split):
 OWN_DATA = ("data=custom", "data._target_=my_data.build", "--trust", "my_data")
 
 
-@pytest.mark.parametrize("mode", ["git", pytest.param("copy", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["git", "copy"])
 def test_a_trap_beside_ones_own_code_is_not_frozen(shared: SharedFolder, mode: str) -> None:
     (shared.folder / "my_data.py").write_text(OWN)
     if mode == "git":
@@ -117,6 +118,7 @@ def test_a_trap_beside_ones_own_code_is_not_frozen(shared: SharedFolder, mode: s
     assert re.search(rf"built by /\S+/hpc_trainer-{os.getuid()}/{archive.stem}/\S+/my_data\.py\n", log.read_text())
 
 
+@pytest.mark.long
 def test_train_finds_ones_own_module_in_a_shared_folder(shared: SharedFolder) -> None:
     (shared.folder / "my_data.py").write_text(OWN)
     shared.run("train", *TINY, *OWN_DATA, "sweep_name=s", is_forked=True)
@@ -127,6 +129,7 @@ def test_train_finds_ones_own_module_in_a_shared_folder(shared: SharedFolder) ->
     assert shared.sprung == ""
 
 
+@pytest.mark.long
 def test_a_colleagues_part_of_the_package_is_said(shared: SharedFolder) -> None:
     (shared.folder / "my_data.py").write_text(OWN)
     shared.colleague_writes("helpers.py", "")
@@ -145,6 +148,7 @@ def test_code_that_everybody_may_write_is_refused(shared: SharedFolder) -> None:
     assert f"chmod -R o-w {shared.folder}" in said
 
 
+@pytest.mark.long
 def test_plan_and_submit_list_the_secrets_that_stay_behind(shared: SharedFolder) -> None:
     (shared.folder / "my_data").mkdir()
     (shared.folder / "my_data" / "__init__.py").write_text(OWN)

@@ -70,9 +70,10 @@ def give_default_acl(folder: Path) -> None:
         pytest.skip(f"this file system has no ACLs: {error}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "folder", "file"),
-    [pytest.param((), "0700", "0600", marks=pytest.mark.long), (("paths.group_readable=true",), "0750", "0640")],
+    [((), "0700", "0600"), (("paths.group_readable=true",), "0750", "0640")],
 )
 def test_a_default_acl_of_the_project_space_opens_nothing(
     local: LocalDriver, more: tuple[str, ...], folder: str, file: str
@@ -83,6 +84,7 @@ def test_a_default_acl_of_the_project_space_opens_nothing(
     assert modes(local.folder / "runs") == {"folders": {folder}, "files": {file, file.replace("6", "4")}}
 
 
+@pytest.mark.long
 def test_one_command_mends_a_sweep_that_a_default_acl_has_opened(local: LocalDriver) -> None:
     local.train(*TINY, "sweep_name=mine")
     sweep = local.folder / "runs" / "mine"
@@ -111,6 +113,7 @@ def test_a_worker_refuses_specs_of_another_user(local: LocalDriver) -> None:
     assert "belongs to user 12345" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
 def test_the_runs_of_a_colleague_in_a_shared_checkout_are_told_with_a_folder_to_use(tmp_path: Path) -> None:
     """Without its power over all files root is a user like any other."""

@@ -31,7 +31,7 @@ _WORDS = (
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_run_imports_no_heavy_library_that_it_does_not_use(tmp_path: Path, num_ranks: int) -> None:
     """Mixed precision with its scaler, averages, accumulation, evaluations, saves beside training, DDP: no compile."""
     tmp_path.chmod(0o700)

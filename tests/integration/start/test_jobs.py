@@ -20,8 +20,11 @@ import typer
 
 from hpc_trainer.cli.main import app
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.spec import append_specs
 from tests import warm
 from tests.starting_records import write_records
+from tests.unit.record.builders import make_specs
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("jobs/*.md")])
@@ -115,6 +118,7 @@ def _aims() -> Iterator[list[str]]:
             yield shlex.split(aim[1])
 
 
+@pytest.mark.long
 def test_each_aim_has_a_command_whose_options_exist() -> None:
     aims = [*_aims()]
     assert len(aims) > 40
@@ -203,6 +207,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
 def test_documented_commands_compose(
     command: Command,
@@ -218,6 +223,10 @@ def test_documented_commands_compose(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     _write_files_of(ROOT / "docs" / "site.md", tmp_path)  # the site that other pages name
     _write_files_of(command.page, tmp_path)
+    for sweep in ("pretrain", "finetune"):
+        if any(f"{way}{sweep}" in command.words for way in ("init_from=best:", "after=")):  # a command before made it
+            (runs / sweep).mkdir(parents=True)
+            append_specs(SweepPaths(runs / sweep), make_specs(1))
     if command.page.name == "data_records.md":
         monkeypatch.chdir(request.getfixturevalue("records"))
     words = ["plan", *_plan_words(command.words)]

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.mutants import NEAREST
 from tests.unit.launch.frozen_code.projects import write_files
 
@@ -58,6 +60,7 @@ print(json.dumps(killers))
 """
 
 
+@pytest.mark.long
 def test_a_mutant_that_ends_the_session_costs_no_other(tmp_path: Path) -> None:
     files = {"hpc_trainer/__init__.py": "", "hpc_trainer/toy.py": _CODE, "tests/unit/test_toy.py": _TESTS}
     write_files(tmp_path, files | {"pytest.ini": ""})

@@ -111,6 +111,7 @@ def test_what_a_fork_cannot_give_is_a_real_start() -> None:
     assert warm.run([sys.executable, "-c", code], text=True, env=environ).stdout == "False 0\n"
 
 
+@pytest.mark.long
 def test_what_a_library_sets_when_it_is_imported_makes_no_start_a_real_one() -> None:
     """What these set in this process, programs of later tests inherit."""
     code = "import os, sys; print('torch' in sys.modules, os.environ['TORCHINDUCTOR_CACHE_DIR'])"

@@ -211,6 +211,7 @@ def player(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     found.end()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", _chosen(FAULTS))
 def test_a_planted_fault_is_named(player: Player, name: str) -> None:
     case = FAULTS[name]

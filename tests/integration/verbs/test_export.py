@@ -73,6 +73,7 @@ def test_whatever_ranks_shared(local: LocalDriver, shared: tuple[str, ...]) -> N
     assert found["eval_accuracy"] == pytest.approx(wanted["eval_accuracy"], abs=loose)
 
 
+@pytest.mark.long
 def test_averaged_raw_best_and_torch(local: LocalDriver) -> None:
     words = ("train.ema_decay=0.9", "checkpoint.keep_best=eval_loss", "checkpoint.every_steps=5", "optim.lr=0.01")
     run = local.train(*WORDS, *words, "model=mlp", "model.hidden_dim=32", "sweep_name=mine")
@@ -102,6 +103,7 @@ def test_averaged_raw_best_and_torch(local: LocalDriver) -> None:
     subprocess.run(program, cwd=local.folder, check=True, timeout=100)
 
 
+@pytest.mark.long
 def test_what_cannot_be_exported_leaves_nothing_behind(local: LocalDriver) -> None:
     run = local.train(*WORDS, "model=mlp", "checkpoint.every_steps=6", "sweep_name=damaged")
     export = ("export", run["run_id"])
@@ -151,6 +153,7 @@ def main(config, run):
 """
 
 
+@pytest.mark.long
 def test_a_loop_of_a_persons_own(local: LocalDriver) -> None:
     (local.folder / "my_loop.py").write_text(LOOP)
     words = ("--trust", "my_loop", "train.main=my_loop.main", "train.num_steps=3", "sweep_name=own")

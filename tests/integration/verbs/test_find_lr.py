@@ -73,6 +73,7 @@ def test_its_compile_cache_is_removed(local: LocalDriver, monkeypatch: pytest.Mo
     assert [path.name for path in places.iterdir() if "compile" in path.name] == []
 
 
+@pytest.mark.long
 def test_what_cannot_be_tested_is_said(local: LocalDriver) -> None:
     for words, message in (
         (("optim.lr=1e-3,1e-2",), "find-lr takes one configuration"),

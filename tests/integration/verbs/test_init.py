@@ -67,6 +67,7 @@ def test_the_job_file_submits_its_grid(local: LocalDriver, project: Path, tmp_pa
     assert submit == f"{plan.replace(' plan ', ' submit ')} hardware=here"
 
 
+@pytest.mark.long
 def test_nothing_is_overwritten(local: LocalDriver, project: Path) -> None:
     before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
     (project / "README.md").write_text("mine")
@@ -78,6 +79,7 @@ def test_nothing_is_overwritten(local: LocalDriver, project: Path) -> None:
     assert {path: path.read_bytes() for path in before} == {**before, project / "README.md": b"mine"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "better"), [("3d", "my_3d"), ("torch", "my_torch"), ("a b", "a_b"), ("class", "my_class")]
 )
@@ -88,6 +90,7 @@ def test_a_name_that_is_no_package_is_refused(name: str, better: str, local: Loc
     assert not (local.folder / name).exists()
 
 
+@pytest.mark.long
 def test_the_current_folder_becomes_a_project_with_translated_files(local: LocalDriver) -> None:
     folder = local.folder / "lab"
     folder.mkdir()

@@ -159,7 +159,7 @@ def test_a_program_is_compared_by_what_it_tells_and_what_is_lost_is_refused(loca
     archive.rename(archive.with_suffix(".away"))
     refused["is gone"] = local.run("verify", "reproduce", run, check=False)
     (local.run_folder("first") / "metrics.jsonl").unlink()
-    refused["told no metrics"] = local.run("verify", "reproduce", run, check=False)
+    refused["reported no metrics"] = local.run("verify", "reproduce", run, check=False)
     for words, done in refused.items():
         assert (done.returncode, words in done.stderr) == (1, True), done.stderr
     assert local.run("verify", "reproduce", run, "--steps", "0", check=False).returncode == 2

@@ -37,6 +37,7 @@ def test_show_says_where_each_value_comes_from(submitted: LocalDriver) -> None:
     assert "keys at their default are left out" in short
 
 
+@pytest.mark.long
 def test_diff_shows_what_is_not_the_same(submitted: LocalDriver) -> None:
     first, second = (run["run_id"] for run in submitted.json("status", "two")["runs"])
     assert submitted.json("diff", first, second) == [{"key": "optim.lr", first: 0.001, second: 0.003}]
@@ -45,6 +46,7 @@ def test_diff_shows_what_is_not_the_same(submitted: LocalDriver) -> None:
     assert (done.returncode, "name two or more" in done.stderr) == (2, True)
 
 
+@pytest.mark.long
 def test_sweeps_are_listed_without_a_scheduler(submitted: LocalDriver) -> None:
     (line,) = submitted.json("sweeps")
     assert (line["name"], line["num_runs"], line["executor"]) == ("two", 2, "local")

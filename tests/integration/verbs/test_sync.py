@@ -52,6 +52,7 @@ def build(split):
 """
 
 
+@pytest.mark.long
 def test_a_training_that_was_killed_is_one_run_with_each_step_once(local: LocalDriver) -> None:
     (local.folder / "held.py").write_text(HELD_DATA)
     (local.folder / "hold").touch()

@@ -38,6 +38,7 @@ def test_every_interruption_passes_and_loses_at_most_an_interval(local: LocalDri
     local.run("cancel", "preempted")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("program", "passes"), [("./count.sh {params.steps}", True), ("sh anew.sh", False)])
 def test_a_program_has_to_find_its_own_checkpoint(local: LocalDriver, program: str, passes: bool) -> None:
     shutil.copy(PROGRAMS / "count.sh", local.folder)
@@ -53,6 +54,7 @@ def test_a_program_has_to_find_its_own_checkpoint(local: LocalDriver, program: s
     local.run("cancel", name)
 
 
+@pytest.mark.long
 def test_preempt_wants_one_run_that_trains(local: LocalDriver) -> None:
     local.run("submit", *WORDS, "seed=0,1", "local.max_parallel=1")
     missing = local.run("verify", "preempt", "--kind", "kill", check=False)

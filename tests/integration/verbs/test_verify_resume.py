@@ -241,6 +241,7 @@ def test_the_same_code_without_a_fault_is_identical(local: LocalDriver) -> None:
     assert _theirs(local, data="augment")[0] == 0
 
 
+@pytest.mark.long
 def test_what_cannot_be_verified_is_a_usage_error(local: LocalDriver) -> None:
     nowhere = ("--trust", "nowhere", "data=custom", "data._target_=nowhere.build")
     for words in (("optim.lr=-1",), ("seed=0,1",), ("--steps", "1"), nowhere):

@@ -1,4 +1,4 @@
-"""Which scenarios `make test` plays: of the causes that no other test on a real Slurm has, a node and a time limit.
+"""Which scenarios `make test` plays: a lost node, a successor, and a time limit, which no other test there has.
 
 The other causes play in CI's second part each time (tests/chosen.py).
 """
@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 VARIABLE = "HPC_TRAINER_SCENARIOS"
-SAMPLE = ("node_set_down-x4", "timed_out_after_a_minute-x1")
+SAMPLE = ("node_set_down-x4", "requeue_refused-x1", "timed_out_after_a_minute-x1")
 """With the hardware of each: what needs two nodes has them."""
 
 

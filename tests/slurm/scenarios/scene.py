@@ -137,8 +137,9 @@ class Scene:
         assert (answer["submitted"], array["runs"]) == (len(seeds), len(seeds)), answer
         sweep = self.driver.runs / "scene"
         specs = [json.loads(line) for line in (sweep / "specs.jsonl").read_text().splitlines()]
+        jobs = array["slots"] or len(seeds)
         self.runs = [
-            Run(sweep / spec["run_id"], f"{array['job_id']}_{index}", seed)
+            Run(sweep / spec["run_id"], f"{array['job_id']}_{index % jobs}", seed)
             for index, (spec, seed) in enumerate(zip(specs, seeds, strict=True))
         ]
         return self.run

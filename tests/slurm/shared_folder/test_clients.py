@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.slurm.testbed import bed
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.mounts import CLIENTS, name_of
@@ -33,6 +35,7 @@ def test_each_node_and_the_login_shell_have_a_mount_of_their_own(on: On, tmp_pat
     assert seen_by_jobs < _devices(slurm), "jobs see their node's mount"
 
 
+@pytest.mark.long
 def test_a_name_that_was_missing_stays_missing_until_the_folder_is_looked_at(on: On, tmp_path: Path) -> None:
     slurm = on("nfs3")
     folder = slurm.spec.mountpoint / tmp_path.name
@@ -46,6 +49,7 @@ def test_a_name_that_was_missing_stays_missing_until_the_folder_is_looked_at(on:
     slurm.wait_for((folder / "new").exists, slurm.cache_age_s + 5, "the new file at the login shell")
 
 
+@pytest.mark.long
 def test_a_node_comes_back_with_its_mount(on: On) -> None:
     slurm = on("nfs3")
     before = slurm.daemons()
@@ -64,6 +68,7 @@ def test_a_node_comes_back_with_its_mount(on: On) -> None:
     assert len(listed) == len(NODES)
 
 
+@pytest.mark.long
 def test_clocks_of_nodes_are_apart_and_waits_keep_their_length(tmp_path: Path) -> None:
     spec = Spec(folder=tmp_path / "bed", share=SharedFolder("local", node_clocks_s=(45, -60, 90, -90)))
     bed.up(spec, print)
@@ -84,6 +89,7 @@ def test_clocks_of_nodes_are_apart_and_waits_keep_their_length(tmp_path: Path) -
         bed.down(spec)
 
 
+@pytest.mark.long
 def test_down_leaves_no_mount_and_no_process(tmp_path: Path) -> None:
     spec = Spec(folder=tmp_path / "bed", share=SharedFolder("local"))
     bed.up(spec, print)

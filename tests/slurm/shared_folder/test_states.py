@@ -17,11 +17,11 @@ from tests.slurm.test_submission import TINY
 from tests.slurm.testbed.cluster import SlurmCluster
 
 On = Callable[[str], SlurmCluster]
-_OTHERS = tuple(pytest.param(kind, marks=pytest.mark.long) for kind in ("nfs4", "nfs60", "lustre"))
-"""`make test` plays NFS 3 alone; `make shared-folder` the others."""
+_KINDS = ("nfs3", "nfs4", "nfs60", "lustre")
 
 
-@pytest.mark.parametrize("kind", ["nfs3", *_OTHERS])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", _KINDS)
 def test_runs_that_complete_are_never_shown_as_anything_else(on: On, kind: str, tmp_path: Path) -> None:
     """They are looked at from before they begin: their files are known to be missing when they are made."""
     driver = Driver(on(kind), tmp_path)

@@ -36,6 +36,7 @@ def test_a_plan_is_typed_and_writes_nothing(runs_dir: Path, fake_slurm: FakeSlur
     assert fake_slurm.calls("sbatch") == []
 
 
+@pytest.mark.long
 def test_a_hydra_app_is_a_grid_as_on_the_command_line(
     tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +51,7 @@ def test_a_hydra_app_is_a_grid_as_on_the_command_line(
     assert hpc_trainer.plan("cluster=slurm", app=app).num_to_submit == 0
 
 
+@pytest.mark.long
 def test_sync_tells_a_tracker_what_the_newest_sweep_has_logged(runs_dir: Path) -> None:
     sweep = SweepOnDisk(runs_dir / "tracked", make_specs(1, "tracker=mlflow"))
     sweep.start(attempt=0)

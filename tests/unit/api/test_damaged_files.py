@@ -28,6 +28,7 @@ def test_an_undamaged_sweep_is_shown_as_it_is(bed: Bed) -> None:
     assert tries.wrong == []
 
 
+@pytest.mark.few(1)
 def test_a_sample_of_damage(bed: Bed) -> None:
     tries = Tries(bed, chosen_seed())
     files, kinds, verbs = bed.files(), [*BYTES, *KINDS], list(VERBS)
@@ -36,6 +37,7 @@ def test_a_sample_of_damage(bed: Bed) -> None:
     expect_nothing_wrong(tries)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("gone", SUBSETS, ids=" ".join)
 def test_whichever_of_the_sweeps_files_are_gone_under_every_verb(bed: Bed, gone: tuple[str, ...]) -> None:
     tries = Tries(bed, 0)

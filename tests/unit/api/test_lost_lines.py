@@ -64,7 +64,7 @@ def test_a_flipped_bit_in_one_spec_costs_the_other_runs_nothing(grid: Grid, fake
     status = read_status(grid.sweep)
     assert set(status.states) == {spec.run_id for spec in grid.specs}
     assert status.states[hurt.run_id] is RunState.PENDING, "Slurm has its job"
-    assert status.notes[0].startswith("specs.jsonl line 2 cannot be read: its checksum is of another text")
+    assert status.notes[0].startswith("specs.jsonl line 2 cannot be read: its checksum belongs to another text")
     cancel_runs(status, status.runs)
     assert fake_slurm.calls("scancel") == ["scancel --quiet 101_[0-2]"]
 
@@ -432,7 +432,7 @@ def test_a_damaged_lock_is_not_taken_from_a_living_holder(tmp_path: Path) -> Non
 def test_a_lock_that_is_no_file_is_named(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path / "sweep")
     paths.lock.mkdir(parents=True)
-    with pytest.raises(SubmitError, match=r"submit.lock must be a file, and is something else. Remove it"):
+    with pytest.raises(SubmitError, match=r"submit.lock must be a file, but is something else. Remove it"):
         submit_lock(paths).__enter__()
 
 
@@ -480,5 +480,5 @@ def test_own_settings_without_an_end(text: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     user_config_path().parent.mkdir()
     user_config_path().write_text(text)
-    with pytest.raises(ConfigError, match=r"config.yaml (is nested too deep|cannot be read as YAML)"):
+    with pytest.raises(ConfigError, match=r"config.yaml (is nested too deeply|cannot be read as YAML)"):
         read_user_config()

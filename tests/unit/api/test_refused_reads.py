@@ -185,6 +185,7 @@ def refusals(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Refusals:
     return Refusals(bed, chosen_seed(), server)
 
 
+@pytest.mark.few(1)
 def test_a_sample_of_refusals(refusals: Refusals) -> None:
     for case in refusals.table()[: _SMALL // 2]:
         refusals.play_case(case)

@@ -18,7 +18,8 @@ from unittest import mock
 import pytest
 
 from hpc_trainer.cli.report_verbs import run_report
-from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
+from hpc_trainer.cli.results_verbs import run_results
+from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_status
 from hpc_trainer.cli.why_verbs import run_why
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError

@@ -202,7 +202,8 @@ def test_a_finished_sweep_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSlur
     rows = strict(out)
     assert [row["run_id"] for row in rows] == [spec.run_id for spec in specs]
     for row in rows:
-        assert set(row) == {"run_id", "seed", "eval_loss", "eval_accuracy", "state", "step", "gpu_hours", "attempts"}
+        kept = {"run_id", "seed", "eval_loss", "eval_accuracy", "state", "step", "gpu_hours", "attempts"}
+        assert set(row) == kept | {"core_hours", "wall_s", "queue_s", "redone_s"}
     assert (rows[0]["eval_loss"], rows[0]["state"], rows[0]["attempts"]) == (0.5, "COMPLETED", 1)
     assert rows[1]["eval_loss"] is None, "a loss that is not a number is no JSON number"
     code, out, _ = cli("results", "done", "--sort", "eval_accuracy", "--json")
@@ -300,6 +301,7 @@ def test_logs_in_json(cli: Cli, runs_dir: Path) -> None:
 # --- exit codes and errors ---
 
 
+@pytest.mark.few(5)
 @pytest.mark.usefixtures("no_slurm")
 @pytest.mark.parametrize(
     ("argv", "code", "kind"),
@@ -369,6 +371,7 @@ def test_what_acts_on_a_run_that_two_sweeps_have_says_which_it_took(cli: Cli, ru
     assert "Note" not in err
 
 
+@pytest.mark.long
 def test_help_and_version(cli: Cli) -> None:
     code, out, _ = cli("--help")
     assert code == 0
@@ -526,6 +529,7 @@ def test_help_is_quick() -> None:
     assert least("-m", "hpc_trainer", "--help") - least("-c", "pass") < 1.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}, {"COLUMNS": "40"}, {"TERM": "xterm-256color"}])
 def test_a_pipe_gets_no_escape_codes_and_whole_ids(runs_dir: Path, environ: dict[str, str]) -> None:
     sweep = SweepOnDisk(runs_dir / "s", make_specs(2))

@@ -84,6 +84,7 @@ def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys:
     return asked
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("project")
 def test_verbs_and_their_options(ask: Ask) -> None:
     assert {"train", "plan", "submit", "status", "show"} <= set(ask("hpc-trainer "))
@@ -99,6 +100,7 @@ def test_verbs_and_their_options(ask: Ask) -> None:
     assert ask("hpc-trainer data prepare tokens --to out --doc") == ["--document"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("project")
 def test_groups_choices_keys_and_values(ask: Ask) -> None:
     assert {"model=", "optim.", "seed="} <= set(ask("hpc-trainer plan "))
@@ -119,6 +121,7 @@ def test_choices_of_the_project_file_and_of_the_command_line(ask: Ask, project: 
     assert not (project / "imported").exists()
 
 
+@pytest.mark.few(1)
 def test_sweeps_and_runs(ask: Ask, project: Path) -> None:
     first, second = sorted(spec.run_id for spec in make_specs(2))
     assert ask("hpc-trainer status ") == ["study"]
@@ -143,6 +146,7 @@ def test_the_line_that_is_typed_is_not_looked_up_as_a_command(ask: Ask, project:
     assert "model=mlp" in ask("hpc-trainer plan study model=ml")
 
 
+@pytest.mark.long
 def test_no_tab_imports_what_is_heavy(project: Path) -> None:
     code = (
         "import sys, atexit, hpc_trainer.cli.main as m\n"
@@ -186,6 +190,7 @@ def test_a_real_bash_at_a_terminal(project: Path, tmp_path: Path) -> None:
         os.waitpid(pid, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_another_real_shell_at_a_terminal(shell: str, project: Path, tmp_path: Path) -> None:
     if shutil.which(shell) is None:

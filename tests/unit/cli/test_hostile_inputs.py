@@ -146,6 +146,7 @@ def _is_sampled(case: Case) -> bool:
     return True
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize(
     "case",
     [

@@ -98,6 +98,7 @@ def _plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return str(array["script"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "leaked", [IN_A_JOB, IN_TORCHRUN, {**IN_A_JOB, **IN_TORCHRUN}], ids=["job", "torchrun", "both"]
 )

@@ -13,7 +13,8 @@ import pytest
 
 from hpc_trainer.cli import live, run_verbs
 from hpc_trainer.cli.grid_verbs import run_retry
-from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
+from hpc_trainer.cli.results_verbs import run_results
+from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_status
 from hpc_trainer.cli.why_verbs import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
@@ -53,8 +54,12 @@ def _status(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str], **options: b
 
 def test_a_summary_by_state_and_what_went_wrong(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _status(sweep, capsys).splitlines()
-    assert [line.split()[:2] for line in lines[:2]] == [["RUN", "STATE"], [sweep.specs[DONE_RUNS].run_id, "FAILED"]]
-    assert lines[2:] == [
+    assert lines[:4] == [
+        "ARRAY  RUNS  STATES", f"500    {DONE_RUNS + 3}    {DONE_RUNS} COMPLETED, 1 FAILED, 2 PENDING",
+        "NODE  RUNS  STATES", "n1    1     1 FAILED",
+    ]  # fmt: skip
+    assert [line.split()[:2] for line in lines[4:6]] == [["RUN", "STATE"], [sweep.specs[DONE_RUNS].run_id, "FAILED"]]
+    assert lines[6:] == [
         f"{DONE_RUNS + 3} runs; a line for each: hpc-trainer status --all many",
         f"Sweep many: {DONE_RUNS} COMPLETED, 1 FAILED, 2 PENDING.",
         f"Next: hpc-trainer why {sweep.specs[DONE_RUNS].run_id}",

@@ -113,6 +113,7 @@ def _is_a_link(path: Path) -> None:
     path.symlink_to(real)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -10,7 +10,8 @@ import pytest
 
 from hpc_trainer.cli.grid_verbs import run_retry
 from hpc_trainer.cli.report_verbs import run_report
-from hpc_trainer.cli.run_verbs import run_cancel, run_results, run_status, status_json
+from hpc_trainer.cli.results_verbs import run_results
+from hpc_trainer.cli.run_verbs import run_cancel, run_status, status_json
 from hpc_trainer.cli.show_verbs import run_show
 from hpc_trainer.cli.why_verbs import run_why
 from hpc_trainer.errors import RunStateError

@@ -22,6 +22,7 @@ from hpc_trainer.cli.terminal import one_line, visible_log_line
 from hpc_trainer.errors import visible
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.states import RunState
+from tests import warm
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 
@@ -74,6 +75,7 @@ def failed(tmp_path: Path) -> SweepOnDisk:
 VERBS = (
     ("status",), ("status", "evil"), ("why", "evil"), ("why", "mlp-digits-lr0.001-s0"),
     ("results", "evil"), ("report", "evil"), ("results", "evil", "--sort", EVIL), ("status", f"no{EVIL}"),
+    ("sweeps",), ("clean", "evil"), ("rm", "evil"), ("hold", f"no{EVIL}"),
     ("plan", f"optim.lr={EVIL}"), ("cancel", f"no{EVIL}"), ("why", f"no{EVIL}", "--json"),
 )  # fmt: skip
 
@@ -89,13 +91,13 @@ def _env(folder: Path) -> dict[str, str]:
 def _run(folder: Path, *words: str) -> str:
     """What a pipe gets from one command."""
     command = [sys.executable, "-m", "hpc_trainer", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=_env(folder), cwd=folder).stdout
+    return warm.run(command, check=True, text=True, env=_env(folder), cwd=folder).stdout
 
 
 def _on_a_terminal(folder: Path, words: Sequence[str]) -> str:
     """What a terminal gets from one command."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-m", "hpc_trainer", *words], stdin=theirs, stdout=theirs, stderr=theirs, env=_env(folder),
         cwd=folder,
     )  # fmt: skip

@@ -67,6 +67,7 @@ OLD = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("old", OLD, ids=lambda words: words[0])
 def test_an_old_name_does_the_same_and_names_the_new_one(
     sweep: SweepOnDisk, old: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -90,6 +91,7 @@ def test_an_old_name_does_the_same_and_names_the_new_one(
     assert f"  {old[0]} " not in play("--help")[1]
 
 
+@pytest.mark.long
 def test_the_sweep_of_each_table_is_named_as_elsewhere_too(
     sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ def _variants(group: str) -> list[Any]:
     return made
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("model", "data", "task", "optim"),
     [

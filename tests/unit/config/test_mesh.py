@@ -102,16 +102,16 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
         ),
         (
             {"parallel__tensor_parallel": 8, "hardware__tasks_per_node": 8},
-            ["parallel.tensor_parallel=8 must divide model.num_heads=4, which it cuts up. Use 4."],
+            ["parallel.tensor_parallel=8 must divide model.num_heads=4, which it splits. Use 4."],
         ),
         (
             {"parallel__tensor_parallel": 3, "hardware__tasks_per_node": 3, "model__num_heads": 3,
              "model__embed_dim": 33},
-            ["must divide vocabulary of data=text_bytes=256, which it cuts up. Use 1."],
+            ["must divide vocabulary of data=text_bytes=256, which it splits. Use 1."],
         ),
         (
             {"parallel__tensor_parallel": 4, "data": SyntheticTokensConfig(vocab_size=257), "model__vocab_multiple": 2},
-            ["must divide vocabulary of data=synthetic_tokens=258, which it cuts up. Use 2."],
+            ["must divide vocabulary of data=synthetic_tokens=258, which it splits. Use 2."],
         ),
         (
             {"parallel__tensor_parallel": 2, "model": MlpConfig()},

@@ -157,6 +157,7 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
     assert spec.config["train"]["command"] == "sh -c 'echo ${HOME} $x'"
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("command", "words", "says"),
     [
@@ -209,6 +210,7 @@ def test_what_is_wrong_is_said_when_it_is_planned(command: str, words: list[str]
         _freeze(command, *words)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("command", "words"),
     [

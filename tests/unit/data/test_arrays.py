@@ -147,7 +147,7 @@ def _with(values: np.ndarray, row: Any, value: Any) -> np.ndarray:
 
 Case = tuple[dict[str, Any], dict[str, Any], TaskConfig, str]
 PLANNED: dict[str, Case] = {
-    "rows": ({"targets": CLASSES[:19]}, {}, CLASSIFY, "inputs has 20 rows and targets 19; each input has a target"),
+    "rows": ({"targets": CLASSES[:19]}, {}, CLASSIFY, "inputs has 20 rows and targets 19; each input needs a target"),
     "empty": ({"inputs": INPUTS[:0], "targets": CLASSES[:0]}, {}, CLASSIFY, "inputs has shape [0, 3]"),
     "one": ({"inputs": INPUTS[:1], "targets": CLASSES[:1]}, {}, CLASSIFY, "has 1 rows: with data.eval_fraction=0.1"),
     "flat": ({"inputs": CLASSES}, {}, CLASSIFY, "must be [rows, ...]. For one number a row save it as [20, 1]"),
@@ -175,7 +175,7 @@ READ: dict[str, Case] = {
         {},
         {"num_classes": 3},
         CLASSIFY,
-        "targets has 3 in row 3, and classes are 0 to 2. Mend it, or use data.num",
+        "targets has 3 in row 3, and classes are 0 to 2. Correct it, or use data.num",
     ),
     "negative": ({"targets": _with(CLASSES, 9, -1)}, {}, CLASSIFY, "targets has -1 in row 9, and classes are 0 to 3."),
     "single": ({"targets": CLASSES * 0}, {}, CLASSIFY, "all of targets is one class"),

@@ -185,7 +185,7 @@ def test_labels_out_of_range_and_broken_images_are_named(tmp_path: Path) -> None
     data = build(save(tmp_path / "c", price=prices, row=[[1.0]] * 6 + [[1.0, 2.0]] * 6), input="price")
     with pytest.raises(DataError, match=f"price is missing or not finite in row {rows[3]}"):
         data.__getitems__([2, 3])
-    with pytest.raises(DataError, match="row has rows of unlike shapes"):
+    with pytest.raises(DataError, match="row has rows of different shapes"):
         build(str(tmp_path / "c"), input="row").__getitems__(range(11))
 
 

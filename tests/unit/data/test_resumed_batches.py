@@ -66,6 +66,7 @@ def _batches(
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", [_tokens, _arrays, _table, _hf_dataset], ids=lambda make: make.__name__[1:])
 def test_resumed_batches_are_those_of_the_uninterrupted_run(tmp_path: Path, make: Callable[[Path], MapDataset]) -> None:
     data = make(tmp_path)

@@ -157,7 +157,7 @@ READ: dict[str, Case] = {
         {"rooms": NAN},
         {},
         NUMBERS,
-        "column rooms has no value in row 7 (the first is 0; NaN is none), one of 2.",
+        "column rooms has no value in row 7 (the first is 0; NaN counts as no value), one of 2.",
     ),
     "no target": ({"price": NAN}, {"missing": Missing.mean}, NUMBERS, "column price has no value in row 7"),
     "no text": ({"town": ["a"] * 19 + [None]}, {}, NUMBERS, "column town has no value in row 19"),
@@ -213,7 +213,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest
         assert said in problem
         assert str(path) in problem
     (tmp_path / "c.csv").write_text("a,price\n" + "1,2\n" * 300_000 + "word,3\n")
-    with pytest.raises(HpcTrainerError, match=r"c\.csv cannot be read as the start .* Row #300002: .* 'word'"):
+    with pytest.raises(
+        HpcTrainerError, match=r"c\.csv does not match the types at the start .* Row #300002: .* 'word'"
+    ):
         build(str(tmp_path / "c.csv"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (problem,) = data_problems(TableConfig(path=str(tmp_path / "c.csv")), NUMBERS)

@@ -106,7 +106,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (_edit_meta(end_of_document=256), "and end_of_document=256"),
     (_edit_meta(num_documents=9), r"documents.npy must be uint64 \[10\], from 0 to 17; it is uint64 \[4\]"),
     (lambda folder: (folder / "meta.json").write_text("{"), "meta.json is damaged"),
-    (lambda folder: (folder / "meta.json").write_text("[]"), "meta.json is damaged: it is no mapping"),
+    (lambda folder: (folder / "meta.json").write_text("[]"), "meta.json is damaged: it is not a mapping"),
     (lambda folder: (folder / "tokens.bin").unlink(), "has no tokens.bin"),
     (lambda folder: (folder / "documents.npy").unlink(), "documents.npy"),
     (lambda folder: (folder / "documents.npy").write_bytes(b""), "cannot be read"),

@@ -201,7 +201,7 @@ def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         str(tmp_path / "a"): 1.0, str(tmp_path.parent / "b"): 2.0,
     }  # fmt: skip
     (problem,) = data_problems(TokensConfig(sources={"~nobody-of-this-name/a": 1.0}), TaskConfig())
-    assert "begins with the home of a user who is not known here" in problem
+    assert "begins with the home of a user whom this machine does not know" in problem
 
 
 def test_the_meta_file_is_plain_json(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_pictures_are_prepared_checked_and_measured(cli: Cli, tmp_path: Path) ->
     assert told["num_problems"] == len(told["problems"]) >= 1
     assert told["problems"][0] == {
         "split": "train", "file": str(shard), "offset": None,
-        "cause": "its SHA-256 is not the one that it had when it was indexed",
+        "cause": "its SHA-256 has changed since it was indexed",
     }  # fmt: skip
 
 

@@ -134,6 +134,7 @@ class NarrowingAbility(Ability):
         return small
 
 
+@pytest.mark.long
 def test_a_model_that_is_deployed_smaller_needs_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the run's own list of features, as a pruned run would have it."""
     monkeypatch.setattr(deployed, "abilities", lambda config: [NarrowingAbility(config)])

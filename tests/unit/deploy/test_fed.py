@@ -139,6 +139,7 @@ def independent(path: Path, *, resize: int, size: int, mode: str, mean: list[flo
     return ((pixels - mean) / std).transpose(2, 0, 1).astype(np.float32)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("channels", "mean", "std", "extension"),
     [(3, [0.3, 0.5, 0.6], [0.2, 0.1, 0.3], "png"), (1, [0.4], [0.25], "png"), (3, [0.1] * 3, [0.5] * 3, "jpg")],
@@ -239,6 +240,7 @@ def hf_folder(root: Path, classes: tuple[str, ...] = CLASSES, count: int = 4) ->
 HF = ["data=hf_dataset", "data.input=photo", "data.target=kind", "data.eval_split=test"]
 
 
+@pytest.mark.long
 def test_hugging_face_pictures(tmp_path: Path) -> None:
     old, new = hf_folder(tmp_path / "old"), hf_folder(tmp_path / "new", ("bee", "ant", "cat"))
     served = serve(tmp_path, [*HF, f"data.path={old}", "data.image_size=10"])
@@ -288,6 +290,7 @@ def table(path: Path, first: int, columns: tuple[str, ...] = ("rooms", "town", "
     return rows
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("encoding", ["one_hot", "ordinal"])
 def test_tables(tmp_path: Path, encoding: str) -> None:
     rows = table(tmp_path / "old.csv", 0)
@@ -376,6 +379,7 @@ def _prepared(folder: Path, tokenizer: str, text: str) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_tokens(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 

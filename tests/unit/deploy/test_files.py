@@ -55,6 +55,7 @@ def plain_onnx(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 WAYS = [(to, kind) for to, each in FORMATS.items() for kind in (None, *each.quantized)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("to", "quantize"), WAYS, ids=[f"{to}-{kind}" for to, kind in WAYS])
 def test_a_file_gives_the_models_answers(tmp_path: Path, plain_onnx: bytes, to: str, quantize: str | None) -> None:
     original, model = _mlp(), _mlp()
@@ -118,10 +119,11 @@ def test_what_has_no_graph_is_named() -> None:
     ) as error:
         trace(model, torch.randn(3, 4), "onnx")
     assert "or use --to safetensors" in str(error.value)
-    with pytest.raises(ConfigError, match="the batch is taken to be of one size"):
+    with pytest.raises(ConfigError, match="fixes the size of the batch"):
         trace(FixedBatch(), torch.randn(3, 4), "torch_export")
 
 
+@pytest.mark.long
 def test_an_operation_that_onnx_has_not_is_named(tmp_path: Path) -> None:
     program = trace(nn.Sequential(nn.Linear(4, 4), Bessel()).eval(), torch.randn(3, 4), "onnx")
     with pytest.raises(

@@ -32,6 +32,7 @@ def test_a_file_or_words_of_a_persons_own(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -270,6 +270,7 @@ def test_a_lock_that_is_never_answered_ends_in_time(tmp_path: Path) -> None:
     assert "(at: flock)" in found["runs folder"].what
 
 
+@pytest.mark.long
 def test_files_that_the_site_will_delete_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake_slurm: FakeSlurm
 ) -> None:

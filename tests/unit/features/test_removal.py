@@ -30,5 +30,6 @@ def test_a_name_that_is_imported_and_not_there_is_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_every_import_of_ours_finds_what_it_names() -> None:
     assert list(removal.unresolved(removal.ROOT)) == []

@@ -393,6 +393,7 @@ def test_a_shipped_profile_of_the_cluster_is_compared(
     assert "  nersc/perlmutter_x4: does not fit\n    wrong: " in said
 
 
+@pytest.mark.long
 def test_questions_on_a_terminal(recorded: Play, tmp_path: Path) -> None:
     """A wrong answer is explained and asked again."""
     recorded("mixed_nodes")

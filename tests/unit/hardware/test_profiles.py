@@ -28,6 +28,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "hardware_profiles.md"
 PROFILES = read_profiles()
 
 
+@pytest.mark.long
 def test_figures_are_those_of_composing() -> None:
     """Hydra and our own reader agree on each file, with the base files that it names and its cluster."""
     with GridComposer() as composer:

@@ -96,6 +96,7 @@ FILES = {
 _GRID = [["model=a", "model=b"], ["data=a", "data=b"], ["seed=1", "seed=2"]]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("axes", "ways"),
     [
@@ -199,6 +200,7 @@ def _random_app(folder: Path, seed: int) -> RandomApp:
     raise AssertionError
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number", [pytest.param(number, marks=() if number < SAMPLE else pytest.mark.long) for number in range(APPS)]
 )

@@ -1,4 +1,4 @@
-"""Parameters of submitit become keys that ask Slurm for the same; what has no twin is said with a reason."""
+"""Parameters of submitit become keys that ask Slurm for the same; what has no equivalent is said with a reason."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ def write_all(files: dict[str, str], folder: Path) -> None:
         path.write_text(text)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("is_hydra", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_is_translated_asks_slurm_for_the_same(
@@ -142,7 +143,7 @@ def test_values_of_a_script_are_found_where_they_are_set(tmp_path: Path, documen
     assert rows["slurm_qos"]["note"] == "there only if args.partition == 'big'"
     assert rows["slurm_partition"]["line"] == SCRIPT.splitlines().index("    slurm_partition=args.partition,") + 1
     assert "hpc-trainer recognises its jobs by the comment" in rows["slurm_comment"]["note"]
-    assert rows["begin"]["note"] == "no twin: a pending job blocks no other; submit later instead."
+    assert rows["begin"]["note"] == "no equivalent: a pending job blocks no other; submit later instead."
     assert rows["gres-flags"]["ours"] == "cluster.sbatch.gres-flags=enforce-binding"
     assert "sbatch has no such option" in rows["nonsense"]["note"]
     assert "cluster.max_no_progress" in rows["slurm_max_num_timeout"]["note"]
@@ -178,10 +179,11 @@ def test_a_launcher_in_a_hydra_configuration_is_found(tmp_path: Path, document: 
     assert cluster["setup"] == ["source ${oc.env:HOME}/env/bin/activate"]
     notes = {row["theirs"].split("=")[0]: row["note"] for row in told["rows"]}
     assert "set hardware.cpus_per_task yourself" in notes["cpus_per_task"]
-    assert notes["clusters"] == "no twin: Use one cluster= for each grid."
-    assert notes["output"] == "no twin: Use hpc-trainer logs."
+    assert notes["clusters"] == "no equivalent: Use one cluster= for each grid."
+    assert notes["output"] == "no equivalent: Use hpc-trainer logs."
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "text", "message"),
     [
@@ -248,7 +250,7 @@ def test_a_script_is_led_to_a_loop_of_ours_in_five_steps(tmp_path: Path, documen
 
     assert len(told["steps"]) == 5
     arguments = [*changes(1).values()]
-    assert arguments[:3] == ['config.params["lr"]', "config.train.num_steps", "goes: hardware= decides"]
+    assert arguments[:3] == ['config.params["lr"]', "config.train.num_steps", "remove: hardware= decides"]
     assert {'dist.init_process_group("nccl")', 'rank = int(os.environ["RANK"])', "net = build().cuda()"} <= {
         *changes(2)
     }

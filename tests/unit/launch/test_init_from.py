@@ -40,7 +40,7 @@ def test_the_short_form_sweeps_and_the_id_is_that_of_the_content(
     for words, said in (
         (["train.main=my.main"], "init_from.path=.* does not go with train.main"),
         ([f"checkpoint.resume_from={run}"], "does not go with checkpoint.resume_from"),
-        (["+init_from.rename={a.*:b}"], "both must have as many"),
+        (["+init_from.rename={a.*:b}"], "both need the same number of"),
     ):
         with pytest.raises(ConfigError, match=said):
             freeze_grid([f"init_from={one}", *words], trust=["my"])

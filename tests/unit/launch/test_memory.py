@@ -130,8 +130,8 @@ def test_one_persons_model_keeps_no_other_from_an_answer(tmp_path: Path, monkeyp
 
 def test_ways_are_allowed() -> None:
     """What is proposed must not be refused: asked of the rules themselves."""
-    words = (["model=mlp"], ["hardware=cpu_x2"], ["hardware=cpu_x2", "train.ema_decay=0.9"], ["model=resnet18"],
-             ["model=resnet18", "train.compile=true"], ["hardware=cpu_x2", "train.logical_ranks=4"])  # fmt: skip
+    words = (["model=mlp"], ["hardware=cpu_x2", "train.ema_decay=0.9"], ["model=resnet18", "train.compile=true"],
+             ["hardware=cpu_x2", "train.logical_ranks=4"])  # fmt: skip
     configs = [["experiment=digits", "cluster=local", "sweep_name=x", "data=synthetic_images", *each] for each in words]
     # Asked together: one process with torch for all.
     needs = find_needs([spec for config in configs for spec in freeze_grid(config).specs])

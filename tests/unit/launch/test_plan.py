@@ -103,7 +103,7 @@ def test_models_that_cannot_fit_are_noted_each_once_and_a_few_of_them(tmp_path: 
     large = [make_spec(*gpu, "model.embed_dim=8192", seed=seed, model__num_layers=2 + seed // 2) for seed in range(12)]
     notes = make_plan(tmp_path, [small, *large[:2]]).notes
     assert len(notes) == 1
-    assert notes[0].startswith("model=gpt needs at least 25.82 GB a rank (weights, gradients and optimizer state")
+    assert notes[0].startswith("model=gpt needs at least 25.82 GB a rank (for weights, gradients and optimizer state")
     notes = make_plan(tmp_path, large).notes
     assert len(set(notes)) == len(notes) == 5
     assert notes[-1] == "2 more models do not fit."

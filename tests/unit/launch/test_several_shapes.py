@@ -99,7 +99,7 @@ def test_types_of_gpus_of_a_list_count_together() -> None:
         (["hardware=first:gpu_x1,gpu_x2"], "these differ in hardware.gpus_per_node 1 and 2"),
         (["hardware=first:gpu_x1,gpu_x9", "parallel.elastic=true"], "Did you mean gpu_x"),
         (["hardware=first:gpu_x1,gpu_x1"], "names each choice once"),
-        (["hardware.partition=first:a,b,c", "hardware.qos=first:d,e,f"], "a run goes to at most 8 shapes"),
+        (["hardware.partition=first:a,b,c", "hardware.qos=first:d,e,f"], "the lists of a run make more than 8 shapes"),
         (["hardware=first:gpu_x1,gpu_x2", "parallel.elastic=true", "cluster=local"], "for jobs in Slurm's queue"),
     ],
 )

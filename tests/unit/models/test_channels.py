@@ -85,6 +85,7 @@ def _remove_half(model: nn.Module) -> int:
     return count
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_without_its_zero_channels_says_the_same(name: str) -> None:
     model = _trained(name, chosen_seed())
@@ -177,5 +178,5 @@ def test_a_part_of_a_head_cannot_go() -> None:
 
 
 def test_channels_of_another_model_are_refused() -> None:
-    with pytest.raises(ConfigError, match="has 16 channels, and the export speaks of 8"):
+    with pytest.raises(ConfigError, match="has 16 channels, but the export lists 8"):
         without_channels(MODELS["cnn"](), {"features.0": [True] * 8})

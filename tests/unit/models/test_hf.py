@@ -61,6 +61,7 @@ def _model_of(run: Path, step: int, config: TrainConfig) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("architecture", SIZES)
 def test_a_folder_gives_the_library_s_own_logits_and_trains(tmp_path: Path, architecture: str) -> None:
     theirs = _saved(tmp_path / "hf", architecture)
@@ -160,7 +161,7 @@ def test_what_cannot_be_is_refused_when_it_is_planned(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"n_positions": 8}, "has places for 8 tokens, and a window has 16. Use data.seq_len=8"),
+        ({"n_positions": 8}, "has positions for 8 tokens, and a window has 16. Use data.seq_len=8"),
         ({"vocab_size": 100}, "model.config.vocab_size=100 must be at least the 256 tokens of the data"),
         ({"n_embd": 30, "n_head": 4}, "transformers cannot build it from model.config: ValueError"),
     ],

@@ -15,6 +15,7 @@ from hpc_trainer.training.data import digits
 pytest.importorskip("sklearn", reason="the digits ship with scikit-learn")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model_class", "config"), [(Mlp, MlpConfig()), (Cnn, CnnConfig())], ids=["mlp", "cnn"])
 def test_learns_the_digits(model_class, config):
     train, held_out = digits.build(DigitsConfig(), "train"), digits.build(DigitsConfig(), "eval")

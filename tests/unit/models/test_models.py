@@ -67,6 +67,7 @@ def batch_for(input_shape, batch=4):
     return torch.randn(batch, *input_shape, generator=generator)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("size", [8, 9, 15, 32, 224])
 @pytest.mark.parametrize(
     ("model_class", "config"),
@@ -102,6 +103,7 @@ def test_gradient_reaches_every_parameter(name):
         assert parameter.grad.abs().max() > 0, key
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_autocast_forward_and_backward(name, dtype):
@@ -119,6 +121,7 @@ def test_autocast_forward_and_backward(name, dtype):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_same_seed_gives_the_same_bits(name):
     first, second = make(name), make(name)

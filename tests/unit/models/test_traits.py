@@ -65,6 +65,7 @@ def _seen(config: Any) -> set[Trait]:
     return {each for each in alone if each} | {trait for trait, is_there in shown.items() if is_there}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", OURS)
 def test_a_model_declares_what_it_is(name: str) -> None:
     config: Any = composed([f"model={name}"]).model
@@ -77,6 +78,7 @@ def test_a_model_declares_what_it_is(name: str) -> None:
     assert not any(wrong.values()), f"{type(config).__name__}.traits: {wrong}"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", OURS)
 def test_a_model_has_as_many_blocks_as_it_says(name: str) -> None:
     """A new one with blocks has a property `num_blocks`."""

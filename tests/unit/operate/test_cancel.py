@@ -204,4 +204,4 @@ def test_preempt_does_not_bring_back_what_somebody_cancels_meanwhile(tmp_path: P
     attempt = read_status(sweep.paths).runs[0].attempts[0]
     _come_back(report, sweep.paths, attempt, brought_back.append, 0.0, 1.0)
     assert brought_back == []
-    assert report.problems == ["somebody has cancelled it meanwhile: it stays so"]
+    assert report.problems == ["it was cancelled in the meantime, so it stays cancelled"]

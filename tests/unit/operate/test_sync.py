@@ -105,6 +105,7 @@ def mlflow_history(story: Story, name: str) -> list[tuple[int, float]]:
     return [(each.step, each.value) for each in mlflow_client(story).get_metric_history(run.info.run_id, name)]
 
 
+@pytest.mark.long
 def test_mlflow_has_one_run_over_all_attempts_and_each_step_once(mlflow_story: Story) -> None:
     mlflow_story.first_attempt()
     (told,) = mlflow_story.sync().synced
@@ -293,6 +294,7 @@ def die(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["before it is whole", "before it is remembered", "before it is in its place"])
 def test_offline_folders_hold_each_step_once_wherever_a_sync_was_killed(
     wandb_story: Story, server: WandbServer, monkeypatch: pytest.MonkeyPatch, place: str

@@ -98,7 +98,7 @@ def test_attempts_that_differ_are_told_in_a_line(paths: RunPaths) -> None:
     [
         ('{"format": 1, "node"', "Unterminated|Expecting"),
         ('{"format": 2}', "format is 2"),
-        ('{"format": 1}', "no object"),
+        ('{"format": 1}', "not an object"),
         ("[]", "object"),
         (json.dumps({"format": 1, **RECORD, "origins": {"torch": "x"}}), "origins or devices"),
         (json.dumps({"format": 1, **RECORD, "code": {"packages": {}, "checkouts": [{"top": 1}]}}), "code.checkouts"),

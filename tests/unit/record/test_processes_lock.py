@@ -131,7 +131,7 @@ def _contend(paths: SweepPaths, go: int) -> int:
 
 def test_of_several_at_once_exactly_one_wins(paths: SweepPaths, dead_process: str) -> None:
     paths.folder.mkdir()
-    for attempt in range(15):
+    for attempt in range(8):
         if attempt % 2:
             _hold(paths, dead_process)
         go, start = os.pipe()

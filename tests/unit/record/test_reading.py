@@ -45,7 +45,7 @@ def test_a_damaged_line_is_named_and_costs_itself(path: Path) -> None:
     found, faults = _read(path)
     assert found == [{"a": 1}, {"a": 3}]
     assert faults[:2] == [
-        "x.jsonl line 2 cannot be read: it is not UTF-8", "x.jsonl line 3 cannot be read: it is no JSON object",
+        "x.jsonl line 2 cannot be read: it is not UTF-8", "x.jsonl line 3 cannot be read: it is not a JSON object",
     ]  # fmt: skip
     assert faults[2].startswith("x.jsonl line 4 cannot be read: it is not JSON")
 

@@ -110,6 +110,7 @@ def test_a_tree_of_json() -> None:
     }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("piece", WORST)
 def test_time_grows_with_the_length_alone(piece: str) -> None:
     """The bound on time itself is of tests/benchmarks/redaction.py; this one no loaded machine breaks.

@@ -73,8 +73,8 @@ def test_a_changed_line_is_refused_by_its_checksum(paths: SweepPaths) -> None:
     faults = Faults()
     assert read_specs(paths, faults) == {}
     assert faults == [
-        "specs.jsonl line 1 cannot be read: its checksum is of another text (if you have edited it: take out its last "
-        "key, crc); no other line has its run"
+        "specs.jsonl line 1 cannot be read: its checksum belongs to another text (if you have edited the line, remove "
+        "its last key, crc); no other line has its run"
     ]
     assert read_spec(paths, spec.run_id) == spec, "the copy tells what was frozen"
     paths.specs_copy.unlink()

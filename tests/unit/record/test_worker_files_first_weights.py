@@ -24,7 +24,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"loaded": 5}, "5 is no JSON object"),
+        ({"loaded": 5}, "5 is not a JSON object"),
         ({"unused": "abc"}, "'abc' is not a list"),
         ({"path": None}, "is not text"),
     ],

@@ -64,7 +64,7 @@ def test_nothing_known_is_no_problem() -> None:
         ({"qos": "fast"}, ["time_limit_min=60 must be at most 30, the MaxWall of QOS fast"]),
         ({"time_limit_min": 1441}, ["at most 1440, the MaxTime of partition gpu", "allows more: long"]),
         ({"num_nodes": 4}, ["hardware.num_nodes=4 must be at most 3, the MaxNodes of partition gpu"]),
-        ({"num_nodes": 3, "gpu_type": "a100"}, ["hardware.num_nodes=3 must be at most 2: so many nodes"]),
+        ({"num_nodes": 3, "gpu_type": "a100"}, ["hardware.num_nodes=3 must be at most 2: only that many nodes"]),
         ({"gpu_type": "h100"}, ["hardware.gpu_type=h100: no node in partition gpu", "There are: a100, v100"]),
         ({"partition": "long"}, ["hardware.gpus_per_node=4: no node in partition long", "none"]),
         ({"gpus_per_node": 9, "tasks_per_node": 9}, ["gpus_per_node=9 must be at most 8", "hardware.num_nodes=2"]),

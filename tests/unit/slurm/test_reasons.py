@@ -49,7 +49,7 @@ from hpc_trainer.slurm.terms import explain_reason
         ("BurstBufferStageIn", "burst buffer", ""),
         ("QOSGrpBillingMinutes", "(billing units times minutes) that its QOS allows", "cluster.account"),
         ("SystemFailure", "Slurm, a file system or the network failed", "ask the site"),
-        ("AWordOfTomorrow", "a word of Slurm's", "man squeue"),
+        ("AWordOfTomorrow", "a reason that hpc-trainer does not know", "man squeue"),
     ],
 )  # fmt: skip
 def test_a_reason_is_told_in_words(word: str, says: str, helps: str) -> None:

@@ -45,8 +45,8 @@ def _sums(task: OwnTask, **metrics: Any) -> list[float]:
         (lambda found: found.mean().item(), "a float; .* cut off from the weights. Return the tensor itself"),
         (lambda found: (found > 0).sum(), r"a tensor \[\] of torch.int64"),
         (lambda found: {"loss": found.mean()}, "a dict; the loop takes one scalar"),
-        (lambda found: (found.mean(), found), r"returned \(loss, Tensor\); what stands second is a dict"),
-        (lambda found: found.detach().mean(), "does not hang on the model's weights"),
+        (lambda found: (found.mean(), found), r"returned \(loss, Tensor\); the second item must be a dict"),
+        (lambda found: found.detach().mean(), "does not depend on the model's weights"),
     ],
 )
 def test_what_is_no_loss_is_said_in_one_sentence(loss: Any, words: str) -> None:
@@ -106,7 +106,7 @@ def _no_package(self: Any) -> dict[str, Any]:
     ("metrics", "told", "error", "words"),
     [
         (_no_package, {}, ModuleNotFoundError, "torchmetrics"),
-        (lambda self: {"acc": 3}, {}, ConfigError, "no metric of torchmetrics"),
+        (lambda self: {"acc": 3}, {}, ConfigError, "not a metric of torchmetrics"),
         (lambda self: {}, {"acc": [1, 2]}, ConfigError, "the metric 'acc' is a list"),
     ],
 )
@@ -138,8 +138,8 @@ def test_a_metric_of_torchmetrics_takes_what_the_loss_returned() -> None:
     [
         (lambda: [MeanAbsoluteError()], "returned a list; it returns a dict of single metrics"),
         (lambda: MetricCollection([MeanAbsoluteError()]), "returned a MetricCollection; it returns a dict"),
-        (lambda: {"mae": MetricCollection([MeanAbsoluteError()])}, "is a MetricCollection, and no metric"),
-        (lambda: {"mae": print}, "is a builtin_function_or_method, and no metric of torchmetrics"),
+        (lambda: {"mae": MetricCollection([MeanAbsoluteError()])}, "is a MetricCollection, not a metric"),
+        (lambda: {"mae": print}, "is a builtin_function_or_method, not a metric of torchmetrics"),
     ],
 )
 def test_what_is_no_metric_of_torchmetrics_is_refused(made: Any, words: str) -> None:

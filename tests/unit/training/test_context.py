@@ -317,5 +317,5 @@ def test_a_stop_that_relies_on_an_earlier_save_is_not_called_unsaved(
     run.saver.save_at_stop(5, {"weight": weight})
     assert run.conclude("the shared loop") is Outcome.stopped
     said = capsys.readouterr().out
-    assert "step 3 is saved: the 2 steps after it are sooner done again" in said
+    assert "step 3 is saved: repeating the 2 steps after it takes less time than another save" in said
     assert "did not save" not in said

@@ -35,6 +35,7 @@ TWO = {
     "tp": ["parallel.tensor_parallel=2"],
     "stages": ["parallel=pp", "train.grad_accum_steps=2"],
 }
+SHORT = {name: TWO[name] for name in ("ddp", "fsdp averaged", "accumulating")}
 FOUR = {
     "ddp": [],
     "fsdp averaged": ["parallel=fsdp", EMA],
@@ -95,7 +96,11 @@ def _saved_and_evaluated_alone(folder: Path, words: list[str], world_size: int) 
 
 
 @pytest.mark.parametrize(
-    ("world_size", "ways"), [pytest.param(2, TWO, id="2"), pytest.param(4, FOUR, id="4", marks=pytest.mark.long)]
+    ("world_size", "ways"),
+    [
+        pytest.param(2, SHORT, id="2-short"),
+        *(pytest.param(*each, id=f"{each[0]}", marks=pytest.mark.long) for each in ((2, TWO), (4, FOUR))),
+    ],
 )
 def test_the_logged_evaluation_is_that_of_the_saved_model(
     tmp_path: Path, world_size: int, ways: dict[str, list[str]]
@@ -114,6 +119,7 @@ def test_the_logged_evaluation_is_that_of_the_saved_model(
     assert not wrong
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [[], ["parallel=fsdp", EMA]], ids=["ddp", "fsdp averaged"])
 def test_an_evaluation_changes_no_bit_of_any_rank(tmp_path: Path, words: list[str]) -> None:
     """Nor does a resume that need not look again, nor one between save and evaluation."""

@@ -54,6 +54,7 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return words, _final_state(tmp_path_factory.mktemp("undisturbed") / "run", words)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("changes", CHANGES, ids=" ".join)
 def test_looking_changes_no_bit(tmp_path: Path, undisturbed: tuple[list[str], bytes], changes: list[str]) -> None:
     words, expected = undisturbed

@@ -338,6 +338,7 @@ def _say_hello(queue: Any) -> None:
     queue.put(os.getpid())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_processes_that_are_forked_while_a_save_is_written_live(make_store: MakeStore, disk: SlowDisk) -> None:
     """DataLoader's workers are: a lock that the writing thread held at the fork would hang them for ever."""

@@ -16,7 +16,8 @@ from tests.unit.training.ranks import child_environment
 CHILD = Path(__file__).with_name("skewed_child.py")
 
 
-@pytest.mark.parametrize("num_stops", [3, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1000)])])
+@pytest.mark.long
+@pytest.mark.parametrize("num_stops", [3, pytest.param(200, marks=pytest.mark.timeout(1000))])
 def test_ranks_agree_whenever_the_signals_come(tmp_path: Path, num_stops: int) -> None:
     seed = chosen_seed()
     ranks = []

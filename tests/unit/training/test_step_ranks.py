@@ -35,6 +35,7 @@ def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(world_size)]
 
 
+@pytest.mark.few(1)
 def test_ranks_hear_each_other(said: list[dict[str, Any]]) -> None:
     count = len(said)
     for each in said:

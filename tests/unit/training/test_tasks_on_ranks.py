@@ -12,7 +12,7 @@ import torch
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.unit.training import task_parts
-from tests.unit.training.ranks import play_jobs
+from tests.unit.training.ranks import has_long, play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
 STEPS = 4
@@ -60,6 +60,8 @@ TWO = {
     "rows ddp": [*ROWS, ACCUM],
     "rows fsdp": [*ROWS, "parallel=fsdp", ACCUM],
 }
+SHORT = ("shipped", "own", "own accumulating", "fit", "fit accumulating", "own ddp", "fit fsdp")
+"""What `make test` plays of both tables: each kind of task alone, cut, and shared by DDP and FSDP."""
 # Names of a run's figures; those of the shipped task are found under other names.
 FIGURES = {
     "shipped": ("loss", "grad_norm", "eval_loss", "eval_accuracy"),
@@ -91,10 +93,14 @@ def _seen(folder: Path, kind: str) -> tuple[dict[str, list[float]], dict[str, An
     return figures, shared["objects"]["model"]
 
 
+def _short(ways: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: words for name, words in ways.items() if name in SHORT}
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
-    _play(folder, 1, ONE)
+    _play(folder, 1, ONE if has_long(request) else _short(ONE))
     return folder
 
 
@@ -112,21 +118,24 @@ def _assert_like_the_whole(folder: Path, alone: Path, world_size: int, ways: dic
             torch.testing.assert_close(each, whole[key], rtol=rel, atol=rel, msg=lambda text: f"{name}: {text}")  # noqa: B023
 
 
-def test_one_rank_s_step_does_not_hang_on_the_micro_batches(alone: Path) -> None:
-    _assert_like_the_whole(alone, alone, 1, ONE)
+@pytest.mark.parametrize("ways", [_short(ONE), pytest.param(ONE, marks=pytest.mark.long)], ids=["short", "all"])
+def test_one_rank_s_step_does_not_hang_on_the_micro_batches(alone: Path, ways: dict[str, list[str]]) -> None:
+    _assert_like_the_whole(alone, alone, 1, ways)
 
 
-def test_nor_does_it_on_the_ranks(tmp_path: Path, alone: Path) -> None:
-    _play(tmp_path, 2, TWO)
-    _assert_like_the_whole(tmp_path, alone, 2, TWO)
+@pytest.mark.parametrize("ways", [_short(TWO), pytest.param(TWO, marks=pytest.mark.long)], ids=["short", "all"])
+def test_nor_does_it_on_the_ranks(tmp_path: Path, alone: Path, ways: dict[str, list[str]]) -> None:
+    _play(tmp_path, 2, ways)
+    _assert_like_the_whole(tmp_path, alone, 2, ways)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [
         pytest.param(FIT, id="fit"),
-        pytest.param(FLOW, id="flow", marks=pytest.mark.long),
-        pytest.param([*ROWS, ACCUM], id="rows", marks=pytest.mark.long),
+        pytest.param(FLOW, id="flow"),
+        pytest.param([*ROWS, ACCUM], id="rows"),
     ],
 )
 def test_interrupted_twice_it_has_the_same_bits(words: list[str], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_within_a_hook_of_another_repository_its_own_one_is_meant(
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     write_files(tmp_path, {"my_lab/net.py": "class Net: ...\n"})
 
-    with pytest.raises(RunStateError, match="is no git checkout, and nothing was frozen"):
+    with pytest.raises(RunStateError, match="is not a git checkout, and nothing was frozen"):
         read_checkout(make_spec(*OWN, trust=["my_lab"]), _recorded(tmp_path), tmp_path / "runs")
 
 

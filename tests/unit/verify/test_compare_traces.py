@@ -82,11 +82,11 @@ def test_of_a_step_that_was_done_twice_the_last_time_counts() -> None:
             _resumed(*_steps(4, 6, 1, **{WEIGHT: "x"}), restored={WEIGHT: "other", "random.torch": "r3"}),
             "not put back", f"{WEIGHT} are not, after loading the checkpoint",
         ),
-        (_resumed(*_steps(4, 6, 1, **{WEIGHT: "x"})), "missing state", "something outside of what is saved"),
+        (_resumed(*_steps(4, 6, 1, **{WEIGHT: "x"})), "missing state", "something that is not saved influences it"),
         # An attribute that only the new attempt has is no sign of anything.
         (
             _resumed(*_steps(4, 6, 1, **{WEIGHT: "x"}), began={"loose.model.cache": "0"}),
-            "missing state", "something outside of what is saved",
+            "missing state", "something that is not saved influences it",
         ),
     ],
 )  # fmt: skip

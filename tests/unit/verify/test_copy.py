@@ -93,7 +93,7 @@ def test_the_archive_of_then_is_taken_whole(sweep: SweepPaths, tmp_path: Path, m
     archive = archive_of(sweep, digest)
     archive.chmod(0o644)
     archive.write_bytes(archive.read_bytes().replace(b"class Net", b"class Nut"))
-    with pytest.raises(RunStateError, match="nobody knows what the run imported"):
+    with pytest.raises(RunStateError, match="the imports of the run are unknown"):
         take_archive(digest, sweep, place)
     archive.unlink()
     with pytest.raises(RunStateError, match="is gone"):

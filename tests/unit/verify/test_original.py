@@ -42,5 +42,5 @@ def test_the_first_attempt_with_a_record_counts(paths: RunPaths) -> None:
 def test_a_run_that_logged_nothing_is_refused(paths: RunPaths) -> None:
     with pytest.raises(RunStateError, match="has logged no step"):
         original_of(paths, 20, is_program=False)
-    with pytest.raises(RunStateError, match="told no metrics"):
+    with pytest.raises(RunStateError, match="reported no metrics"):
         original_of(paths, 20, is_program=True)

@@ -52,6 +52,7 @@ def test_what_pip_is_asked_for() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_real_environment_has_the_versions_of_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()

@@ -336,6 +336,7 @@ def test_storage_errors_bring_the_run_back_within_their_budget(sweep: SweepPaths
     assert [call for call in fake_slurm.calls() if "requeue" in call] == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rank", [0, 3])
 def test_the_budget_holds_over_successor_jobs(sweep: SweepPaths, fake_slurm: FakeSlurm, rank: int) -> None:
     """Where the site refuses requeues each attempt is another job: the disk fails in all of them, by whatever rank."""

@@ -106,6 +106,7 @@ def test_a_warning_is_the_time_limits_if_it_comes_when_it_was_asked_for(
     assert (ended.state, ended.cause) == (S.REQUEUED, cause)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("says", "sacct", "partition", "state", "cause", "num_successors"),
     [

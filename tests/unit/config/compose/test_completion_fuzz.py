@@ -33,6 +33,7 @@ def _play(seed: int, count: int) -> None:
     print(f"seed {seed}: {count} command lines, {num_right} of them right")
 
 
+@pytest.mark.long
 def test_no_words_lead_to_a_traceback() -> None:
     _play(20, 40)
 
@@ -43,6 +44,7 @@ def test_no_words_lead_to_a_traceback_in_many_tries(seed: int) -> None:
     _play(seed, 1000)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "words",
     [

@@ -53,6 +53,7 @@ def test_conf_has_the_groups_of_the_design() -> None:
 _ROWS = list(itertools.zip_longest(*([(g, c) for c in _choices(g)] for g in _groups() if g not in GLOBAL_GROUPS)))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("row", _ROWS, ids=lambda row: "+".join(choice[1] for choice in row if choice))
 def test_every_choice_composes_and_its_figures_arrive(composer: Composer, row: tuple[Any, ...]) -> None:
     chosen = [choice for choice in row if choice]
@@ -67,6 +68,7 @@ def test_every_choice_composes_and_its_figures_arrive(composer: Composer, row: t
             assert plain[group]["name"] == name, f"conf/{group}/{name}.yaml must carry its own name"
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("choice", [f"{group}={name}" for group in GLOBAL_GROUPS for name in _choices(group)])
 def test_every_experiment_sweep_and_debug_file_is_a_valid_run(composer: Composer, choice: str) -> None:
     config = composer.compose([choice])
@@ -111,7 +113,7 @@ MISTAKES = [
         ["cluster=my_site"],
         [
             "Valid: local, slurm, testbed; in folders: alliance/, ",
-            ". For one of your own, name a folder with cluster/my_site.yaml by --config-dir.",
+            ". To use a choice of your own, pass the folder that has cluster/my_site.yaml with --config-dir.",
         ],
     ),
     (
@@ -157,6 +159,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(("overrides", "words"), MISTAKES, ids=[" ".join(case[0]) or "empty" for case in MISTAKES])
 def test_a_mistake_is_named_with_its_rule_and_the_choices(
     composer: Composer, overrides: list[str], words: list[str]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpc_trainer.config.compose.completion import conf_dir
 from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.own_files import read_user_config
 from hpc_trainer.errors import ConfigError, UntrustedFileError
@@ -87,6 +88,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a f
 ANOTHER_USER, ANOTHER_GROUP = 54321, 43210
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777, 0o2775, 0o757])
 @pytest.mark.parametrize("name", ["", "experiment", "experiment/my_study.yaml"])
 def test_what_others_may_write_is_refused(tmp_path: Path, name: str, mode: int) -> None:
@@ -169,3 +171,31 @@ def test_what_lies_behind_a_link_is_looked_at_too(tmp_path: Path) -> None:
     (there / "theirs.yaml").chmod(0o666)
     with pytest.raises(UntrustedFileError, match=r"theirs\.yaml has mode 666"):
         GridComposer([own])
+
+
+def test_a_file_with_the_name_of_a_shipped_one_is_refused_in_place_of_not_being_read(tmp_path: Path) -> None:
+    own = _own_conf(tmp_path / "conf")
+    twin = own / "hardware" / "gpu_x1.yaml"
+    twin.write_text("name: gpu_x1\ngpus_per_node: 1\ntime_limit_min: 99\n")
+    with GridComposer([own]) as composer:
+        with pytest.raises(ConfigError, match=r"two files have this name.*mv .*gpu_x1\.yaml .*gpu_x1_own\.yaml, then"):
+            composer.compose(["hardware=gpu_x1"])
+        composer.compose(["hardware=gpu_x2"])
+    twin.write_bytes((conf_dir() / "hardware" / "gpu_x1.yaml").read_bytes())
+    with GridComposer([own]) as composer:
+        assert composer.compose(["hardware=gpu_x1"]).hardware.time_limit_min == 60, "a copy"
+
+
+def test_two_folders_with_one_name_are_refused(tmp_path: Path) -> None:
+    one, two = _own_conf(tmp_path / "one"), _own_conf(tmp_path / "two")
+    (two / "hardware" / "own_node.yaml").write_text("name: own_node\ncpus_per_task: 4\n")
+    with GridComposer([one, two]) as composer, pytest.raises(ConfigError, match="hardware=own_node: two files"):
+        composer.compose(["hardware=own_node"])
+
+
+def test_a_figure_with_a_unit_in_a_profile_is_refused_with_its_value(tmp_path: Path) -> None:
+    own = _own_conf(tmp_path / "conf")
+    (own / "hardware" / "own_node.yaml").write_text("name: own_node\ntime_limit_min: 24h\n")
+    rule = r"without a unit\. Use .*time_limit_min=1440"
+    with GridComposer([own]) as composer, pytest.raises(ConfigError, match=rule):
+        composer.compose(["hardware=own_node"])

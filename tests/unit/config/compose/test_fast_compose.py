@@ -31,6 +31,7 @@ def _hydra_says(composer: GridComposer, lines: list[str]) -> TrainConfig | Excep
         return error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=() if seed in SAMPLE else pytest.mark.long) for seed in range(CHUNKS)]
 )

@@ -196,6 +196,7 @@ def test_a_grid_that_cannot_be_is_refused(composer: GridComposer, lines: list[st
         expand(composer, lines)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("lines", "tries"), [(["a=1"], 1), (["model=mlp,cnn", "a=1"], 2), (["model=mlp,cnn", "seed=1,2", "a=1"], 3)]
 )

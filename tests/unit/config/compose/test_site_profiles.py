@@ -46,6 +46,7 @@ def test_slurm_is_the_cluster_where_sbatch_is_and_no_site_is_chosen(tmp_path: Pa
     assert _clusters(tmp_path) == [cluster or "slurm" for _, cluster in CLUSTERS]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_slurm")
 def test_this_machine_is_the_cluster_where_sbatch_is_not(tmp_path: Path) -> None:
     assert list(default_overrides(["optim.lr=1"])) == []
@@ -94,6 +95,7 @@ def test_a_frozen_run_keeps_no_facts_of_the_site() -> None:
     assert spec.typed().cluster.site.time_limits == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("words", "note"),
     [

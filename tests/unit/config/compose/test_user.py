@@ -105,6 +105,7 @@ def test_a_wrong_key_in_the_file_is_answered_like_one_on_the_command_line(own_fi
         composer.compose(list(default_overrides([])))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "text",
     ["cluster:\n  env: {NCCL_DEBUG: INFO}\n  sbatch: {mail-type: END}\n",

@@ -14,6 +14,7 @@ _APART = "Separate several values by commas, without brackets or spaces."
 _DIGITS = "must be a whole number, written with digits alone."
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -68,6 +69,7 @@ _RAW = re.compile(
 )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -130,3 +132,25 @@ def test_commas_and_brackets_that_the_grammar_does_not_read(words: list[str], fi
         f"{words[0]}: separate several values by single commas, without brackets or spaces. Use {fix}."
     )
     freeze_grid([fix])
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("hardware.time_limit_min=24h", "must be a whole number of minutes, without a unit. Use {key}=1440."),
+        ("hardware.time_limit_min=1-00:00:00", "must be a whole number of minutes, without a unit. Use {key}=1440."),
+        ("hardware.time_limit_min=30:00", "must be a whole number of minutes, without a unit. Use {key}=30."),
+        ("hardware.time_limit_min=02:30:00", "must be a whole number of minutes, without a unit. Use {key}=150."),
+        ("cluster.signal_lead_s=3min", "must be a whole number of seconds, without a unit. Use {key}=180."),
+        ("hardware.mem_gb_per_gpu=64GB", "must be a number of GB, without a unit. Use {key}=64."),
+        ("hardware.mem_gb_per_node=512000M", "must be a number of GB, without a unit. Use {key}=500."),
+        ("hardware.mem_gb_per_node=1TiB", "must be a number of GB, without a unit. Use {key}=1024."),
+        ("hardware.mem_gb_per_node=4 apples", "must be a number. Use a value as {key}=1."),
+        ("hardware.num_nodes=2h", "must be a whole number. Use a value as {key}=1."),
+    ],
+)
+def test_a_figure_with_a_unit_is_converted_in_the_message(line: str, rule: str) -> None:
+    key = line.partition("=")[0]
+    with pytest.raises(ConfigError) as caught:
+        freeze_grid([line])
+    assert rule.format(key=key) in str(caught.value)

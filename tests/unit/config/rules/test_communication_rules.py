@@ -29,8 +29,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"parallel__bucket_cap_mb": 0.0}, "parallel.bucket_cap_mb=0 must be greater than 0 and finite. Use null."),
     (
         {**RANKS, "parallel__bucket_cap_mb": 4.0, "parallel__strategy": Strategy.fsdp},
-        "parallel.bucket_cap_mb=4 needs parallel=ddp, and this is parallel=fsdp: it is a size of DDP's messages. Use "
-        "parallel=ddp, or parallel.bucket_cap_mb=null.",
+        "parallel.bucket_cap_mb=4 needs parallel=ddp, and this is parallel=fsdp: it is the size of DDP's messages. "
+        "Use parallel=ddp, or parallel.bucket_cap_mb=null.",
     ),
     ({**POWERSGD, "parallel__powersgd_rank": 0}, "parallel.powersgd_rank=0 must be at least 1. Use 1."),
     ({**POWERSGD, "parallel__powersgd_start_step": 1}, "parallel.powersgd_start_step=1 must be at least 2. Use 2."),
@@ -55,18 +55,18 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**RANKS, "parallel__comm_hook": CommHook.fp16, "train__max_skipped_steps": None},
-        "parallel.comm_hook=fp16 does not go with train.max_skipped_steps=null precision=fp32: a gradient above "
-        "65504 is sent as infinity, and nobody looks. Use train.max_skipped_steps=10, or parallel.comm_hook=bf16.",
+        "parallel.comm_hook=fp16 does not go with train.max_skipped_steps=null precision=fp32: a gradient above 65504 "
+        "is sent as infinity, and nothing checks for it. Use train.max_skipped_steps=10, or parallel.comm_hook=bf16.",
     ),
     (
         {**POWERSGD, "precision__compute_dtype": Dtype.fp16},
-        "parallel.comm_hook=powersgd does not go with precision=fp16: it remembers what it did not send in units of "
-        "the loss scale, which changes. Use precision=bf16, or parallel.comm_hook=fp16.",
+        "parallel.comm_hook=powersgd does not go with precision=fp16: it keeps the part that it did not send in units "
+        "of the loss scale, which changes. Use precision=bf16, or parallel.comm_hook=fp16.",
     ),
     (
         {**POWERSGD, "train__deterministic": False},
-        "parallel.comm_hook=powersgd does not go with train.deterministic=false: it remembers what it did not send "
-        "bucket by bucket, and buckets would be laid out anew at each start. Use train.deterministic=true, or "
+        "parallel.comm_hook=powersgd does not go with train.deterministic=false: it keeps the part that it did not "
+        "send for each bucket, and each start would make other buckets. Use train.deterministic=true, or "
         "parallel.comm_hook=bf16.",
     ),
     (
@@ -87,8 +87,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**ROUNDS, "parallel__comm_hook": CommHook.bf16},
-        "parallel.sync=diloco does not go with parallel.comm_hook=bf16: ranks send no gradients, and that is a way "
-        "to send them. Use parallel.comm_hook=none, or parallel.sync=every_step.",
+        "parallel.sync=diloco does not go with parallel.comm_hook=bf16: ranks send no gradients, and the hook changes "
+        "how gradients are sent. Use parallel.comm_hook=none, or parallel.sync=every_step.",
     ),
     (
         {**ROUNDS, "parallel__elastic": True},
@@ -114,7 +114,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {**ROUNDS, "parallel__sync_warmup_steps": 5},
         "parallel.sync_warmup_steps=5 must be a multiple of parallel.sync_every_steps=16 with parallel.sync=diloco: "
-        "rounds begin there. Use 16.",
+        "rounds begin at these steps. Use 16.",
     ),
     (
         {**IN_BACKWARD, **RANKS},
@@ -138,7 +138,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**IN_BACKWARD, "train__grad_accum_steps": 2},
-        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps=2 adds some up. Use "
+        "optim.in_backward=true applies each gradient at once, but train.grad_accum_steps=2 adds up several. Use "
         "train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false.",
     ),
     (
@@ -150,12 +150,12 @@ RULES: list[tuple[dict[str, Any], str]] = [
             "train__global_batch_size": 32,
             "train__micro_batch_size": 16,
         },
-        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps=2 adds some up. Use "
+        "optim.in_backward=true applies each gradient at once, but train.grad_accum_steps=2 adds up several. Use "
         "train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false.",
     ),
     (
         {**IN_BACKWARD, "train__micro_batch_size": 16},
-        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps=4 adds some up. Use "
+        "optim.in_backward=true applies each gradient at once, but train.grad_accum_steps=4 adds up several. Use "
         "train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false.",
     ),
     (
@@ -292,7 +292,7 @@ def test_rounds_that_are_too_long_and_what_is_a_multiple_of_them_are_answered_by
             f"{key}=7 must be a multiple of parallel.sync_every_steps=300, the most that train.num_steps allows, with "
             f"parallel.sync=diloco: {why}. Use 300."
             for key, why in (
-                ("parallel.sync_warmup_steps", "rounds begin there"),
+                ("parallel.sync_warmup_steps", "rounds begin at these steps"),
                 ("train.eval_every_steps", "only at these steps do all ranks have the same weights"),
             )
         ),

@@ -55,7 +55,7 @@ def test_auto_is_a_run_of_its_own_and_its_margin_counts_once_it_is_set() -> None
 MISTAKES: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((), {"train__micro_batch_size": "abc"}, "train.micro_batch_size='abc' must be a number ≥ 1, auto or null"),
     ((), {"train__micro_batch_size": 0}, "train.micro_batch_size=0 must be at least 1"),
-    ((), {"train__grad_accum_steps": 2}, "not go with train.grad_accum_steps=2: it finds that too. Use "),
+    ((), {"train__grad_accum_steps": 2}, "not go with train.grad_accum_steps=2: it also chooses that number. Use "),
     ((), {"train__logical_ranks": 4}, "train.logical_ranks=4: those promise the same bits on any hardware"),
     ((), {"train__main": "mine.main", "trust": ["mine"]}, "train.main=mine.main: it is part of the shared loop"),
     ((), {"train__memory_margin": 1.0}, "train.memory_margin=1 must be in [0, 1)"),

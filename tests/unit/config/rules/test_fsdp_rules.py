@@ -45,17 +45,17 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         BF16,
-        "parallel.param_dtype=bf16 does not go with precision=fp32: it is what blocks compute with. Use "
+        "parallel.param_dtype=bf16 does not go with precision=fp32: blocks compute in that format. Use "
         "precision=bf16, or parallel.param_dtype=fp32.",
     ),
     (
         {**BF16, "precision__compute_dtype": Dtype.fp16},
-        "parallel.param_dtype=bf16 does not go with precision=fp16: it is what blocks compute with. Use "
+        "parallel.param_dtype=bf16 does not go with precision=fp16: blocks compute in that format. Use "
         "precision=bf16, or parallel.param_dtype=fp16.",
     ),
     (
         {**FSDP, "parallel__param_dtype": FsdpDtype.fp16, "precision__compute_dtype": Dtype.bf16},
-        "parallel.param_dtype=fp16 does not go with precision=bf16: it is what blocks compute with. Use "
+        "parallel.param_dtype=fp16 does not go with precision=bf16: blocks compute in that format. Use "
         "precision=fp16, or parallel.param_dtype=bf16.",
     ),
     (

@@ -47,7 +47,7 @@ def test_what_can_be_is_taken_and_its_path_made_absolute(flowers: Path, monkeypa
     [
         ([], "data=image_folder needs data.path"),
         (["data.path=/no/such"], "data.path=/no/such must be a readable folder; there is none."),
-        (["data.path='~nobody-known/x'"], "begins with the home of a user who is not known here"),
+        (["data.path='~nobody-known/x'"], "begins with the home of a user whom this machine does not know"),
         (["data.path={}", "data.resize=200"], "data.resize=200 is less than data.image_size=224"),
         (["data.path={}", "data.mean=[0.5]"], "data.mean has 1 numbers, and must have one for each of data.num_ch"),
         (["data.path={}", "data.std=[1,1,0]"], "data.std holds 0; it must be finite, and greater than 0. Use 0.5."),

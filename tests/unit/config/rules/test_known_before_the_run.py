@@ -18,12 +18,12 @@ EARLY = ["train.eval_every_steps=5", "train.early_stop.patience=2"]
 CUSTOM = ["optim=custom", "optim.weight_decay=0", "cluster=local"]
 RULES: list[tuple[list[str], str]] = [
     ([*EARLY, "train.early_stop.metric=accuracy"], "Did you mean eval_accuracy? Valid: eval_loss, eval_accuracy."),
-    ([*EARLY, "train.early_stop.metric=loss"], "train.early_stop.metric=loss is none of the evaluation's metrics."),
+    ([*EARLY, "train.early_stop.metric=loss"], "train.early_stop.metric=loss is not a metric of the evaluation."),
     (["checkpoint.keep_best=accuracy"], "checkpoint.keep_best=accuracy is not a metric that the run logs"),
     (["checkpoint.keep_best=val_loss"], "Did you mean eval_loss?"),
     (
         ["optim=muon", "model.num_layers=0"],
-        "model.num_layers=0: it is for hidden matrices, and there is an output layer alone. Use ",
+        "model.num_layers=0: it is for hidden matrices, and the model has only an output layer. Use ",
     ),
     (["optim=muon", "optim.adamw_weights=['*']"], "leaves no hidden matrix to optim=muon."),
     (["precision=fp16", "precision.init_scale=1e300"], "precision.init_scale=1e+300 must be at most 1.70141e+38"),

@@ -25,6 +25,7 @@ def _config(*words: str) -> TrainConfig:
     return config
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "words",
     [
@@ -62,7 +63,7 @@ def test_a_model_that_cannot_fit_is_told_and_one_that_may_is_not() -> None:
     """32 blocks, 4096 wide: 6.4e9 weights, four times four bytes of each."""
     line = memory_line(to_plain(_config(*_HUGE)), 8)
     assert line is not None
-    assert line.startswith("model=gpt needs at least 103.1 GB a rank (weights, gradients and optimizer state alone)")
+    assert line.startswith("model=gpt needs at least 103.1 GB a rank (for weights, gradients and optimizer state only)")
     assert "hardware.gpu_type=a100_40gb has 40 GB. `plan --memory` estimates all of it" in line
     assert memory_line(to_plain(_config(*_HUGE, "parallel=fsdp")), 8) is None
     for gpu in ("hardware.gpu_type=b200", "hardware.gpu_type=new", "hardware.gpu_type=null"):

@@ -27,6 +27,7 @@ def _config(*words: str) -> TrainConfig:
     return config
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("words", _CASES, ids=lambda words: " ".join(words)[:60])
 def test_each_way_is_legal_as_it_is_typed(words: tuple[str, ...]) -> None:
     for way in ways(_config(*words)):

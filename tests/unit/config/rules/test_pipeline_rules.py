@@ -67,15 +67,15 @@ def test_what_goes_together(changes: dict[str, Any]) -> None:
 RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"model": MlpConfig()},
-        "parallel.pipeline_parallel=2 does not go with model=mlp: it cuts a model between its blocks, and there are "
-        "none. Use another model, or one of your own with pipeline_parts "
-        "(hpc_trainer/models/parts.py), or parallel.pipeline_parallel=1.",
+        "parallel.pipeline_parallel=2 does not go with model=mlp: it cuts a model between its blocks, and the model "
+        "has none. Use another model, or one of your own with pipeline_parts (hpc_trainer/models/parts.py), or "
+        "parallel.pipeline_parallel=1.",
     ),
     (
         {"model": CnnConfig()},
-        "parallel.pipeline_parallel=2 does not go with model=cnn: it cuts a model between its "
-        "blocks, and there are none. Use another model, or one of your own "
-        "with pipeline_parts (hpc_trainer/models/parts.py), or parallel.pipeline_parallel=1.",
+        "parallel.pipeline_parallel=2 does not go with model=cnn: it cuts a model between its blocks, and the model "
+        "has none. Use another model, or one of your own with pipeline_parts (hpc_trainer/models/parts.py), or "
+        "parallel.pipeline_parallel=1.",
     ),
     (
         {"hardware__tasks_per_node": 16, "parallel__pipeline_parallel": 16, "train__grad_accum_steps": 16},
@@ -84,8 +84,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"train__grad_accum_steps": 1},
         "train.grad_accum_steps=1 must be at least parallel.pipeline_parallel=2 with parallel.pipeline_schedule=1f1b: "
-        "the micro-batches of a step are what fills the stages. Use train.micro_batch_size=16 train.grad_accum_steps=2,"
-        " or train.global_batch_size=128 train.grad_accum_steps=2.",
+        "the micro-batches of a step fill the stages. Use train.micro_batch_size=16 train.grad_accum_steps=2, or "
+        "train.global_batch_size=128 train.grad_accum_steps=2.",
     ),
     ({"train__grad_accum_steps": 0}, "train.grad_accum_steps=0 must be at least 1. Use 1."),
     (
@@ -99,8 +99,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"parallel__tensor_parallel": 2},
         "parallel.tensor_parallel=2 does not go with model=resnet18: it shares layers out by the model's plan, and "
-        "there is none. Use model=gpt or vit_tiny, or a model of your own with a `tensor_parallel_plan`, "
-        "or parallel.tensor_parallel=1.",
+        "the model has none. Use model=gpt or vit_tiny, or a model of your own with a `tensor_parallel_plan`, or "
+        "parallel.tensor_parallel=1.",
     ),
     (
         {**THREE, "train__compile": True, "train__compile_scope": CompileScope.blocks},
@@ -130,8 +130,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__compile": True},
-        "parallel.pipeline_parallel=2 does not go with train.compile=true train.compile_scope=model: a stage is "
-        "given its inputs by another rank, and has no loss but in the last. Use train.compile_scope=blocks, or "
+        "parallel.pipeline_parallel=2 does not go with train.compile=true train.compile_scope=model: a stage gets its "
+        "inputs from another rank, and only the last stage has a loss. Use train.compile_scope=blocks, or "
         "train.compile=false, or parallel.pipeline_parallel=1.",
     ),
     (

@@ -91,16 +91,16 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"cluster__max_no_progress": 0}, "cluster.max_no_progress=0 must be at least 1. Use 1."),
     (
         {"hardware__num_nodes": 2, "hardware__name": "big"},
-        "cluster=local does not go with hardware.num_nodes=2: there is one machine here. Use hardware.num_nodes=1, "
-        "or cluster=slurm.",
+        "cluster=local does not go with hardware.num_nodes=2: it uses only this machine. Use hardware.num_nodes=1, or "
+        "cluster=slurm.",
     ),
     ({"cluster__signal_lead_s": 3600}, "cluster.signal_lead_s=3600 must be in [1, 3599]. Use 3599."),
     ({"cluster__signal_lead_s": 0}, "cluster.signal_lead_s=0 must be in [1, 3599]. Use 1."),
     ({"cluster__env": {"A B": "1"}}, "cluster.env.A B='1': a variable is a name"),
     ({"cluster__env": {"A": "1\n2"}}, "cluster.env.A='1\\n2': a variable is a name"),
-    ({"cluster__setup": ["a\nb"]}, "cluster.setup holds 'a\\nb': one line each, no control characters."),
-    ({"cluster__srun_args": ["--x\r"]}, "cluster.srun_args holds '--x\\r': one line each, no control characters."),
-    ({"cluster__python": "python\nrm -rf x"}, "cluster.python holds 'python\\nrm -rf x': one line each, no control"),
+    ({"cluster__setup": ["a\nb"]}, "cluster.setup holds 'a\\nb': each entry is one line without control characters."),
+    ({"cluster__srun_args": ["--x\r"]}, "cluster.srun_args holds '--x\\r': an argument is one line without control"),
+    ({"cluster__python": "python\nrm -rf x"}, "cluster.python holds 'python\\nrm -rf x': an argument is one line"),
     ({"paths__runs_dir": "/x\ntouch y"}, "paths.runs_dir='/x\\ntouch y' must hold no control characters."),
     (
         {"parallel__strategy": Strategy.none, "hardware__tasks_per_node": 2},
@@ -114,13 +114,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"parallel__strategy": Strategy.fsdp, "parallel__zero1": True, "hardware__tasks_per_node": 2},
-        "parallel.zero1=true needs parallel=ddp, and this is parallel=fsdp: the others have one rank, or share the "
-        "state out already. Use parallel=ddp, or parallel.zero1=false.",
+        "parallel.zero1=true needs parallel=ddp, and this is parallel=fsdp: all other strategies have one rank, or "
+        "share the state out already. Use parallel=ddp, or parallel.zero1=false.",
     ),
     (
         {"parallel__strategy": Strategy.none, "parallel__zero1": True},
-        "parallel.zero1=true needs parallel=ddp, and this is parallel=none: the others have one rank, or share the "
-        "state out already. Use parallel=ddp, or parallel.zero1=false.",
+        "parallel.zero1=true needs parallel=ddp, and this is parallel=none: all other strategies have one rank, or "
+        "share the state out already. Use parallel=ddp, or parallel.zero1=false.",
     ),
     (
         {"parallel__zero1": True},
@@ -174,7 +174,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"optim": MuonConfig(betas=[0.9])}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.95]."),
     (
         {"optim": MuonConfig(), "model": ResnetConfig()},
-        "optim=muon does not go with model=resnet18: it is for hidden matrices, and there are convolutions alone. "
+        "optim=muon does not go with model=resnet18: it is for hidden matrices, and the model has only convolutions. "
         "Use model=gpt, or optim=adamw or sgd.",
     ),
     ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite. Use 1e-08."),
@@ -241,13 +241,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"precision__compute_dtype": Dtype.fp8, "hardware__gpus_per_node": 1, "hardware__gpu_type": "h100"},
-        "precision=fp8 does not go with model=mlp: it is for the linear layers of blocks, and there are none.",
+        "precision=fp8 does not go with model=mlp: it is for the linear layers of blocks, and the model has none.",
     ),
     ({"train__loss_chunk_size": 0, "model": GptConfig()}, "train.loss_chunk_size=0 must be at least 1. Use 1."),
     (
         {"train__loss_chunk_size": 64},
-        "train.loss_chunk_size=64 does not go with model=mlp: it is for the logits of many tokens, and there are few "
-        "classes. Use train.loss_chunk_size=null.",
+        "train.loss_chunk_size=64 does not go with model=mlp: it is for the logits of many tokens, and the data have "
+        "few classes. Use train.loss_chunk_size=null.",
     ),
     (
         {"train__guard": GuardConfig(spike_factor=1.0)},
@@ -263,7 +263,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"train__guard": GuardConfig(on_spike=OnSpike.rollback), "checkpoint__every": SaveEvery.auto},
         "train.guard.on_spike=rollback does not go with checkpoint.every=auto: it goes back to a step that "
-        "checkpoint.every_steps divides, and auto saves as the clock says. Use checkpoint.every=steps, or "
+        "checkpoint.every_steps divides, and auto saves at other steps. Use checkpoint.every=steps, or "
         "train.guard.on_spike=none.",
     ),
     (
@@ -278,13 +278,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"train__max_skipped_steps": -1}, "train.max_skipped_steps=-1 must be at least 0. Use 0."),
     (
         {"train__recompute": Recompute.full},
-        "train.recompute=full does not go with model=mlp: it computes blocks again, and there are none. Use another "
-        "model, or train.recompute=none.",
+        "train.recompute=full does not go with model=mlp: it computes blocks again, and the model has none. Use "
+        "another model, or train.recompute=none.",
     ),
     (
         {"train__channels_last": True},
-        "train.channels_last=true does not go with model=mlp: it orders images for convolutions, and there are none. "
-        "Use train.channels_last=false.",
+        "train.channels_last=true does not go with model=mlp: it orders images for convolutions, and the model has "
+        "none. Use train.channels_last=false.",
     ),
     (
         {"train__channels_last": True, "model": ResnetConfig(width=4)},
@@ -300,7 +300,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"train__recompute": Recompute.budget, "train__compile": True, "model": GptConfig(dropout=0.1)},
         "train.recompute=budget does not go with model=gpt model.dropout=0.1: dropout would be drawn anew when it is "
-        "computed again (a fault of torch up to 2.13). Use model.dropout=0, or train.recompute=full "
+        "computed again (a bug of torch up to 2.13). Use model.dropout=0, or train.recompute=full "
         "train.compile_scope=blocks, or train.recompute=none.",
     ),
     (
@@ -325,7 +325,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"train__compile": True, "train__compile_scope": CompileScope.blocks, "model": ResnetConfig(),
          "train__recompute": Recompute.selective},
         "train.recompute=selective does not go with train.compile=true train.compile_scope=blocks: it chooses among "
-        "operations, and a compiled block is one alone. Use train.recompute=full, or train.compile=false.",
+        "operations, and a compiled block is a single operation. Use train.recompute=full, or train.compile=false.",
     ),
     (
         {"train__compile_scope": CompileScope.blocks, "model": ResnetConfig()},
@@ -337,7 +337,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__compile": True, "train__compile_scope": CompileScope.blocks},
-        "train.compile_scope=blocks does not go with model=mlp: it compiles blocks, and there are none. Use "
+        "train.compile_scope=blocks does not go with model=mlp: it compiles blocks, and the model has none. Use "
         "train.compile_scope=model, or another model.",
     ),
     (
@@ -397,8 +397,9 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"model": GptConfig()}, "model=gpt does not go with data=digits: it reads text. Use data=text_bytes, or "
                              "model=cnn."),
-    ({"data": TextBytesConfig()}, "data=text_bytes does not go with model=mlp: it is text, and such a model reads "
-                                  "images. Use model=gpt, or data=digits."),
+    ({"data": TextBytesConfig()},
+        "data=text_bytes does not go with model=mlp: it is text, and the model reads images. Use model=gpt, or "
+        "data=digits."),
     (
         {"train__global_batch_size": 1500},
         "train.global_batch_size=1500 must be at most the 1437 training samples of data=digits. Use 1437.",
@@ -417,8 +418,9 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"data": SyntheticImagesConfig(data_seed=-1)}, "data.data_seed=-1 must be at least 0. Use 0."),
     ({"data": SyntheticImagesConfig(num_channels=2)}, "data.num_channels=2 must be 1 or 3. Use 1."),
     ({"model": GptConfig(vocab_multiple=0)}, "model.vocab_multiple=0 must be at least 1. Use 1."),
-    ({"data": SyntheticTokensConfig()}, "data=synthetic_tokens does not go with model=mlp: it is text, and such a "
-                                        "model reads images. Use model=gpt, or data=digits."),
+    ({"data": SyntheticTokensConfig()},
+        "data=synthetic_tokens does not go with model=mlp: it is text, and the model reads images. Use model=gpt, or "
+        "data=digits."),
     ({"data": SyntheticTokensConfig(num_samples=0)}, "data.num_samples=0 must be at least 1. Use 1."),
     ({"data": SyntheticTokensConfig(num_eval=0)}, "data.num_eval=0 must be at least 1. Use 1."),
     ({"data": SyntheticTokensConfig(seq_len=1)}, "data.seq_len=1 must be at least 2. Use 2."),
@@ -507,7 +509,7 @@ def test_what_sites_use_is_allowed(key: str, value: Any) -> None:
         ("cluster__setup", ["#SBATCH --uid=0"], "not allowed among commands"),
         ("cluster__setup", ["#BSUB -q other"], "not allowed among commands"),
         ("cluster__setup", ["  #PBS -q other"], "not allowed among commands"),
-        ("cluster__srun_args", ["bash"], "srun would run any other word"),
+        ("cluster__srun_args", ["bash"], "srun would run any other argument"),
         ("cluster__srun_args", ["--cpu-bind", "cores"], "as --cpu-bind=cores"),
         ("cluster__srun_args", ["--"], "each entry is one option"),
         ("cluster__srun_args", ["--x=a\nb"], "no control characters"),

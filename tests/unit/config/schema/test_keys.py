@@ -71,7 +71,7 @@ def test_a_new_key_that_says_nothing_is_named() -> None:
     silent = dataclasses.make_dataclass("Silent", [("speed", int, 3)])
     root = dataclasses.make_dataclass("Root", [("train", silent, dataclasses.field(default_factory=silent))])
     for kind, name in ((silent, r"Silent\.speed"), (root, r"Root\.train")):
-        with pytest.raises(TypeError, match=f"{name} must say what hangs on it"):
+        with pytest.raises(TypeError, match=f"{name} must say what depends on it"):
             declared_keys(kind)
 
 

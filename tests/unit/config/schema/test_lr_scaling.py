@@ -39,8 +39,9 @@ def test_goyals_imagenet() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optim__lr_scaling": LrScaling.sqrt}, "optim.lr_scaling=sqrt needs optim.lr_base_batch, and this is "
-         "optim.lr_base_batch=null: that is the batch that optim.lr is meant for. Use optim.lr_base_batch=64, or "),
+        ({"optim__lr_scaling": LrScaling.sqrt},
+            "optim.lr_scaling=sqrt needs optim.lr_base_batch, and this is optim.lr_base_batch=null: it is the batch "
+            "size for which optim.lr was chosen. Use optim.lr_base_batch=64, or "),
         ({"optim__lr_base_batch": 32}, "optim.lr_base_batch=32 is for optim.lr_scaling=linear or sqrt, and has"),
         ({"optim__lr_scaling": LrScaling.sqrt, "optim__lr_base_batch": 0}, "optim.lr_base_batch=0 must be at least 1"),
     ],

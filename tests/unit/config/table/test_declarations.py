@@ -31,7 +31,7 @@ ROWS = [(feature, row) for feature in pairs.FEATURES.values() for row in (*featu
 _WORD = re.compile(r"[a-z_]+(\.[a-z_]+)*=\S+")
 _TABLES = re.compile(r" does not go with | needs .*, and this is ")
 
-_OF_VALUES = re.compile(r" must |takes a gradient at once|shares weights out among two data-parallel ranks")
+_OF_VALUES = re.compile(r" must |applies each gradient at once|shares weights out among two data-parallel ranks")
 
 
 def _has(key: str) -> bool:
@@ -85,7 +85,8 @@ def test_each_pair_stands_once() -> None:
     assert [each for index, each in enumerate(said) if each in said[:index]] == []
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("every", [4, 1])
 def test_each_pair_is_taken_or_refused_with_a_reason(every: int) -> None:
     """On some ground, or on none. A refusal that neither has by itself is a row's, or says what a value must be."""
     taken, refused = [], []

@@ -133,7 +133,7 @@ def test_the_same_one_stands_in_always_and_it_is_told_once(root, capfd):
     images, targets = data.__getitems__(range(12))
     said = capfd.readouterr().err
     assert said.count("stands in for it") == 2
-    assert re.search(r"train/bee/000\.jpg cannot be decoded .* so far this process has met 2 broken .* of 12", said)
+    assert re.search(r"train/bee/000\.jpg cannot be decoded .* so far this process has found 2 broken .* of 12", said)
     whole = [row for row in range(12) if row not in (2, 4)]
     for row in (2, 4):
         (other,) = [each for each in whole if torch.equal(images[each], images[row])]
@@ -157,7 +157,7 @@ def test_skip_is_for_what_a_file_holds_and_not_for_lost_files(root):
 def test_a_data_set_of_broken_pictures_is_refused(root, monkeypatch):
     for path in (root / "train").glob("*/*"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"so cannot 100 others, drawn from 12: .*data check"):
+    with pytest.raises(DataError, match=r"100 others, drawn from 12, cannot be read either: .*data check"):
         folder(root, on_broken=OnBroken.skip).__getitems__([0])
 
 

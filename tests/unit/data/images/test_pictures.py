@@ -111,8 +111,8 @@ def _deep() -> bytes:
     ("data", "cause"),
     [
         (b"", "it is empty"),
-        (b"no picture at all", "it is none of these"),
-        (b"GIF89a" + bytes(100), "it is none of these"),
+        (b"no picture at all", "it has none of these formats"),
+        (b"GIF89a" + bytes(100), "it has none of these formats"),
         (_deep(), "its pixels are I;16, more than 8 bits a channel"),
     ],
 )

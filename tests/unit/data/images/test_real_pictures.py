@@ -20,6 +20,7 @@ def accuracy(folder: Path, *words: str) -> float:
     return [line["eval_accuracy"] for line in lines if "eval_accuracy" in line][-1]
 
 
+@pytest.mark.long
 def test_a_small_resnet_tells_four_photographs_apart(tmp_path: Path) -> None:
     counts = write_tiles(tmp_path / "tiles", FEW, size=32, most=50)
     assert counts[1] >= 30

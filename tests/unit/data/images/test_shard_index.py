@@ -85,7 +85,7 @@ def test_of_two_samples_with_one_key_in_two_folders_each_is_its_own(tmp_path):
         (sample("a", -1), r"s.tar at byte 1536: a.cls holds the label -1; it must be .* 0 to 9"),
         (sample("a", 10), r"s.tar at byte 1536: a.cls holds the label 10; it must be .* 0 to 9"),
         ([("a.jpg", b"x"), ("a.png", b"x"), ("a.cls", b"1")], r"s.tar at byte 1536: a.jpg and a.png have one label"),
-        ([("a.jpg", b"x"), ("a.jpg", b"y"), ("a.cls", b"1")], r"s.tar at byte 1024: a.jpg stands in it twice"),
+        ([("a.jpg", b"x"), ("a.jpg", b"y"), ("a.cls", b"1")], r"s.tar at byte 1024: a.jpg is in it twice"),
         (sample("a", 1, b""), r"s.tar at byte 512: a.jpg has 0 bytes"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_header_of_garbage_is_not_taken_for_the_end(tmp_path):
     path.write_bytes(data)
     assert any("at byte 2048: there is no tar header" in cause for cause in causes(path))
     path.write_bytes(gzip.compress(data))
-    assert "no whole, plain tar" in causes(path)[0]
+    assert "not a whole, plain tar" in causes(path)[0]
 
 
 def test_folders_without_shards_or_index_say_what_to_do(tmp_path):

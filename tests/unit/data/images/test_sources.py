@@ -102,8 +102,8 @@ PINNED = [bool(int(each)) for each in "000001011100"]
     ("spoil", "message"),
     [
         (lambda root: [path.unlink() for path in (root / "train/bee").iterdir()], r"train/bee holds no picture .*Fix"),
-        (lambda root: (root / "train").rename(root / "other"), r"train is not there, as this node sees it"),
-        (lambda root: (root / "eval").rename(root / "test"), r"eval is not there, as this node sees it"),
+        (lambda root: (root / "train").rename(root / "other"), r"train is missing on this node"),
+        (lambda root: (root / "eval").rename(root / "test"), r"eval is missing on this node"),
         (
             lambda root: [path.unlink() for path in (root / "train").glob("*/*")],
             r"train holds no picture .* in its 3 class folders",
@@ -203,7 +203,7 @@ def test_missing_and_shrunk_shards_are_named(packed):
         source.read(9)
     with (packed / "train" / "shard-000000.tar").open("r+b") as file:
         file.truncate(600)
-    with pytest.raises(DataError, match=r"shard-000000.tar has shrunk since it was indexed: at byte 512"):
+    with pytest.raises(DataError, match=r"shard-000000.tar has shrunk since it was indexed: .* at byte 512"):
         source.read(0)
     assert [Path(each.file).name for each in source.damaged()] == ["shard-000000.tar", "shard-000002.tar"]
 

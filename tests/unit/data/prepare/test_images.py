@@ -214,7 +214,7 @@ def test_bad_input_is_refused_with_file_and_fix(tmp_path: Path) -> None:
         ({"size": 4}, "--size=4 must be 8 to 8192. Use 8."),
         ({"format": "bmp"}, "--format=bmp: use jpg, png, webp."),
         ({"format": "png", "quality": 80}, "--quality=80 has no effect"),
-        ({"eval_fraction": 1.0}, "--eval-fraction=1 must lie between"),
+        ({"eval_fraction": 1.0}, "--eval-fraction=1 must be between"),
         ({"eval_fraction": 1e-6}, "eval has none of the 30 pictures"),
     ):
         with pytest.raises(ConfigError, match=match):
@@ -222,7 +222,7 @@ def test_bad_input_is_refused_with_file_and_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be a folder with a folder of pictures"):
         _prepare(tmp_path / "none", out)
     for inside in (raw, raw / "prepared", raw.parent / "x" / ".." / "raw" / "cat" / "prepared"):
-        with pytest.raises(ConfigError, match=r"lies in .*raw, which is read"):
+        with pytest.raises(ConfigError, match=r"is inside .*raw, which is an input"):
             _prepare(raw, inside)
     (raw / "bird").mkdir()
     with pytest.raises(ConfigError, match=r"bird has no picture"):

@@ -85,6 +85,7 @@ def _of_part(found: dict[str, str], part: str) -> dict[str, str]:
     return {name: sha for name, sha in found.items() if name.startswith(f"{part}/") and not name.endswith(".tmp")}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["images", "tokens"])
 def test_killed_anywhere_and_called_again_the_folder_is_the_same(kind: str, tmp_path: Path) -> None:
     chance = random.Random(chosen_seed())
@@ -115,6 +116,7 @@ def test_killed_anywhere_and_called_again_the_folder_is_the_same(kind: str, tmp_
     print(f"{kind}: {kills} kills at {places} places")
 
 
+@pytest.mark.long
 def test_killed_while_all_is_made_anew(tmp_path: Path) -> None:
     chance = random.Random(chosen_seed())
     raw, folder = raw_pictures(tmp_path / "raw"), tmp_path / "out"

@@ -134,12 +134,12 @@ def test_broken_documents_are_listed_and_refused_or_left_out(tmp_path: Path) -> 
     (texts / "latin.txt").write_bytes("müde\nund gut\n".encode("latin-1"))
     with pytest.raises(RunStateError, match="1 of 21 documents cannot be read"):
         _prepare(texts, tmp_path / "out", tokenizer=str(file))
-    assert (tmp_path / "out" / "broken.txt").read_text() == "latin.txt: it is no UTF-8: byte 1 of it\n"
+    assert (tmp_path / "out" / "broken.txt").read_text() == "latin.txt: it is not UTF-8: byte 1 of it\n"
     done = _prepare(texts, tmp_path / "out", Settings(skip_broken=True), tokenizer=str(file))
     assert (done.num_made, done.num_broken) == (0, 1)
     assert sum(each["documents"] for each in done.counts.values()) == 20
     _prepare(texts, tmp_path / "lines", Settings(skip_broken=True), tokenizer=str(file), document="line")
-    assert (tmp_path / "lines" / "broken.txt").read_text() == "latin.txt, byte 0: it is no UTF-8: byte 1 of it\n"
+    assert (tmp_path / "lines" / "broken.txt").read_text() == "latin.txt, byte 0: it is not UTF-8: byte 1 of it\n"
 
 
 def test_bad_input_is_refused_with_file_and_fix(tmp_path: Path) -> None:
@@ -149,18 +149,18 @@ def test_bad_input_is_refused_with_file_and_fix(tmp_path: Path) -> None:
     no_tokenizer.write_text("{}")
     for source, options, match in (
         (tmp_path / "none", {}, "must be a file, a folder or a pattern"),
-        (texts / "*.md", {}, "there is no file with anything in it"),
+        (texts / "*.md", {}, "all files are empty, or there is none"),
         (texts, {"document": "page"}, "--document=page: use file or line"),
         (texts, {"end_token": "</s>"}, "needs --tokenizer FILE"),
         (texts, {"tokenizer": str(file), "end_token": "<|endoftxt|>"}, r"Did you mean <\|endoftext\|>"),
         (texts, {"tokenizer": "none.json"}, "must be `bytes` or a file"),
         (texts, {"tokenizer": str(no_tokenizer)}, "is no file that `tokenizers` reads"),
         (texts / "00.txt", {}, "(train|eval) has none of the 1 files"),
-        (texts, {"eval_fraction": 0.0}, "must lie between 0 and 1"),
+        (texts, {"eval_fraction": 0.0}, "must be between 0 and 1"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             _prepare(source, out, **options)
-    with pytest.raises(ConfigError, match=r"lies in .*texts, which is read"):
+    with pytest.raises(ConfigError, match=r"is inside .*texts, which is an input"):
         _prepare(texts, texts / "out")
     assert not out.exists()
     (tmp_path / "one.txt").write_text("the same line\n" * 9)

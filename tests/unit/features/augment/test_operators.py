@@ -93,6 +93,7 @@ OF_ALL = (
 )  # fmt: skip
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("side", [7, 33, 192])
 @pytest.mark.parametrize("name", OF_ALL)
 def test_a_row_has_the_same_bits_alone_and_beside_others(name: str, side: int) -> None:

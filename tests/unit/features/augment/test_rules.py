@@ -40,13 +40,13 @@ def test_each_file_of_the_group_is_taken_for_photographs(choice: str) -> None:
         ),
         (
             ["augment=flip_crop", "augment.size=9"],
-            "augment.size=9 must be at most 8, the side of the images of data=digits: evaluations take the middle of "
-            "them. Use augment.size=8.",
+            "augment.size=9 must be at most 8, the side of the images of data=digits: evaluations crop their centre. "
+            "Use augment.size=8.",
         ),
         (
             ["augment.run_on=device", "augment.label_noise=0.1"],
-            "augment.run_on=device is where images are changed, and nothing changes them. Use augment.run_on=workers, "
-            "or augment=flip_crop augment.run_on=device.",
+            "augment.run_on=device has no effect: no augmentation is set. Use augment.run_on=workers, or "
+            "augment=flip_crop augment.run_on=device.",
         ),
         (
             ["augment.size=4"],
@@ -66,8 +66,8 @@ def test_each_file_of_the_group_is_taken_for_photographs(choice: str) -> None:
         ),
         (
             ["augment.flip=0.5", "augment.run_on=device", "train.micro_batch_size=auto"],
-            "augment.run_on=device does not go with train.micro_batch_size=auto: it measures the memory "
-            "of the model alone. Use augment.run_on=workers.",
+            "augment.run_on=device does not go with train.micro_batch_size=auto: it measures only the memory of the "
+            "model. Use augment.run_on=workers.",
         ),
     ],
 )

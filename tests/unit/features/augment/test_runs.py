@@ -37,6 +37,7 @@ def _losses(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_stopped_twice_has_the_bits_of_one_that_is_not(kind: str, tmp_path: Path) -> None:
     config = config_of(*WORDS, *KINDS[kind])
@@ -78,6 +79,7 @@ def test_a_cropped_model_takes_smaller_images(tmp_path: Path) -> None:
     assert len(_losses(tmp_path / "run")) > 0
 
 
+@pytest.mark.long
 def test_digits_are_learned_in_a_few_seconds(tmp_path: Path) -> None:
     """The whole of it, to 0.985 and more, is tests/integration/grids/test_digits_augmented.py."""
     words = ("model=cnn", "model.num_channels=16", "train.num_steps=120", "train.global_batch_size=64",

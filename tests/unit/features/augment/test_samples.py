@@ -73,12 +73,14 @@ def _assert_same(found: Rows, expected: Rows) -> None:
         assert torch.equal(found[place][0], image), place
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["all", "some"])
 @pytest.mark.parametrize(("world_size", "accum"), [(1, 16), (2, 1), (2, 4), (4, 2)])
 def test_ranks_and_micro_batches_change_no_bit(name: str, world_size: int, accum: int) -> None:
     _assert_same(_rows({"all": ALL, "some": SOME}[name], world_size, accum), _expected(name))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_neither_do_workers_nor_threads(threads: int) -> None:
     before = torch.get_num_threads()

@@ -148,7 +148,7 @@ def test_an_evaluation_takes_as_few_rows() -> None:
 
 
 def test_a_model_must_show_its_head() -> None:
-    with pytest.raises(ConfigError, match="runs the output layer apart, and Linear does not show it"):
+    with pytest.raises(ConfigError, match="runs the output layer separately, which Linear does not support"):
         check_has_head(nn.Linear(3, 3))
 
 

@@ -71,6 +71,7 @@ def _train(loss: nn.Module, num_steps: int = 3, batch_size: int = 4) -> list[flo
     return losses
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("scope", "recompute"),
     [
@@ -121,6 +122,7 @@ def test_stages_compile_the_blocks_that_they_keep() -> None:
     assert graphs == [0, 1, 1, 1, 1]
 
 
+@pytest.mark.few(1)
 @_BOTH
 def test_evaluations_of_any_size_compile_nothing(scope: CompileScope) -> None:
     loss, model = _loss(scope)
@@ -138,6 +140,7 @@ def test_evaluations_of_any_size_compile_nothing(scope: CompileScope) -> None:
     assert graph_counts()["graphs"] > before["graphs"], "the counter sees what it should"
 
 
+@pytest.mark.few(1)
 @_BOTH
 def test_a_copy_runs_on_its_own_weights(scope: CompileScope) -> None:
     loss, model = _loss(scope)
@@ -153,6 +156,7 @@ def test_a_copy_runs_on_its_own_weights(scope: CompileScope) -> None:
     assert copy.deepcopy(loss).state_dict().keys() == loss.state_dict().keys()
 
 
+@pytest.mark.long
 def test_a_resnet_of_many_shapes_is_compiled_whole() -> None:
     """Blocks of eight shapes are one piece of code: torch gives up after eight graphs unless it is told otherwise."""
     loss = VotingLoss(Resnet(ResnetConfig(depth=50, width=4), input_shape=(3, 8, 8), num_classes=10), CrossEntropy())
@@ -172,6 +176,7 @@ def _budgeted(budget: float, dropout: float = 0.0) -> tuple[VotingLoss, nn.Modul
     return loss, model
 
 
+@pytest.mark.long
 @_AT_IMPORT
 def test_a_budget_is_kept_and_the_gradient_is_the_same(partitioner: None) -> None:
     tokens = torch.randint(50, (4, 16), generator=torch.Generator().manual_seed(5))
@@ -198,6 +203,7 @@ def test_a_budget_is_kept_and_the_gradient_is_the_same(partitioner: None) -> Non
         torch.testing.assert_close(gradients[budget], gradients[1.0], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @_AT_IMPORT
 def test_a_budget_refuses_dropout_in_its_first_pass(partitioner: None) -> None:
     """Whoever draws: gradients were off by a quarter without a word (torch 2.13)."""

@@ -58,7 +58,7 @@ class Undecaying(torch.optim.Optimizer):
         (
             "builtins.dict",
             {},
-            "optim._target_=builtins.dict makes a dict, and no torch.optim.Optimizer. Name a class of those.",
+            "optim._target_=builtins.dict makes a dict, which is not a torch.optim.Optimizer. Name a class that is.",
         ),
     ],
 )
@@ -73,7 +73,9 @@ def test_it_is_refused_in_a_sentence(target: str, values: dict[str, Any], messag
 def test_bare_muon_is_for_models_of_matrices() -> None:
     config = CustomOptimConfig(_target_="torch.optim.Muon", weight_decay=0.1)
     assert isinstance(optimizer_of(config, nn.Linear(2, 2, bias=False)), torch.optim.Muon)
-    with pytest.raises(ConfigError, match=r"only supports 2D parameters .*\. Use optim=muon, which gives AdamW"):
+    with pytest.raises(
+        ConfigError, match=r"only supports 2D parameters .*\. Use optim=muon, which updates all weights"
+    ):
         optimizer_of(config, nn.Linear(2, 2))
 
 

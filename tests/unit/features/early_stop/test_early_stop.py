@@ -53,7 +53,7 @@ def test_the_state_comes_back_and_an_evaluation_counts_once() -> None:
 
 def test_without_patience_nothing_ends_and_an_unknown_metric_is_named() -> None:
     assert _seen([1.0, 2.0, 3.0, 4.0], patience=None).reason_to_stop is None
-    with pytest.raises(ConfigError, match="metric=m is none of the evaluation's: eval_loss, eval_accuracy"):
+    with pytest.raises(ConfigError, match="metric=m is not a metric of the evaluation: eval_loss, eval_accuracy"):
         _seen([]).see(1, {"eval_loss": 1.0, "eval_accuracy": 0.1})
     assert is_better(Mode.min, 1.0, None)
     assert not is_better(Mode.max, 1.0, 1.0)
@@ -64,6 +64,7 @@ WORDS = ["experiment=digits", "model=mlp", "model.hidden_dim=8", "train.num_step
          "train.early_stop.metric=eval_accuracy", "train.early_stop.mode=max", "train.ema_decay=0.5"]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stops", [[], [1], [4], [5], [2, 6], [3, 7]], ids=str)
 def test_a_run_that_gets_no_better_ends_complete_at_the_same_step(tmp_path: Path, stops: list[int]) -> None:
     """Interrupted anywhere: before, at and after evaluations."""

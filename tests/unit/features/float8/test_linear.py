@@ -60,6 +60,7 @@ def test_linear_layers_of_blocks_change_and_names_stay() -> None:
     assert not build_scaler(PrecisionConfig(compute_dtype=Dtype.fp8), "cpu").is_enabled()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("torchao")
 def test_it_learns_as_bf16_does() -> None:
     losses = []
@@ -107,6 +108,7 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         use_float8(_model(), emulate=True)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("torchao")
 def test_torchao_is_imported_under_a_strict_filter_without_its_bytecode(tmp_path: Path) -> None:
     look = (

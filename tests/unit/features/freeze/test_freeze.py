@@ -36,6 +36,7 @@ def test_what_is_frozen_stays_and_has_no_moments(tmp_path: Path) -> None:
     assert set(last["optimizer"]["state"]) == {"model.classifier.2.weight", "model.classifier.2.bias"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_a_frozen_norm_uses_its_statistics(tmp_path: Path, is_frozen: bool) -> None:
     """Also after an evaluation; patterns that name the weights alone leave the statistics to the batches."""
@@ -52,6 +53,7 @@ def test_a_frozen_norm_uses_its_statistics(tmp_path: Path, is_frozen: bool) -> N
         assert all(not last[name].any() for name in stems), "as the model made them"
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     config = config_of(*WORDS, *RESNET, "train.freeze=['stem*']", "train.ema_decay=0.9")
     whole = train_here(config, tmp_path / "whole")
@@ -62,7 +64,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("patterns", "said"),
     [
-        ("'head.*'", r"'head\.\*', and no weight of Cnn is called so\. There are features\.\*, classifier\.\*"),
+        ("'head.*'", r"'head\.\*', and no weight of Cnn has that name\. There are features\.\*, classifier\.\*"),
         ("features", r"Use 'features\.\*' for all of it"),
         ("'feat*','class*'", "leaves no weight of Cnn to train"),
     ],

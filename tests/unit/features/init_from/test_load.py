@@ -123,7 +123,7 @@ def _other_shape(source: dict[str, torch.Tensor]) -> None:
                         "init_from.rename", "init_from.exclude=['features.0.*']"]),
         (_other_shape, (), ["classifier.2.weight [3, 5] float32 and not [10, ", "classifier.2.bias [3] int64 and not",
                             "init_from.exclude=['classifier.2.*']"]),
-        (lambda source: None, ("init_from.exclude=[head.*]",), ["'head.*', and no weight of the model is called so",
+        (lambda source: None, ("init_from.exclude=[head.*]",), ["'head.*', and no weight of the model has that name",
                                                                  "features.*, classifier.*"]),
     ],
 )  # fmt: skip

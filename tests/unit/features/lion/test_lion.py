@@ -145,6 +145,7 @@ def test_what_cannot_be_is_said_before_the_run(words: list[str], said: str) -> N
         validate(config)
 
 
+@pytest.mark.long
 def test_the_estimate_knows_of_one_moment() -> None:
     """And that a step that may be bad needs no copies of all weights."""
     words = ["experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x1"]

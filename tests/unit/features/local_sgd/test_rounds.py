@@ -63,6 +63,7 @@ def _alone_on_one_thread(outer: bool) -> list[list[list[float]]]:
     return seen
 
 
+@pytest.mark.long
 @dist
 def test_post_local_sgd_is_each_rank_alone_with_means_in_between(said: Said) -> None:
     expected = _alone(outer=False)

@@ -108,6 +108,7 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
         train_here(other, tmp_path / "run", attempt=1)
 
 
+@pytest.mark.long
 def test_a_model_of_transformers_with_its_weights_from_a_folder(tmp_path: Path) -> None:
     """GPT-2's linear layers have their weights the other way round. Each start takes the base from the source."""
     sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 256, "bos_token_id": 0}
@@ -165,7 +166,7 @@ def test_layers_are_named_by_patterns_and_begin_as_they_were() -> None:
     ("config", "words"),
     [
         (LoraConfig(rank=2), "adapts the linear layers of blocks, and Cnn has none. Name layers"),
-        (LoraConfig(rank=2, targets=["head"]), "train.lora.targets has 'head', and no layer of Cnn is called so"),
+        (LoraConfig(rank=2, targets=["head"]), "train.lora.targets has 'head', and no layer of Cnn has that name"),
         (LoraConfig(rank=2, targets=["features.1"]), "peft cannot adapt these layers"),
         (LoraConfig(rank=2, targets=["features.0"], also=["h.*"]), "train.lora.also has 'h.*', and no weight of Cnn"),
     ],

@@ -96,8 +96,8 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lr_of", "said"),
     [
-        ("{head.*:0.1}", r"'head\.\*', and no weight of Cnn is called so"),
-        ("{features.*:0.1,features.0.*:0.2}", "both fit features.0.weight and have other factors"),
+        ("{head.*:0.1}", r"'head\.\*', and no weight of Cnn has that name"),
+        ("{features.*:0.1,features.0.*:0.2}", "both match features.0.weight and have different factors"),
         ("{features.*:0}", r"lr_of\[features\.\*\]=0 must be greater than 0"),
     ],
 )

@@ -55,6 +55,7 @@ def _really(config: TrainConfig) -> dict[str, int]:
     }
 
 
+@pytest.mark.long
 def test_a_chunked_loss_saves_the_logits() -> None:
     """Of 8 x 64 tokens and 256 classes: logits in bf16 and log-probabilities in fp32, of all tokens or of 32."""
     all_at_once, chunked = (estimate(_config([*_GPT, f"train.loss_chunk_size={size}"])) for size in ("null", 32))
@@ -112,6 +113,7 @@ def test_ranks_share() -> None:
     assert ddp.checkpoint == zero1.checkpoint == fsdp.checkpoint
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -128,6 +130,7 @@ def test_averages_are_divided_as_the_weights_are(words: list[str]) -> None:
     assert averaged.checkpoint == plain.checkpoint + _of_four().weights
 
 
+@pytest.mark.long
 def test_what_fsdp_gathers_and_reduces() -> None:
     """Half the bytes in bf16; all weights where they stay whole; micro-batches are added up in `reduce_dtype`."""
     words = ["parallel=fsdp", "model.num_layers=4", "precision=bf16"]
@@ -164,6 +167,7 @@ def test_tensor_parallel_divides_layers_and_what_they_keep() -> None:
     assert 0 < both.gathered <= tp.weights
 
 
+@pytest.mark.long
 def test_what_ranks_keep_for_what_they_send() -> None:
     ddp, bf16 = _of_four(), _of_four("parallel.comm_hook=bf16")
     assert (ddp.communication, bf16.communication) == (0, ddp.gradients // 2)
@@ -178,6 +182,7 @@ def test_what_ranks_keep_for_what_they_send() -> None:
     assert diloco.checkpoint == local.checkpoint + diloco.communication
 
 
+@pytest.mark.long
 def test_what_muon_makes_for_its_step() -> None:
     """A copy of the matrices in case the step is skipped, messages of half of that, and the largest while it turns."""
     words = ["optim=muon", "model.num_layers=8", "model.num_heads=8", "model.embed_dim=512", "data.seq_len=16"]
@@ -209,6 +214,7 @@ def test_what_muon_makes_for_its_step() -> None:
     assert found["fsdp"].optimizer == pytest.approx(adamw.optimizer - matrices // 4, rel=1e-4), "one moment, not two"
 
 
+@pytest.mark.long
 def test_where_the_optimizer_works() -> None:
     large = ["model.num_layers=12", "model.num_heads=16", "model.embed_dim=1024"]
     plain, offloaded = _of_four(*large), _of_four(*large, "optim.offload=true")
@@ -221,6 +227,7 @@ def test_where_the_optimizer_works() -> None:
     assert alone.gradients < fsdp.gradients < plain.gradients / 8
 
 
+@pytest.mark.long
 def test_a_large_model_takes_no_memory() -> None:
     """6.7 billion weights, 27 GB of them: more than this machine has."""
     words = ["model.num_layers=32", "model.num_heads=32", "model.embed_dim=4096", "data.seq_len=128"]
@@ -271,6 +278,7 @@ def _stage_really(config: TrainConfig, index: int) -> tuple[int, int]:
     return state, sum(each.untyped_storage().nbytes() for each in kept.values())
 
 
+@pytest.mark.long
 def test_of_a_pipeline_the_largest_stage_counts() -> None:
     words = ["hardware.tasks_per_node=4", "parallel=pp", "train.grad_accum_steps=2"]
     gpipe = estimate(_config([*_GPT, *words, "parallel.pipeline_schedule=gpipe"]))
@@ -293,6 +301,7 @@ def test_of_a_pipeline_the_largest_stage_counts() -> None:
     assert found.checkpoint == pytest.approx(whole.checkpoint, rel=0.01)
 
 
+@pytest.mark.long
 def test_of_a_stage_whose_layers_are_divided() -> None:
     """Beside the same stage with whole layers; its neighbours hold the rest of what the checkpoint has."""
     words = [*_GPT, "parallel=pp", "train.micro_batch_size=2", "train.grad_accum_steps=2", "model.num_layers=4"]
@@ -312,6 +321,7 @@ def test_of_a_stage_whose_layers_are_divided() -> None:
 _WIDE = 4 * 128 * 512  # bytes of a perceptron's matrix, the largest weight
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "largest"),
     [
@@ -338,6 +348,7 @@ _RADAM = ["optim=custom", "optim._target_=torch.optim.RAdam"]
 _GPUS = ["cluster=slurm", "hardware.gpus_per_node=4"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "is_put_back"),
     [
@@ -367,6 +378,7 @@ def test_copies_that_a_step_may_be_put_back_by(
     assert 0.8 * state < copied < 1.02 * state if is_put_back else copied == 0, "in part in the place of activations"
 
 
+@pytest.mark.long
 def test_an_optimizer_that_takes_all_weights_at_a_time_on_a_gpu() -> None:
     """torch's foreach steps make lists of temporaries as large as the weights; one weight after the other on a CPU."""
     small = ["data.seq_len=8", "train.global_batch_size=8", "train.max_skipped_steps=null", "model.num_layers=4"]

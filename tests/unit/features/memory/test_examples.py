@@ -82,6 +82,7 @@ def _examples() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.long
 def test_models_in_use_and_a_sample_of_the_examples_are_estimated(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     examples = _examples()

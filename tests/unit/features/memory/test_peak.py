@@ -69,6 +69,7 @@ def _tracked(config: TrainConfig) -> int:
     return total
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -101,6 +102,7 @@ def test_the_estimate_is_the_peak_that_mem_tracker_finds(words: list[str]) -> No
     assert _estimated(estimate(config)) == pytest.approx(_tracked(config), rel=0.05)
 
 
+@pytest.mark.long
 def test_the_backward_pass_of_the_loss_counts() -> None:
     """65,536 tokens and 50,304 classes, logits of 13.2 GB in fp32: more than a GPU of 48 GB holds."""
     config = _config(_GPT2)
@@ -109,6 +111,7 @@ def test_the_backward_pass_of_the_loss_counts() -> None:
     assert _estimated(found) == pytest.approx(_tracked(config), rel=0.05)
 
 
+@pytest.mark.long
 def test_gradients_that_are_there_before_the_pass_count_in_full() -> None:
     """Of a first and only micro-batch they come while activations go; DDP's buckets and sums of others are there."""
     words = [*_BYTES, "train.micro_batch_size=2", "train.recompute=full"]

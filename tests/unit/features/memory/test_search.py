@@ -105,9 +105,10 @@ def _metrics(run: RunContext) -> list[dict[str, Any]]:
     return [{key: line[key] for key in line if key not in ("time", *SPEED)} for line in read_lines(run.paths.metrics)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "more",
-    [pytest.param((), marks=pytest.mark.long), ("model=cnn", "model.dropout=0.2")],
+    [(), ("model=cnn", "model.dropout=0.2")],
     ids=["norms", "dropout"],
 )
 def test_it_is_the_run_that_was_given_the_size(more: tuple[str, ...], room: Room, tmp_path: Path) -> None:
@@ -123,6 +124,7 @@ def test_it_is_the_run_that_was_given_the_size(more: tuple[str, ...], room: Room
     assert [each["micro_batch_size"] for _, each in Journal(found.paths).fits()] == [8]
 
 
+@pytest.mark.long
 def test_an_update_that_needs_more_than_a_small_batch_counts(room: Room, tmp_path: Path) -> None:
     """Newton-Schulz of muon, beside short sequences; a pass of the probe here needs nothing."""
     words = ["model=gpt", "data=text_bytes", "model.num_layers=2", "model.num_heads=2", "model.embed_dim=128"]
@@ -136,6 +138,7 @@ def test_an_update_that_needs_more_than_a_small_batch_counts(room: Room, tmp_pat
     assert set(needs) == {held + found.gradients + found.activations + found.update}
 
 
+@pytest.mark.long
 def test_a_trial_begins_with_the_gradients_that_its_step_would_have(
     room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +189,7 @@ def test_another_device_is_searched_anew_and_memory_that_ended_means_less(room: 
     assert room.tried[-1] == 24
 
 
+@pytest.mark.long
 def test_a_model_that_takes_no_single_sample_begins_with_two(room: Room, tmp_path: Path) -> None:
     """Batch norm over 1 x 1 pixels, as resnet18 has for images of 8 pixels, refuses a batch of one."""
     config = config_of(*WORDS, AUTO)
@@ -213,7 +217,8 @@ def test_an_error_of_the_model_is_not_taken_for_memory(
         train_here(config_of(*WORDS, AUTO), tmp_path)
 
 
-@pytest.mark.parametrize("task", ["Fit", pytest.param("OwnCrossEntropy", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["Fit", "OwnCrossEntropy"])
 def test_no_rank_enters_a_mode_of_fake_tensors(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep copy of a fake tensor, as torchmetrics makes, frees memory twice (runtime/own_process.py)."""
     entered: list[str] = []
@@ -250,8 +255,9 @@ def test_a_limit_of_the_operating_system_is_heard(tmp_path: Path) -> None:
     assert 2 <= found["micro_batch_size"] < 512, found
 
 
+@pytest.mark.long
 @pytest.mark.dist
-@pytest.mark.parametrize("strategies", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
+@pytest.mark.parametrize("strategies", ["ddp", "fsdp"])
 def test_memory_that_ends_on_one_rank_in_the_backward_pass_hangs_nobody(strategies: str, tmp_path: Path) -> None:
     (tmp_path / "strategies").write_text(strategies)
     for each in two_ranks_say(Path(__file__).with_name("fit_ranks_child.py"), tmp_path, timeout_s=280):

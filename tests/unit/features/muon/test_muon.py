@@ -159,7 +159,7 @@ def test_a_loss_scaler_may_leave_the_division_to_it() -> None:
 def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _gpt()
     with pytest.raises(
-        ConfigError, match=r"optim.adamw_weights has 'head.\*', and no weight of \w+ is called so. There are "
+        ConfigError, match=r"optim.adamw_weights has 'head.\*', and no weight of \w+ has that name. There are "
     ):
         _built(model, adamw_weights=["head.*"])
     with pytest.raises(ConfigError, match="Linear has none: weights with two dimensions"):
@@ -175,5 +175,7 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_torch_that_keeps_newton_schulz_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded_muon, "_zeropower_via_newtonschulz", None)
-    with pytest.raises(ConfigError, match=r"from torch.optim._muon, as torch 2.9 to 2.13.*Use parallel=ddp, or optim"):
+    with pytest.raises(
+        ConfigError, match=r"from torch.optim._muon, which torch 2.9 to 2.13.*Use parallel=ddp, or optim"
+    ):
         sharded_muon.ShardedMuon([nn.Parameter(torch.ones(2, 2))], ranks=None)

@@ -77,6 +77,7 @@ def test_the_dearest_stage_is_as_cheap_as_it_can_be(costs: list[int], num_stages
     assert all(places)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("precision", [FP32, PrecisionConfig(compute_dtype=Dtype.bf16)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("build", [_gpt, _resnet, _sequence])
@@ -167,6 +168,7 @@ def _cut_out(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> tuple[nn
     return model, cut_out(model, building_of(config, mesh, **parts)).stage
 
 
+@pytest.mark.long
 def test_a_measuring_process_that_dies_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +207,7 @@ def test_a_stage_that_was_promised_another_shape_says_so() -> None:
     (stage, _) = _stages(model, inputs, 2)
     keep(model, stage)
     run_parts(model, stage, FP32, channels_last=False)
-    with pytest.raises(LoopError, match=r"stage 0 gives torch.float64 .* and torch.float32 .* was agreed"):
+    with pytest.raises(LoopError, match=r"stage 0 gives torch.float64 .* which expects torch.float32"):
         model.double()(inputs.double())
 
 

@@ -14,7 +14,7 @@ from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.journals import journal_records
-from tests.unit.training.ranks import RankEnd, play_jobs
+from tests.unit.training.ranks import RankEnd, has_long, play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
 STEPS = 8
@@ -54,8 +54,13 @@ def job(name: str, *more: str, attempt: int = 0, stop_at: int | None = None) -> 
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each run alone and in two stages; of gpt alone where no long test was chosen."""
     folder = tmp_path_factory.mktemp("pipeline")
+    if not has_long(request):
+        well(play_jobs(folder, 1, "one", [job("1/gpt")]))
+        well(play_jobs(folder, 2, "two", [job("2/gpt", "parallel=pp")]))
+        return folder
     alone = [*(job(f"1/{name}") for name in MODELS), job("chain/resnet", stop_at=3)]
     alone.append(job("chain/gpt", stop_at=6))
     well(play_jobs(folder, 1, "one", alone))
@@ -123,6 +128,7 @@ def hold_near_tensors(here: dict[str, Any], there: dict[str, Any]) -> None:
             assert torch.allclose(here[name], value, rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.long
 def test_a_resnet_in_two_stages_has_the_bits_of_one_rank(played: Path) -> None:
     """Losses and norms; weights, their averages, momenta, batch norm's statistics."""
     same_training(played / "2" / "resnet", played / "1" / "resnet")
@@ -143,6 +149,7 @@ def test_a_gpt_in_two_stages_has_the_curve_of_one_rank(played: Path) -> None:
         assert isinstance(value, torch.Tensor) or here[name] == value, name
 
 
+@pytest.mark.long
 def test_moments_in_host_memory_change_no_bit(played: Path) -> None:
     """Of losses and norms, and in the files of each stage: the same names with the same bytes."""
     assert metrics(played / "offload" / "gpt", *KEYS) == metrics(played / "2" / "gpt", *KEYS)
@@ -154,6 +161,7 @@ def test_moments_in_host_memory_change_no_bit(played: Path) -> None:
     assert plain == offloaded
 
 
+@pytest.mark.long
 def test_muon_in_two_stages_has_the_curve_of_one_rank(played: Path) -> None:
     """With the same groups of weights, whichever stage holds them."""
     close_muon(played / "2" / "muon", played / "1" / "muon")
@@ -168,6 +176,7 @@ def test_muon_in_two_stages_has_the_curve_of_one_rank(played: Path) -> None:
             assert here[name] == value, name
 
 
+@pytest.mark.long
 def test_an_overflow_in_one_stage_skips_the_step_in_all(played: Path) -> None:
     close(played / "2" / "fp16", played / "1" / "fp16", 2e-3, ("loss", "eval_loss"))
     here, there = (tree(played / which / "fp16")[0]["objects"]["scaler"] for which in ("2", "1"))
@@ -177,6 +186,7 @@ def test_an_overflow_in_one_stage_skips_the_step_in_all(played: Path) -> None:
     assert norms[-1] < float("inf") or norms[-2] < float("inf")
 
 
+@pytest.mark.long
 def test_one_rank_then_two_stages_then_a_stop_of_the_last_stage(played: Path) -> None:
     same_training(played / "chain" / "resnet", played / "1" / "resnet")
     assert [record["step"] for record in journal_records(played / "chain" / "resnet", "resume")] == [0, 3, 5]

@@ -48,6 +48,7 @@ def _objects(run: RunContext, step: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path, name: str) -> None:
     """Stopped between two choices, and right after one."""
@@ -147,19 +148,22 @@ def test_patterns_choose_layers_and_those_of_one_input_stay_whole_of_two_in_four
     config = config_of(*WORDS, "model=cnn", "prune.method=n_m", "prune.include=['features.*']", "prune.end_step=2")
     run = train_here(config, tmp_path / "run")
     said = capsys.readouterr().out
-    assert "prune: whole stay features.0.weight, as prune.m=4 does not divide their inputs." in said
-    assert "step 2: pruned 9,216 of 18,432 numbers in 1 tensors, sparsity 0.5 (n_m)" in said
+    assert "prune: features.0.weight stay whole, as prune.m=4 does not divide their inputs." in said
+    assert "step 2: pruned 9,216 of 18,432 elements in 1 tensors, sparsity 0.5 (n_m)" in said
     assert list(_objects(run, 8)["prune"]["pruned"]) == ["features.4.weight"]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("prune.method=unstructured", "prune.include=['head.*']"), r"no weight of Cnn is called so"),
+        (("prune.method=unstructured", "prune.include=['head.*']"), r"no weight of Cnn has that name"),
         (("prune.method=unstructured", "prune.include=['features.1.*']"), "names no matrix or filter that is trained"),
         (("prune.method=n_m", "prune.include=['features.0.weight']"), r"whose inputs prune.m=4 divides"),
         (("prune.method=channels", "prune.include=['classifier.*']"), r"There are features.0, features.4"),
-        (("prune.method=channels", "model.num_channels=8", "prune.include=['features.0.*']"), "of each group one unit"),
+        (
+            ("prune.method=channels", "model.num_channels=8", "prune.include=['features.0.*']"),
+            "one unit of each group must stay",
+        ),
     ],
 )
 def test_what_leaves_nothing_to_prune_ends_the_run_before_its_first_step(
@@ -178,7 +182,7 @@ def test_what_leaves_nothing_to_prune_ends_the_run_before_its_first_step(
         ({"prune__start_step": 999}, "prune.start_step=999 must be at most train.num_steps=200"),
         ({"prune__exclude": ["*"]}, "leaves nothing to prune"),
         ({"prune__sparsity": 1.0}, "prune.sparsity=1"),
-        ({"parallel__sync": Sync.post_local_sgd}, "would prune others"),
+        ({"parallel__sync": Sync.post_local_sgd}, "would prune different ones"),
         ({"prune__method": PruneMethod.none, "prune__sparsity": 0.7}, "prune.sparsity"),
     ],
 )

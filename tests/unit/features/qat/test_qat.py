@@ -96,6 +96,7 @@ _IN_USE = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("to", "bits"), [("int8", 8), ("int4", 4)])
 @pytest.mark.parametrize("name", _IN_USE)
 def test_weights_learn_what_the_rounded_ones_would(name: str, to: str, bits: int) -> None:
@@ -173,8 +174,8 @@ def test_it_rounds_from_the_step_on_that_it_is_to_begin_at(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("qat", "said"),
     [
-        (QatConfig(to=QatTo.int8, exclude=["head"]), "no linear layer of Sequential is called so"),
-        (QatConfig(to=QatTo.int8, exclude=["*"]), "has none that qat.exclude leaves"),
+        (QatConfig(to=QatTo.int8, exclude=["head"]), "no linear layer of Sequential has that name"),
+        (QatConfig(to=QatTo.int8, exclude=["*"]), "has none outside qat.exclude"),
         (QatConfig(to=QatTo.int4, group_size=7), "has none whose inputs qat.group_size=7 divides"),
     ],
 )

@@ -92,6 +92,7 @@ def test_a_row_hangs_on_its_epoch_and_number_alone() -> None:
         assert torch.equal(whole[0][~is_shaken, 0], whole[1][~is_shaken].float())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_loader_hands_out_the_same_on_any_number_of_ranks(num_workers: int) -> None:
     mixed = Mixed(Numbers(40), [Numbers(30, 2000)], 0.3)

@@ -109,11 +109,11 @@ def test_a_source_that_is_no_run_of_the_shared_loop_is_refused(tmp_path: Path) -
     run = _run(tmp_path / "first")
     for copy in (tmp_path / "first").rglob("specs*"):
         copy.unlink()
-    assert "is not known any more" in _refusal(run)
+    assert "are not known any more" in _refusal(run)
     lone = tmp_path / "lone" / "step-00000010"
     lone.parent.mkdir(mode=0o700)
     (run / "checkpoints" / "step-00000010").rename(lone)
-    assert "is no checkpoint in a run's folder" in _refusal(lone)
+    assert "is not a checkpoint in a run's folder" in _refusal(lone)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_folders_with_other_classes_are_refused(tmp_path: Path) -> None:
     [
         ("[{name: digit}]", "Did you mean digits?"),
         ("[digits]", "must hold sections data"),
-        ("[{name: digits, num_evil: 3}]", "num_evil is no key of DigitsConfig"),
+        ("[{name: digits, num_evil: 3}]", "num_evil is not a key of DigitsConfig"),
         ("[{name: digits, num_eval: 5000}]", "replay.data[0]: data.num_eval=5000 must be"),
         ("[{name: table, path: a.csv}]", "holds a table"),
         ("[{name: custom, _target_: my_lab.old}]", "add --trust my_lab"),

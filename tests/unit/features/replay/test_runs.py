@@ -54,6 +54,7 @@ def _losses(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line}
 
 
+@pytest.mark.long
 def test_without_replay_the_old_is_forgotten_and_with_it_it_holds(halves: dict[str, str], tmp_path: Path) -> None:
     """A run of its own on the old half; its spec is not needed where the old data are written out."""
     base = train_here(_config(halves["low"]), tmp_path / "base")
@@ -85,6 +86,7 @@ def test_a_share_of_nothing_trains_as_without_the_feature(halves: dict[str, str]
     assert _losses(tmp_path / "plain") == _losses(tmp_path / "told")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("data.num_workers=2",), ("augment=flip_crop", "augment.mixup_alpha=0.4")])
 def test_a_run_that_is_stopped_twice_has_the_bits_of_one_that_is_not(
     words: tuple[str, ...], halves: dict[str, str], tmp_path: Path

@@ -254,6 +254,7 @@ def test_what_does_not_go_with_it_is_said_before_the_run(words: list[str]) -> No
         validate(config)
 
 
+@pytest.mark.long
 def test_the_estimate_knows_of_half_the_bytes() -> None:
     words = ["experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x8", "parallel=fsdp", "train.ema_decay=null"]
     mine, plain = (estimate(composed([*words, f"precision={name}"])) for name in ("bf16_sr", "bf16"))

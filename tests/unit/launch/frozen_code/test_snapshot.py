@@ -18,10 +18,11 @@ import hpc_trainer
 from hpc_trainer.config.schema.cluster import SnapshotMode
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError, SubmitError, UntrustedFileError
-from hpc_trainer.launch.frozen_code.archive import code_revision, store_code
+from hpc_trainer.launch.frozen_code.archive import code_revision, shared_code, store_code
 from hpc_trainer.launch.frozen_code.frozen_worker import read_archive
 from hpc_trainer.launch.frozen_code.snapshot import read_code
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.tidy.cleaning import drop_unused_code
 from tests.unit.launch.frozen_code.projects import frozen, git, make_checkout, names, write_files
 from tests.unit.record.builders import make_spec
 
@@ -498,3 +499,47 @@ def test_the_archive_can_be_looked_at_with_any_unzip(project: Path, runs: Path) 
         assert file.read("code/project/my_lab/net.py") == b"class Net: ...\n"
         assert {"__main__.py", "hpc_trainer_import_path.py", "manifest.json"} <= set(file.namelist())
         assert json.loads(file.read("manifest.json"))["format"] == 1
+
+
+# One file for all sweeps.
+
+
+def test_sweeps_with_the_same_code_share_one_file(project: Path, runs: Path) -> None:
+    code = frozen(runs)
+    first, second = (store_code(SweepPaths(runs / name), code) for name in ("one", "two"))
+    assert first.stat().st_ino == second.stat().st_ino
+    assert first.stat().st_nlink == 3
+    assert read_archive(second)[0] == code.manifest
+    drop_unused_code(runs)
+    assert second.stat().st_nlink == 3, "sweeps have it"
+    first.unlink()
+    second.unlink()
+    (shared,) = shared_code(runs).rglob("*.zip")
+    drop_unused_code(runs)
+    assert not shared.exists()
+    assert store_code(SweepPaths(runs / "two"), code).stat().st_nlink == 2, "a submit writes it again"
+
+
+@pytest.mark.parametrize("how", ["changed", "cut", "a link", "no links", "others may write"])
+def test_a_shared_file_that_is_not_as_it_was_is_not_taken(
+    how: str, project: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = frozen(runs)
+    store_code(SweepPaths(runs / "one"), code)
+    (shared,) = shared_code(runs).rglob("*.zip")
+    content = shared.read_bytes()
+    if how == "no links":
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))
+    elif how == "others may write":
+        shared.parent.chmod(0o777)
+    else:
+        shared.unlink()
+        if how == "a link":
+            (tmp_path / "elsewhere.zip").write_bytes(content)
+            shared.symlink_to(tmp_path / "elsewhere.zip")
+        else:
+            shared.write_bytes(content[:-9] if how == "cut" else content.replace(b"class", b"clasz"))
+            shared.chmod(0o400)
+    archive = store_code(SweepPaths(runs / "two"), code)
+    assert read_archive(archive)[0] == code.manifest
+    assert archive.stat().st_ino != (runs / "one" / "code" / archive.name).stat().st_ino

@@ -182,6 +182,7 @@ def test_a_kill_while_it_writes_leaves_no_half_file(paths: RunPaths) -> None:
         assert len(_read(paths).collectives) == 256
 
 
+@pytest.mark.long
 def test_without_a_process_group_torch_has_no_collectives() -> None:
     asked = "from hpc_trainer.observe.flight_recorder import recent_collectives; print(recent_collectives())"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)  # a new process

@@ -94,13 +94,13 @@ def test_one_long_save_is_told_and_advises_nothing() -> None:
 
 def test_a_wait_between_most_steps_is_advised() -> None:
     figures = _with_gaps([5.0] * 12 + [0.0] * 8)
-    assert next(advice(figures, _config())).startswith("22% of the time lies between steps: log and save less often")
+    assert next(advice(figures, _config())).startswith("22% of the time is between steps: log and save less often")
 
 
 def test_a_wait_at_every_tenth_step_is_advised() -> None:
     """As by `monitor.log_every_steps=10`: all but one of these waits would be left out by a median."""
     figures = _with_gaps([0.0] * 9 + [60.0] + [0.0] * 9 + [60.0])
-    assert next(advice(figures, _config())).startswith("23% of the time lies between steps: log and save less often")
+    assert next(advice(figures, _config())).startswith("23% of the time is between steps: log and save less often")
 
 
 @pytest.mark.parametrize(

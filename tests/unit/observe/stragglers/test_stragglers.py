@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.observe.straggler_log import MOST_TOLD, Straggler, StragglerLog, Verdict, read_stragglers
+from hpc_trainer.observe.straggler_log import MOST_SHOWN, Straggler, StragglerLog, Verdict, read_stragglers
 from hpc_trainer.observe.stragglers import StragglersAbility
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import SPEED, read_metrics
 from hpc_trainer.record.reading import read_json
 from tests.unit.observe.stragglers.slow_child import SLOW_S
 from tests.unit.record.builders import make_config
-from tests.unit.training.ranks import play_jobs
+from tests.unit.training.ranks import has_long, play_jobs
 
 CNN = ("experiment=digits", "model=cnn", "train.global_batch_size=48")
 GPT = ("experiment=gpt_bytes", "model.num_layers=2", "model.embed_dim=16", "data.seq_len=16", "data.eval_fraction=0.01",
@@ -33,6 +33,8 @@ KINDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "logical": ("data", (*CNN, "train.logical_ranks=2")),
     "off": ("compute", (*CNN, "train.grad_accum_steps=2", "monitor.straggler_factor=0")),
 }
+SHORT = ("ddp_data", "ddp_accumulated", "off")
+"""What `make test` plays."""
 pytestmark = pytest.mark.dist
 
 
@@ -49,15 +51,19 @@ def _job(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slow")
+    kinds = KINDS if has_long(request) else SHORT
     child = Path(__file__).with_name("slow_child.py")
-    ends = play_jobs(folder, 2, "slow", [_job(name) for name in KINDS], child=child)
+    ends = play_jobs(folder, 2, "slow", [_job(name) for name in kinds], child=child)
     assert [code for code, _ in ends] == [0, 0], ends[0][1][-4000:] + ends[1][1][-4000:]
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "off"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in KINDS if name != "off"],
+)
 def test_the_slow_rank_is_named(name: str, played: Path) -> None:
     paths = RunPaths(played / name)
     found = read_stragglers(paths)
@@ -109,5 +115,5 @@ def test_a_remark_of_many_slow_ranks_is_short() -> None:
     for rank in range(500):
         ability._say(3, Verdict(rank=rank, is_slow=True, factor=2.0, own_s=0.2, others_s=0.1, is_data=False))
     assert said[-1] is not None
-    assert said[-1].endswith(f"; and {500 - MOST_TOLD} more rank(s)")
+    assert said[-1].endswith(f"; and {500 - MOST_SHOWN} more rank(s)")
     assert len(said[-1]) < 1_000

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_trainer.cli.run_verbs import run_status
 from hpc_trainer.observe import straggler_log as stragglers
-from hpc_trainer.observe.straggler_log import MOST_TOLD, Straggler, StragglerLog, read_stragglers
+from hpc_trainer.observe.straggler_log import MOST_SHOWN, Straggler, StragglerLog, read_stragglers
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.files import write_json
@@ -80,7 +80,7 @@ def test_many_stragglers_are_counted(sweep: SweepOnDisk) -> None:
     for rank in range(12):
         log.append(dataclasses.replace(SLOW, rank=rank, factor=2.0 + rank))
     told = [line for line in _why(sweep)[0] if "rank" in line]
-    assert len(told) == MOST_TOLD + 1
+    assert len(told) == MOST_SHOWN + 1
     assert "rank 11 on n2 takes 13 times" in told[0]
     assert told[-1] == "and 7 more rank(s)"
 

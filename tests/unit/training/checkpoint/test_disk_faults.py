@@ -72,6 +72,7 @@ def count_calls(folder: Path) -> int:
     return len(disk.calls)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("is_background", [True, False])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: errno.errorcode[error])
 def test_each_operation_that_fails_leaves_the_checkpoint_before(
@@ -176,6 +177,7 @@ def test_a_save_that_does_not_fit_is_foretold(
     assert len(warned) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep_last", [1, 2])
 def test_what_a_power_cut_leaves_loads(tmp_path: Path, keep_last: int) -> None:
     """Every prefix of the recorded operations of a save and its deletions, and what may be lost of each."""

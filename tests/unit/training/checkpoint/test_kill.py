@@ -114,7 +114,9 @@ def other_filesystem() -> Iterator[str]:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("world_size", "is_background"), WAYS)
+@pytest.mark.parametrize(
+    ("world_size", "is_background"), [*(pytest.param(*way, marks=pytest.mark.long) for way in WAYS[:2]), WAYS[2]]
+)
 def test_a_kill_at_any_moment_loses_at_most_one_save(
     tmp_path: Path, other_filesystem: str, world_size: int, is_background: bool
 ) -> None:

@@ -30,6 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int,
     return metrics(tmp_path_factory.mktemp("undisturbed") / "it", *UNDISTURBED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "attempts",
     [

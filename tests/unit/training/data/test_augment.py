@@ -54,6 +54,7 @@ def _drawn(dataset: Any, *, first_step: int = 0, num_workers: int = 0, **layout:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "changes",
     [

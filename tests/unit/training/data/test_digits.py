@@ -88,7 +88,7 @@ def test_follows_the_protocol_in_a_loader():
 
 @pytest.mark.parametrize("index", [-1, 360])
 def test_an_index_outside_is_refused(index):
-    with pytest.raises(IndexError, match=rf"index {index} must lie in 0 \.\. 359"):
+    with pytest.raises(IndexError, match=rf"index {index} must be 0 to 359"):
         build("eval").__getitems__([0, index])
 
 

@@ -50,6 +50,7 @@ def batches(first_step: int = 0, num_steps: int = 7, num_workers: int = 0, rank:
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("first_step", [0, 2, 6, 7])
 def test_batches_follow_the_order_from_any_step(num_workers: int, first_step: int) -> None:
@@ -93,6 +94,7 @@ def test_workers_outlive_the_signals_of_slurm_and_close_ends_them(delay_s: float
         next(found)
 
 
+@pytest.mark.long
 def test_a_program_that_forgets_to_close_still_ends(tmp_path: Path) -> None:
     program = tmp_path / "forgetful.py"
     program.write_text(

@@ -13,7 +13,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.composed import composed
 from tests.unit.training.data.padded_parts import CLASSES, SEQ_LEN, Net, padded
-from tests.unit.training.ranks import play_jobs
+from tests.unit.training.ranks import has_long, play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 STEPS = 4
@@ -42,6 +42,8 @@ TWO = {
     "stages": [*PP],
     "logical": ["train.logical_ranks=4", ACCUM],
 }
+SHORT = ("whole", "whole smooth", "accumulating", "ddp smooth", "fsdp")
+"""What `make test` plays of the first two tables."""
 FOUR = {
     "ddp": ["train.grad_accum_steps=2"],
     "hsdp": ["parallel=fsdp", "parallel.data_parallel_replicate=2", "train.grad_accum_steps=2"],
@@ -71,10 +73,14 @@ def _seen(folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     return [line[key] for line in lines for key in keys if key in line], shared["objects"]["model"]
 
 
+def _short(ways: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: words for name, words in ways.items() if name in SHORT}
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("padded")
-    _play(folder, 1, ONE)
+    _play(folder, 1, ONE if has_long(request) else _short(ONE))
     return folder
 
 
@@ -88,12 +94,17 @@ def _assert_like_the_whole(folder: Path, alone: Path, world_size: int, ways: dic
             torch.testing.assert_close(each, whole[key], rtol=1e-6, atol=1e-6, msg=lambda text: f"{name}: {text}")  # noqa: B023
 
 
-def test_one_rank_s_step_does_not_hang_on_the_micro_batches(alone: Path) -> None:
-    _assert_like_the_whole(alone, alone, 1, ONE)
+@pytest.mark.parametrize("ways", [_short(ONE), pytest.param(ONE, marks=pytest.mark.long)], ids=["short", "all"])
+def test_one_rank_s_step_does_not_hang_on_the_micro_batches(alone: Path, ways: dict[str, list[str]]) -> None:
+    _assert_like_the_whole(alone, alone, 1, ways)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "ways"), [pytest.param(2, TWO, id="2"), pytest.param(4, FOUR, id="4", marks=pytest.mark.long)]
+    ("world_size", "ways"),
+    [
+        pytest.param(2, _short(TWO), id="2-short"),
+        *(pytest.param(*each, id=f"{each[0]}", marks=pytest.mark.long) for each in ((2, TWO), (4, FOUR))),
+    ],
 )
 def test_nor_does_it_on_the_ranks(tmp_path: Path, alone: Path, world_size: int, ways: dict[str, list[str]]) -> None:
     _play(tmp_path, world_size, ways)
@@ -118,6 +129,7 @@ def test_the_first_loss_is_the_mean_over_all_targets(alone: Path) -> None:
     assert _seen(alone / "1 accumulating")[0][0] == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.long
 def test_without_padding_no_bit_changes(tmp_path: Path) -> None:
     """One data set says that it has none, of the other it is found out in each step."""
     target = "data._target_=tests.unit.training.data.padded_parts."

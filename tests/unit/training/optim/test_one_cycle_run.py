@@ -19,6 +19,7 @@ def _global_switches() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optim", ["adamw", "sgd", "muon"])
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, optim: str) -> None:
     model = ["model=gpt", "model.num_layers=1", "model.embed_dim=16", "data=text_bytes", "data.seq_len=8"]

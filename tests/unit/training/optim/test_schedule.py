@@ -126,6 +126,7 @@ def test_cosine_and_linear_are_torchs(ratio: float) -> None:
         assert _rates(ScheduleConfig(name=name, min_lr_ratio=ratio), 12, 0.5) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.long
 @given(st.integers(0, 30), st.integers(1, 60), st.sampled_from(ScheduleName))
 def test_no_update_is_wasted(warmup: int, rest: int, name: ScheduleName) -> None:
     assert min(_rates(ScheduleConfig(name=name, warmup_steps=warmup), warmup + rest)) > 0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.training.ranks import run_child
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.long]
 NAMES = ["nesterov", "momentum", "plain", "radam"]
 
 

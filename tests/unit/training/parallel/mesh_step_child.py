@@ -148,29 +148,24 @@ def randomness(kind: str, group: RankGroup) -> dict[str, Any]:
     return said
 
 
-def compiled(kind: str, group: RankGroup, scope: CompileScope | None, backend: str) -> dict[str, Any]:
+def compiled(kind: str, group: RankGroup, scope: CompileScope | None) -> dict[str, Any]:
     """Of three layers that are alike, not compiled with `scope` None: this rank's curve, also with dropout; graphs."""
     from hpc_trainer.features.compile.graphs import graph_counts
 
     loop = None if scope is None else LoopConfig(compile=True, compile_scope=scope)
     said: dict[str, Any] = {}
-    compile_really = torch.compile
-    torch.compile = partial(compile_really, backend=backend)
-    try:
-        for name, dropout in (("plain", 0.0), ("dropout", 0.3)):
-            torch._dynamo.reset()
-            torch._dynamo.utils.counters.clear()
-            state, stepper, mesh = build(kind, group, num_layers=3, dropout=dropout, compiled=loop)
-            batches = batches_of(mesh, 2)
-            results = [stepper.step(state, batches, lr=0.01, wish_to_stop=False) for _ in range(2)]
-            said[name] = {
-                "losses": [each.loss.item() for each in results],
-                "norms": [each.grad_norm.item() for each in results if each.grad_norm is not None],
-                "random": torch.get_rng_state().sum().item(),
-                "graphs": graph_counts()["graphs"],
-            }
-    finally:
-        torch.compile = compile_really
+    for name, dropout in (("plain", 0.0), ("dropout", 0.3)):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        state, stepper, mesh = build(kind, group, num_layers=3, dropout=dropout, compiled=loop)
+        batches = batches_of(mesh, 2)
+        results = [stepper.step(state, batches, lr=0.01, wish_to_stop=False) for _ in range(2)]
+        said[name] = {
+            "losses": [each.loss.item() for each in results],
+            "norms": [each.grad_norm.item() for each in results if each.grad_norm is not None],
+            "random": torch.get_rng_state().sum().item(),
+            "graphs": graph_counts()["graphs"],
+        }
     return said
 
 
@@ -231,13 +226,10 @@ def main(folder: Path, kinds: list[str]) -> None:
                 said["offloaded"] = offloaded(kind, group, folder)
             if kind in ("tp", "fsdp_tp"):
                 said["randomness"] = randomness(kind, group)
-            if kind == "tp" or (is_long and kind in ("tp_ddp", "fsdp_tp")):
+            if is_long and kind in ("tp", "tp_ddp", "fsdp_tp"):
                 scopes: list[CompileScope | None] = [None, CompileScope.blocks]
-                scopes += [CompileScope.model] if is_long and kind == "tp" else []
-                backend = "inductor" if is_long else "aot_eager"
-                said["compiled"] = {
-                    str(scope and scope.value): compiled(kind, group, scope, backend) for scope in scopes
-                }
+                scopes += [CompileScope.model] if kind == "tp" else []
+                said["compiled"] = {str(scope and scope.value): compiled(kind, group, scope) for scope in scopes}
             (folder / f"{kind}-{group.rank}.json").write_text(json.dumps(said))
         load_all(group)
 

@@ -94,16 +94,11 @@ def test_recomputed_layers_draw_the_same_numbers_again(said: Said) -> None:
         assert each["randomness"]["selective"] == each["randomness"]["none"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("kind", "scope"),
-    [
-        ("tp", "blocks"),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in product(("tp_ddp", "fsdp_tp"), ("blocks",))),
-        pytest.param("tp", "model", marks=pytest.mark.long),
-    ],
+    ("kind", "scope"), [("tp", "blocks"), ("tp_ddp", "blocks"), ("fsdp_tp", "blocks"), ("tp", "model")]
 )
 def test_compiled_layers_take_the_same_steps(said: Said, kind: str, scope: str) -> None:
-    """By the compiler's own kernels where the long tests run, else by the operations of its graphs."""
     for each in said[kind]:
         plain, compiled = each["compiled"]["None"]["plain"], each["compiled"][scope]["plain"]
         assert compiled["losses"] == pytest.approx(plain["losses"], rel=TOLERANCE)

@@ -74,6 +74,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], li
     return losses, evaluated
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("dtype", "format_", "tolerance"),
     [

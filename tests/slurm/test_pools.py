@@ -1,0 +1,180 @@
+"""Pools on a real Slurm: a few jobs work through many runs, each run once, whatever happens to the jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.journals import journal_records
+from tests.slurm.driver import Driver
+from tests.slurm.testbed.cluster import SlurmCluster
+
+# The program of a run: one line for each start, step and end; it holds a lock, so that two at once would be seen.
+_PROGRAM = """#!/bin/bash
+exec 9> "$HPC_TRAINER_RUN_DIR/lock"
+flock -n 9 || { echo "two at once" >> "$HPC_TRAINER_RUN_DIR/told"; exit 1; }
+at="$HPC_TRAINER_CHECKPOINTS/step"
+step=$(cat "$at" 2> /dev/null || echo 0)
+echo "start $step" >> "$HPC_TRAINER_RUN_DIR/told"
+trap 'exit 75' TERM USR2
+while [ $step -lt $1 ]; do
+    sleep "$2" 9>&- & wait $!
+    step=$((step + 1))
+    echo $step > "$at.new"; mv "$at.new" "$at"
+    echo "step $step" >> "$HPC_TRAINER_RUN_DIR/told"
+done
+echo "done" >> "$HPC_TRAINER_RUN_DIR/told"
+"""
+
+
+@pytest.fixture
+def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
+    program = tmp_path / "work.sh"
+    program.write_text(_PROGRAM)
+    program.chmod(0o755)
+    return Driver(slurm, tmp_path)
+
+
+def _submit(driver: Driver, sweep: str, num_runs: int, steps: int, step_s: float, *words: str) -> Any:
+    answer = driver.submit(
+        "hardware=testbed_x1", "--command", f"./work.sh {steps} {step_s}", f"seed=range(0,{num_runs})",
+        f"sweep_name={sweep}", *words,
+    )  # fmt: skip
+    assert len(answer["arrays"]) == 1, "one sbatch for all"
+    return answer["arrays"][0]["job_id"]
+
+
+def _folders(driver: Driver, sweep: str) -> list[Path]:
+    return sorted(path.parent for path in (driver.runs / sweep).glob("*/attempt-000.jsonl") if "slot-" not in str(path))
+
+
+def _told(folder: Path) -> list[str]:
+    return (folder / "output" / "told").read_text().splitlines()
+
+
+def _check_exactly_once(driver: Driver, sweep: str, steps: int) -> None:
+    for folder in _folders(driver, sweep):
+        told = _told(folder)
+        assert "two at once" not in told, folder
+        assert told.count("done") == 1, told
+        # The power may go between a checkpoint and its line.
+        assert [line for line in told if line.startswith("step")] == [
+            f"step {step}" for step in range(1, steps + 1) if f"step {step}" in told
+        ], told
+        starts = journal_records(folder, "start")
+        assert len({(start["job_id"], start["restart_count"]) for start in starts}) == len(starts)
+
+
+def test_three_slots_run_forty_runs_each_once_with_one_sbatch(driver: Driver) -> None:
+    job_id = _submit(driver, "forty", 40, 1, 0.05, "pool.jobs=3")
+    rows = driver.wait_for_states("forty", "COMPLETED")
+    assert len(rows) == 40
+    assert {row["job_id"] for row in rows.values()} <= {f"{job_id}_{slot}" for slot in range(3)}
+    assert max(Counter(row["job_id"] for row in rows.values()).values()) < 40, "one slot did all the work"
+    _check_exactly_once(driver, "forty", 1)
+    driver.slurm.wait_for(lambda: not driver.slurm.run("squeue", "-h").stdout.strip(), 60, "the end of the slots")
+    assert driver.submit(
+        "hardware=testbed_x1", "--command", "./work.sh 1 0.05", "seed=range(0,40)", "sweep_name=forty", "pool.jobs=3"
+    )["submitted"] == 0  # fmt: skip
+
+
+def test_a_slot_whose_node_dies_loses_its_run_to_another_slot(driver: Driver) -> None:
+    job_id = _submit(driver, "power", 4, 40, 0.5, "pool.jobs=2", "hardware.whole_node=true")
+    driver.slurm.wait_for(lambda: len(_folders(driver, "power")) >= 2, 120, "two runs at work")
+    node = driver.slurm.job(f"{job_id}_1")["NodeList"]
+    records = ((folder.name, journal_records(folder, "start")[-1]) for folder in _folders(driver, "power"))
+    held = next(run for run, start in records if start["job_id"] == f"{job_id}_1")
+    driver.slurm.cut_power(node)
+    driver.slurm.give_up(node)
+    driver.wait_for_states("power", "COMPLETED")
+    starts = journal_records(driver.runs / "power" / held, "start")
+    assert [start["job_id"] for start in starts] == [f"{job_id}_1", f"{job_id}_0"]
+    _check_exactly_once(driver, "power", 40)
+
+
+def test_a_preempted_slot_gives_its_run_back_and_comes_back_itself(driver: Driver) -> None:
+    words = ("pool.jobs=1", "hardware.partition=preempt", "hardware.whole_node=true")
+    job_id = _submit(driver, "preempted", 2, 30, 0.3, *words)
+    driver.slurm.wait_for(lambda: len(_folders(driver, "preempted")) >= 1, 120, "a run at work")
+    preemptor = driver.slurm.preempt()
+    driver.slurm.wait_for_state(f"{job_id}_0", "PENDING", timeout_s=120)
+    assert {row["state"] for row in driver.status("preempted").values()} == {"REQUEUED", "PENDING"}
+    assert {row["pending_reason"] for row in driver.status("preempted").values()} != {None}
+    driver.slurm.run("scancel", str(preemptor))
+    driver.start_again(f"{job_id}_0")
+    driver.wait_for_states("preempted", "COMPLETED")
+    (slot,) = (driver.runs / "preempted").glob("slot-*")
+    assert [end["action"] for end in journal_records(slot, "end")] in (["requeue", "none"], ["none", "none"])
+    assert {len(journal_records(folder, "start")) for folder in _folders(driver, "preempted")} == {1, 2}
+    _check_exactly_once(driver, "preempted", 30)
+
+
+def test_cancel_of_a_run_ends_it_alone_and_cancel_of_the_sweep_ends_the_slots(driver: Driver) -> None:
+    job_id = _submit(driver, "cancel", 8, 400, 0.25, "pool.jobs=2")
+    driver.slurm.wait_for(lambda: len(_folders(driver, "cancel")) >= 2, 120, "two runs at work")
+    first = _folders(driver, "cancel")[0].name
+    driver.run("cancel", first)
+    driver.slurm.wait_for(lambda: len(_folders(driver, "cancel")) >= 3, 60, "the next run in its place")
+    rows = driver.status("cancel")
+    assert rows[first]["state"] == "CANCELLED"
+    assert Counter(row["state"] for row in rows.values())["RUNNING"] == 2
+    assert driver.slurm.job_state(f"{job_id}_0") == driver.slurm.job_state(f"{job_id}_1") == "RUNNING"
+    driver.run("cancel", "cancel")
+    rows = driver.wait_for_states("cancel", "CANCELLED")
+    driver.slurm.wait_for(lambda: not driver.slurm.run("squeue", "-h").stdout.strip(), 60, "the end of the slots")
+    waiting = next(run for run in rows if not (driver.runs / "cancel" / run / "attempt-000.jsonl").exists())
+    driver.run("retry", waiting)
+    driver.slurm.wait_for(
+        (driver.runs / "cancel" / waiting / "attempt-000.jsonl").exists, 120, "the retried run in a new pool"
+    )
+    driver.run("cancel", "cancel")
+
+
+def test_a_slot_at_its_time_limit_brings_itself_back_and_nothing_is_lost(driver: Driver) -> None:
+    words = ("pool.jobs=1", "hardware.time_limit_min=1", "cluster.signal_lead_s=15")
+    job_id = _submit(driver, "limit", 3, 60, 0.5, *words)
+    driver.slurm.wait_for_state(f"{job_id}_0", "PENDING", timeout_s=150)
+    driver.start_again(f"{job_id}_0")
+    rows = driver.wait_for_states("limit", "COMPLETED", "REQUEUED", "PENDING", "RUNNING")
+    for _ in range(4):
+        if all(row["state"] == "COMPLETED" for row in rows.values()):
+            break
+        driver.slurm.wait_for(
+            lambda: driver.slurm.job_state(f"{job_id}_0") in ("PENDING", "COMPLETED", ""), 150, "the end of the slot"
+        )
+        if driver.slurm.job_state(f"{job_id}_0") == "PENDING":
+            driver.start_again(f"{job_id}_0")
+        rows = driver.status("limit")
+    driver.wait_for_states("limit", "COMPLETED")
+    _check_exactly_once(driver, "limit", 60)
+
+
+def test_places_beside_each_other_have_their_own_gpus_and_cores(driver: Driver) -> None:
+    show = "sh -c 'echo \"$CUDA_VISIBLE_DEVICES $(taskset -cp $$ | sed s/.*:.//)\" > {run.dir}/share; sleep 3'"
+    driver.submit(
+        "hardware=testbed_x1", "--command", show, "seed=range(0,4)", "sweep_name=beside", "pool.jobs=1",
+        "pool.per_node=4",
+    )  # fmt: skip
+    driver.wait_for_states("beside", "COMPLETED")
+    shares = [(folder / "output" / "share").read_text().split() for folder in _folders(driver, "beside")]
+    assert len({gpus for gpus, _ in shares}) == 4, shares
+    (slot,) = (driver.runs / "beside").glob("slot-*")
+    ends = [json.loads(line) for line in (slot / "ends.jsonl").read_text().splitlines()]
+    times = sorted((end["time"] - end["seconds"], end["time"]) for end in ends)
+    assert times[-1][0] < times[0][1], "they were not beside each other"
+
+
+def test_more_places_than_a_node_has_are_refused_with_the_most_that_fit(driver: Driver) -> None:
+    done = driver.run(
+        "plan", "cluster=testbed", "hardware=testbed_x1", "--command", "true", "seed=0,1", "sweep_name=big",
+        "pool.jobs=1", "pool.per_node=900", check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert re.search(
+        r"pool\.per_node=900: a node .* has room for (\d+) such run\(s\).* Use pool\.per_node=\1 or auto", done.stdout
+    )

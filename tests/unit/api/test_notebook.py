@@ -1,0 +1,104 @@
+"""`hpc_trainer.results`, `metrics`, `status`, `why`, `sweeps`, `cancel`: with pandas and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hpc_trainer
+from hpc_trainer import api
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.record.files import append_lines
+from hpc_trainer.record.states import CANCEL, RunState
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SweepOnDisk:
+    """Three runs: complete, failed with a hostile message, and waiting."""
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    sweep = SweepOnDisk(tmp_path / "runs" / "mine", make_specs(3, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_2|PENDING||Priority|x\n")
+    fake_slurm.answer("sacct", "")
+    sweep.start(0, resumed=0)
+    append_lines(sweep.run(0).metrics, [{"step": 100, "eval_loss": 0.5}, {"step": 200, "eval_loss": 0.75, "loss": 1.0}])
+    sweep.end(0, state=RunState.COMPLETED, cause="done")
+    sweep.done(0, eval_loss=0.75)
+    sweep.start(1, resumed=0)
+    error = {"type": "ValueError", "message": "<script>alert(1)</script>"}
+    sweep.end(1, state=RunState.FAILED, cause="exception", error=error)
+    return sweep
+
+
+def test_results_and_metrics_are_frames(sweep: SweepOnDisk) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = hpc_trainer.results("mine")
+    assert isinstance(found, pandas.DataFrame)
+    assert found["run_id"].tolist() == [spec.run_id for spec in sweep.specs]
+    assert found["state"].tolist() == ["COMPLETED", "FAILED", "PENDING"]
+    assert (found["seed"].tolist(), found["eval_loss"][0], found["eval_loss.best"][0]) == ([0, 1, 2], 0.75, 0.5)
+    chosen = hpc_trainer.results(where="seed<2", columns=["seed", "state"], sort="-seed")
+    assert chosen.to_dict("records") == [{"seed": 0, "state": "COMPLETED"}, {"seed": 1, "state": "FAILED"}]
+    means = hpc_trainer.results(group_by=["seed"])
+    assert (means["n"].tolist(), means["runs"].tolist(), means["eval_loss"].tolist()) == ([1], [3], [0.75])
+    records = hpc_trainer.metrics(sweep.specs[0].run_id)
+    assert records["step"].tolist() == [100, 200]
+    assert records["eval_loss"].tolist() == [0.5, 0.75]
+    with pytest.raises(ConfigError, match=r"where= sed<2: there is no column sed\. Did you mean seed"):
+        hpc_trainer.results(where="sed<2")
+
+
+def test_without_pandas_they_are_dicts_that_a_notebook_shows(
+    sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "has_pandas", lambda: False)
+    rows = hpc_trainer.results("mine", columns=["seed", "eval_loss"])
+    assert list(rows) == [
+        {"seed": 0, "eval_loss": 0.75},
+        {"seed": 1, "eval_loss": None},
+        {"seed": 2, "eval_loss": None},
+    ]
+    assert rows._repr_html_() == (
+        "<table><thead><tr><th>seed</th><th>eval_loss</th></tr></thead><tbody><tr><td>0</td><td>0.75</td></tr>"
+        "<tr><td>1</td><td>-</td></tr><tr><td>2</td><td>-</td></tr></tbody></table>"
+    )
+    assert hpc_trainer.metrics(sweep.specs[0].run_id)[0] == {"step": 100, "eval_loss": 0.5, "loss": None}
+
+
+def test_status_why_and_sweeps_are_typed_and_shown_without_markup_of_others(sweep: SweepOnDisk) -> None:
+    status = hpc_trainer.status()
+    assert status.counts == {"COMPLETED": 1, "FAILED": 1, "PENDING": 1}
+    assert [run.state for run in status.runs] == [RunState.COMPLETED, RunState.FAILED, RunState.PENDING]
+    why = hpc_trainer.why(sweep.specs[1].run_id)
+    assert (why.state, why.cause) == (RunState.FAILED, "exception")
+    (line,) = hpc_trainer.sweeps()
+    assert (line.name, line.num_runs) == ("mine", 3)
+    for shown in (status, why, hpc_trainer.sweeps()):
+        text = shown._repr_html_()
+        assert "<script>" not in text
+        assert "mine" in text or sweep.specs[1].run_id in text
+    with pytest.raises(RunStateError, match="mlp- names 3 runs of mine"):
+        hpc_trainer.why("mlp-")
+    with pytest.raises(RunStateError, match=r"there is no sweep mien\. Did you mean mine\?"):
+        hpc_trainer.status("mien")
+
+
+def test_cancel_needs_a_name_and_cancels_what_it_names(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    with pytest.raises(RunStateError, match="cancel needs the name of a sweep or of a run"):
+        hpc_trainer.cancel()
+    assert hpc_trainer.cancel("mine") == [sweep.specs[2].run_id]
+    assert sweep.paths.run(sweep.specs[2].run_id).marker(CANCEL).exists()
+    assert fake_slurm.calls("scancel") == ["scancel --quiet 500_[2]"]
+
+
+def test_dir_has_every_public_name() -> None:
+    assert {"results", "metrics", "status", "why", "sweeps", "cancel", "plan", "submit", "sync"} <= set(
+        dir(hpc_trainer)
+    )
+    for name in dir(hpc_trainer):
+        if name != "RunContext":  # imports torch
+            assert getattr(hpc_trainer, name) is not None

@@ -1,0 +1,173 @@
+"""Turns of a pool: one slot gets a turn, no claim is taken back, and states follow from claims, ends and slots."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.record.journal import Journal, failures_of_storage, newest_chain
+from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.states import POOL, RunState
+from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import Submission, write_confirmation, write_intent
+from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_folder, slot_name
+from tests.unit.record.builders import make_specs
+from tests.unit.record.sweeps import SweepOnDisk
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+
+def _pool(sweep: SweepOnDisk, job_id: str, executor: str = "slurm", slots: int = 2) -> Submission:
+    run_ids = [spec.run_id for spec in sweep.specs]
+    intent = write_intent(sweep.paths, executor=executor, hardware="x", run_ids=run_ids, slots=slots, per_node=1)
+    write_confirmation(sweep.paths, intent, job_id)
+    return intent
+
+
+def _holder(
+    pool: Submission, element: int = 0, *, job_id: str = "", process: str = "", restart_count: int = 0
+) -> Holder:
+    return Holder(
+        uuid=pool.uuid, slot=slot_name(pool.uuid, element), job_id=job_id or f"{pool_job(pool)}_{element}",
+        restart_count=0, node="n1", process=process or process_name(),
+    )  # fmt: skip
+
+
+def _turns(sweep: SweepOnDisk, holder: Holder | None) -> Turns:
+    turns = Turns(sweep.paths, holder)
+    if holder is not None:
+        turns.begin()
+    turns.look()
+    return turns
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepOnDisk:
+    return SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(4, "cluster=local"))
+
+
+def test_of_many_slots_that_reach_for_a_run_at_once_one_gets_each_turn(sweep: SweepOnDisk) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local", slots=8)
+    run_id = sweep.specs[0].run_id
+    slots = [_turns(sweep, _holder(pool, element)) for element in range(8)]
+    for number in range(5):
+        barrier = threading.Barrier(8)
+
+        def reach(turns: Turns, barrier: threading.Barrier = barrier) -> bool:
+            barrier.wait()
+            return turns.take(run_id) is not None
+
+        with ThreadPoolExecutor(8) as threads:
+            got = list(threads.map(reach, slots))
+        assert sum(got) == 1, got
+        for turns in slots:
+            turns.look()
+            assert turns.newest[run_id] == number
+    found = read_turn(sweep.paths, run_id, 4)
+    assert found is not None
+    assert found.holder == slots[got.index(True)].holder
+
+
+def test_an_end_that_another_slot_recorded_is_seen_once_its_line_is_whole(sweep: SweepOnDisk) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local")
+    ours, theirs = _turns(sweep, _holder(pool, 0)), _turns(sweep, _holder(pool, 1))
+    run_id = sweep.specs[0].run_id
+    turn = theirs.take(run_id)
+    assert turn is not None
+    ours.look()
+    assert ours.end_of(run_id) is None
+    theirs.end(turn, RunState.PREEMPTED, seconds=3.0)
+    path = slot_folder(sweep.paths, pool.uuid, 1).folder / "ends.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])  # as a reader may see it while it is written
+    ours.look()
+    assert ours.end_of(run_id) is None
+    path.write_bytes(whole)
+    ours.look()
+    end = ours.end_of(run_id)
+    assert end is not None
+    assert (end.state, end.seconds, end.is_final) == (RunState.PREEMPTED, 3.0, False)
+    assert ours.take(run_id) is not None
+    assert ours.end_of(run_id) is None, "the next turn is not over"
+
+
+def test_a_damaged_claim_names_no_slot_and_is_told(sweep: SweepOnDisk) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local")
+    turn = _turns(sweep, _holder(pool)).take(sweep.specs[0].run_id)
+    assert turn is not None
+    path = sweep.paths.turns / f"{turn.run_id}.0"
+    path.write_bytes(path.read_bytes()[:-20])
+    turns = _turns(sweep, None)
+    assert turns.newest == {turn.run_id: 0}
+    assert read_turn(sweep.paths, turn.run_id, 0, turns.faults) is None
+    assert turns.faults
+
+
+def test_attempts_in_the_slots_of_a_pool_are_one_chain_and_those_of_another_are_not(
+    sweep: SweepOnDisk,
+) -> None:
+    journal = Journal(sweep.run())
+    for number, job_id in enumerate(("7_0", "9_0", "9_3", "9_1")):
+        journal.start(
+            number, job_id=job_id, restart_count=number, node="n1", pid=1, executor=POOL, world_size=1
+        )  # fmt: skip
+        journal.end(number, state=RunState.PREEMPTED, cause="storage", error={"exit_code": 74})
+    attempts = journal.read()
+    assert [each.attempt for each in newest_chain(attempts, ())] == [1, 2, 3]
+    assert failures_of_storage(sweep.run()) == 3
+
+
+def test_status_of_a_pool_on_slurm(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(4, "cluster=slurm"))
+    run_ids = [spec.run_id for spec in sweep.specs]
+    pool = _pool(sweep, "500")
+    uuid = pool.uuid
+    slot = _turns(sweep, _holder(pool, 0, job_id="500_0", process="n1:1:1.0"))
+    turn = slot.take(run_ids[0])
+    assert turn is not None
+    sweep.start(0, job_id="500_0", executor=POOL)
+    sweep.beat(0, step=3)
+
+    def states(rows: str) -> list[tuple[RunState, str | None]]:
+        header = "JOBID|STATE|NODELIST|REASON|COMMENT|NAME|end\n"
+        fake_slurm.print(
+            "squeue", header + "".join(f"{row}|{uuid}|sweep-{uuid[:8]}|end\n" for row in rows.splitlines())
+        )
+        status = read_status(sweep.paths)
+        return [(status.runs[index].state, status.runs[index].pending_reason) for index in range(4)]
+
+    running = "500_0|RUNNING|n1|None\n500_1|PENDING||Priority"
+    assert states(running) == [(RunState.RUNNING, None), *[(RunState.PENDING, None)] * 3]
+    (found,) = read_status(sweep.paths).pools
+    assert found.words.startswith("Pool 500: 1 of 2 slot(s) at work, 1 of 1 place(s) have a run, 1 wait(s)")
+    requeued = "500_0|PENDING||BeginTime\n500_1|PENDING||Priority"
+    assert states(requeued) == [(RunState.REQUEUED, "BeginTime"), *[(RunState.PENDING, "BeginTime")] * 3]
+    assert all(run.own_job is None for run in read_status(sweep.paths).runs), "others are in the same job"
+    slot.end(turn, RunState.PREEMPTED)
+    sweep.end(0, state=RunState.PREEMPTED, cause="stopped")
+    assert states(running)[0] == (RunState.REQUEUED, None)
+    sweep.done(1)
+    sweep.mark("CANCEL", 2)
+    assert [state for state, _ in states(running)] == [
+        RunState.REQUEUED, RunState.COMPLETED, RunState.CANCELLED, RunState.PENDING
+    ]  # fmt: skip
+
+
+def test_a_run_of_a_local_pool_waits_while_a_slot_lives_and_needs_a_submit_when_none_does(sweep: SweepOnDisk) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        name = process_name(process.pid)
+        pool = _pool(sweep, "vm:1:1.0", "local", slots=1)
+        folder = slot_folder(sweep.paths, pool.uuid, 0)
+        slot = _turns(sweep, _holder(pool, process=name))
+        Journal(folder).start(
+            0, job_id=f"{pool_job(pool)}_0", restart_count=0, node=os.uname().nodename, pid=process.pid,
+            executor=POOL, world_size=1,
+        )  # fmt: skip
+        assert slot.take(sweep.specs[0].run_id) is not None
+        assert [run.state for run in read_status(sweep.paths).runs] == [RunState.RUNNING, *[RunState.PENDING] * 3]
+        process.kill()
+    assert [run.state for run in read_status(sweep.paths).runs] == [RunState.NEW] * 4
