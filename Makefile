@@ -142,6 +142,8 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable '.[dev]'
+	@# Apart from ours: hydra-optuna-sweeper needs an older optuna. Tests of search= put this one first on a child's path.
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target=$(VENV)/optuna5 optuna==5.0.0
 	@touch $@ $(VENV)/.demo
 
 # Apart from ours: Hydra looks for plugins in every environment that it starts in.

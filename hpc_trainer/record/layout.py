@@ -287,6 +287,8 @@ class SweepPaths:
     """Specs of runs that a search has drawn, a file for each trial: 000012.jsonl (search/folder.py)."""
     search = _Named("search.json")
     """The sweep's search: its space, its sampler, and the runs that trials are made from; `submit` replaces it."""
+    search_problem = _Named("search-problem.json")
+    """Why a slot of the search could not draw; the first such slot writes it, and `submit` removes it."""
     ends = _Named("ends")
     """Ends of jobs known only to Slurm's accounting, which forgets them; a file for each host that asked."""
     old_ends = _Named("ends.jsonl")

@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.operate.results import Columns
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.reading import is_there
+from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
 from hpc_trainer.record.submissions import Submission, read_submissions
@@ -144,7 +144,7 @@ def submit_search(defined: Defined) -> str:
     from hpc_trainer.launch.pools import slot_shape
     from hpc_trainer.launch.settle import settle_intents
     from hpc_trainer.launch.submit import submit_source
-    from hpc_trainer.record.files import set_umask
+    from hpc_trainer.record.files import remove, set_umask
     from hpc_trainer.record.processes import submit_lock
 
     plan, code = check_new(_sample(defined), must_answer=True)
@@ -161,6 +161,7 @@ def submit_search(defined: Defined) -> str:
             store_code(sweep, code)
         search = dataclasses.replace(defined.search, code=plan.code)
         write_search(sweep, search)
+        remove(sweep.search_problem)
         settle_intents(sweep)
         at_work = _pool_at_work(sweep)
         if at_work is not None:
@@ -216,7 +217,7 @@ def _wait(defined: Defined, job_id: str, *, as_json: bool) -> None:
     print_json(status_json(status)) if as_json else print_results(status)
     view = _view(status.sweep)
     if view is not None and not is_over(*view):
-        reason = stop_reason(*view, status.sweep.name)
+        reason = _why_stopped(status.sweep, *view)
         raise HpcTrainerError(reason or f"the search did not end. Read: hpc-trainer status {status.sweep.name}")
 
 
@@ -325,7 +326,7 @@ class SearchLines:
         best = best_trial(search, trials)
         if best is not None:
             lines.append(f"Best so far: {best.run_id} with {settings.metric} {best.value:.6g} (trial {best.number}).")
-        reason = stop_reason(search, trials, status.sweep.name)
+        reason = _why_stopped(status.sweep, search, trials)
         if reason is not None:
             lines.append(f"The search has stopped: {reason}")
         return lines
@@ -343,12 +344,17 @@ class SearchLines:
                 "trials": search.settings.trials, "drawn": len(trials),
                 "rungs": {str(rung): count for rung, count in _survival(search, trials).items()},
                 "best": None if best is None else {"run_id": best.run_id, "value": best.value, "trial": best.number},
-                "stopped": stop_reason(search, trials, status.sweep.name), "is_over": is_over(search, trials),
+                "stopped": _why_stopped(status.sweep, search, trials), "is_over": is_over(search, trials),
             }
         }  # fmt: skip
 
 
 LINES = SearchLines()
+
+
+def _why_stopped(sweep: SweepPaths, search: Search, trials: Sequence[Trial]) -> str | None:
+    problem = (read_json(sweep.search_problem, Faults()) or {}).get("problem")
+    return stop_reason(search, trials, sweep.name) or (None if problem is None else f"a slot could not draw: {problem}")
 
 
 def _survival(search: Search, trials: Sequence[Trial]) -> dict[int, int]:

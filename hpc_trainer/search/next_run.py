@@ -176,6 +176,7 @@ def new_trial(search: Search, known: Sequence[Trial]) -> tuple[RunSpec, dict[str
     rungs = bracket_of(search, number)
     told = told_of(search, known) if settings.sampler in OF_OPTUNA else [Told(params={})] * number
     taken = {trial.run_id for trial in known}
+    params: Params
     for tries in range(_TRIES):
         params = draw(
             search.space, settings.sampler, told, seed=settings.seed, is_max=search.is_max, tries=tries

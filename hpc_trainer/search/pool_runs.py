@@ -6,15 +6,19 @@ dies between the two claims, another slot finds a trial that may train and that 
 
 from __future__ import annotations
 
+import time
+
 from hpc_trainer.errors import HpcTrainerError, RunStateError
+from hpc_trainer.record.files import claim, to_json
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import seal
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.record.turns import Turn, Turns
 from hpc_trainer.search.commands import SOURCE
 from hpc_trainer.search.folder import Search, Trials, read_search
-from hpc_trainer.search.next_run import is_over, next_run, stop_reason
+from hpc_trainer.search.next_run import SearchStoppedError, is_over, next_run, stop_reason
 from hpc_trainer.worker.slot import ListedRuns, Queue
 
 
@@ -29,6 +33,7 @@ class SearchRuns(ListedRuns):
     def __init__(self, sweep: SweepPaths, pool: Submission) -> None:
         self._sweep, self._pool = sweep, pool
         self._order: dict[str, int] = {}
+        self._has_failed = False
         self._trials = Trials(sweep, self._search())
 
     def _search(self) -> Search:
@@ -58,8 +63,14 @@ class SearchRuns(ListedRuns):
                 if (turn := turns.take(chosen.spec.run_id, place)) is not None:
                     return chosen.spec, turn
                 turns.look()  # another slot has found the trial that was claimed a moment ago
+        except SearchStoppedError as error:
+            print(f"no further trial: {error}", flush=True)
         except HpcTrainerError as error:
             print(f"no further trial: {error}", flush=True)
+            self._has_failed = True
+            claim(
+                self._sweep.search_problem, f"{seal(to_json({'problem': str(error), 'time': time.time()}))}\n".encode()
+            )
         return None
 
     def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
@@ -80,7 +91,7 @@ class SearchRuns(ListedRuns):
         if any(self._is_promoted(run_id, turns) or self._is_open(run_id, turns) for run_id in at_work):
             return False
         search = self._trials.search
-        if stop_reason(search, known, self._sweep.name) is not None or is_over(search, known):
+        if self._has_failed or stop_reason(search, known, self._sweep.name) is not None or is_over(search, known):
             return True
         # Without rungs the end of another slot's trial leads to nothing; with rungs it may promote one.
         return not search.settings.rungs and len(known) >= search.settings.trials

@@ -10,13 +10,17 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
+import os
+import sys
+import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.schema.train import Sampler
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.search.space import Dimension, Params, Value, draw_quasi_random, draw_random
 
 OF_OPTUNA = (Sampler.tpe, Sampler.gp, Sampler.asha_tpe)
@@ -57,15 +61,58 @@ def draw(
         return draw_quasi_random(space, seed, number)
     if sampler not in OF_OPTUNA:
         return draw_random(space, seed, number, tries)
+    params: dict[str, Value] = _in_child(lambda: _ask(space, sampler, told, seed_of_draw(seed, number, tries), is_max))
+    return params
+
+
+def _ask(
+    space: Sequence[Dimension], sampler: Sampler, told: Sequence[Told], seed: int, is_max: bool
+) -> dict[str, Value]:
     optuna = import_optuna(sampler)
     with _quiet(optuna):
-        made = optuna_sampler(optuna, sampler, seed_of_draw(seed, number, tries))
+        made = optuna_sampler(optuna, sampler, seed)
         study = optuna.create_study(direction="maximize" if is_max else "minimize", sampler=made)
         distributions = {dimension.key: distribution(optuna, dimension) for dimension in space}
         for trial in told:
             study.add_trial(_frozen(optuna, trial, distributions))
-        params: dict[str, Value] = dict(study.ask(distributions).params)
-    return params
+        return dict(study.ask(distributions).params)
+
+
+def _in_child(work: Callable[[], Any]) -> Any:
+    """Return the result of `work`, JSON, from a fork of this process.
+
+    Optuna computes with threads of numpy and torch. A process that has used them must not fork the ranks of a run, as a
+    slot of a pool does.
+
+    Raises:
+        ConfigError: `work` raised it.
+        HpcTrainerError: `work` raised another error, or the child was killed.
+    """
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer: tuple[str, Any] = ("ok", work())
+        except ConfigError as error:
+            answer = ("config", str(error))
+        except BaseException:
+            answer = ("error", traceback.format_exc())
+        finally:
+            with contextlib.suppress(BaseException), os.fdopen(writer, "w") as pipe:
+                pipe.write(json.dumps(answer))
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    kind, value = json.loads(text) if text else ("error", "it was killed")
+    if kind == "config":
+        raise ConfigError(value)
+    if kind == "error":
+        raise HpcTrainerError(f"the draw failed: {value}")
+    return value
 
 
 def seed_of_draw(seed: int, number: int, tries: int = 0) -> int:
