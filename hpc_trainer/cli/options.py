@@ -299,7 +299,7 @@ class Given:
         return cls([*(overrides or ()), f"train.command={kept}"], config_dirs, trust)
 
     @property
-    def places(self) -> dict[str, list[Any]]:
+    def places(self) -> dict[str, Any]:
         """Allowed sources of configuration and code: the arguments of `freeze_grid` besides overrides."""
         return {"config_dirs": self.config_dirs or [], "trust": self.trust or []}
 

@@ -66,7 +66,7 @@ def hold_runs(
     if pooled is not None:
         raise RunStateError(
             f"{pooled.run_id} is in a pool, whose jobs take the runs in turn: such runs cannot be held. Cancel what is "
-            f"not to start: hpc-trainer cancel {status.sweep.name} RUN.."
+            f"not to start, such as: hpc-trainer cancel {pooled.run_id}"
         )
     prepare_to_write(status.sweep, [run.run_id for run in runs])
     waiting = [run for run in runs if run.state in _WAITS]

@@ -829,10 +829,11 @@ def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mappin
         if not pool.is_pool:
             continue
         entries = [] if pool.executor != "slurm" else view.slots_of_pool(pool)
-        at_work = {entry.job_id: entry for entry in entries if entry.state not in NOT_BEGUN}
         waiting = [entry for entry in entries if entry.state in NOT_BEGUN]
-        if pool.executor != "slurm":
-            at_work = dict.fromkeys(living_slots(sweep, pool))
+        if pool.executor == "slurm":
+            at_work = [entry.job_id for entry in entries if entry.state not in NOT_BEGUN]
+        else:
+            at_work = [*living_slots(sweep, pool)]
         if at_work or waiting:
             own = [slot_folder(sweep, pool.uuid, element).run_id for element in range(pool.slots)]
             yield PoolStatus(

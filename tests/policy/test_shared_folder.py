@@ -49,6 +49,12 @@ ALLOWED: dict[str, dict[str, str]] = {
         'mode "a"': "the same file, before it has its name",
         "exists": "whether the user's own file would be replaced: a question, no claim; and a copy on this machine",
     },
+    "launch/frozen_code/archive.py": {"link": "if the link or its reply is lost, the sweep writes its own copy"},
+    "record/holds.py": {"st_mtime": "only shown, if the hold itself cannot be read"},
+    "tidy/archive.py": {
+        "O_EXCL": "a new file of this process's own, in a place that the user names",
+        "st_mtime": "what the archive says of a file",
+    },
     "deploy/trained.py": {'mode "xb"': "a file that the user asked for, in a folder of this process's own"},
     "deploy/graphs.py": {"replace": "in the folder of an export that is being written, under its own name"},
 }
