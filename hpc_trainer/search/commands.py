@@ -307,6 +307,19 @@ def best_trial(search: Search, trials: Sequence[Trial]) -> Trial | None:
     return min(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
 
 
+def best_paused(search: Search, trials: Sequence[Trial]) -> tuple[Trial, int] | None:
+    """Return the best trial at the highest rung that any trial has reached, and the rung's step; None without one."""
+    sign = -1.0 if search.is_max else 1.0
+    reached = [
+        (rung, trial) for trial in trials for rung, value in trial.at_rungs.items() if math.isfinite(value)
+    ]  # fmt: skip
+    if not reached:
+        return None
+    highest = max(rung for rung, _ in reached)
+    there = [trial for rung, trial in reached if rung == highest]
+    return min(there, key=lambda trial: (sign * trial.at_rungs[highest], trial.number)), highest
+
+
 class SearchLines:
     """Lines about a search for `status` (hook `sweep_lines`)."""
 

@@ -30,7 +30,7 @@ def best(
     from hpc_trainer.errors import RunStateError
     from hpc_trainer.operate.find import configured_runs_dir, find_sweep
     from hpc_trainer.record.layout import OTHER_FOLDER
-    from hpc_trainer.search.commands import best_trial, read_view
+    from hpc_trainer.search.commands import best_paused, best_trial, read_view
     from hpc_trainer.search.folder import override_of
     from hpc_trainer.search.space import text_of
 
@@ -38,10 +38,15 @@ def best(
     if not paths.exists:
         raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
     search, trials = read_view(paths)
-    found = best_trial(search, trials)
-    if found is None:
+    found, value, rung = best_trial(search, trials), None, None
+    if found is not None:
+        value = found.value
+    elif (paused := best_paused(search, trials)) is not None:
+        found, rung = paused
+        value = found.at_rungs[rung]
+    if found is None or value is None:
         raise RunStateError(
-            f"no trial of {paths.name} is complete with a value of {search.settings.metric}. "
+            f"no trial of {paths.name} has a value of {search.settings.metric} yet. "
             f"Read: hpc-trainer status {paths.name}"
         )
     kept = [word for word in search.words if not word.startswith(("sweep_name=", "seed="))]
@@ -54,10 +59,11 @@ def best(
     if as_json:
         print_json({
             "sweep": paths.name, "run_id": found.run_id, "trial": found.number, "metric": search.settings.metric,
-            "value": found.value, "params": dict(found.params), "again": words,
+            "value": value, "rung": rung, "params": dict(found.params), "again": words,
         })  # fmt: skip
         return
-    say(f"{found.run_id} (trial {found.number}): {search.settings.metric} {found.value:.6g}")
+    at = "" if rung is None else f" at step {rung}; no trial is complete"
+    say(f"{found.run_id} (trial {found.number}): {search.settings.metric} {value:.6g}{at}")
     for key, value in found.params.items():
         say(f"  {key} = {text_of(value)}")
     print(as_typed(f"With other seeds: {command}"))

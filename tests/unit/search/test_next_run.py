@@ -15,6 +15,7 @@ from hpc_trainer.record.files import write_json
 from hpc_trainer.record.rungs import promotions
 from hpc_trainer.record.spec import read_spec, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.search.commands import best_paused
 from hpc_trainer.search.next_run import SearchStoppedError, bracket_of, brackets, is_over
 from tests.unit.search.searches import SearchOnDisk
 
@@ -100,9 +101,12 @@ def test_asha_promotes_the_best_quarter_of_a_rung_before_it_draws(tmp_path: Path
         assert chosen.is_new
         assert chosen.spec.config["search"]["rungs"] == [4, 16]
         disk.pauses(chosen.spec.run_id, 4, value)
+    assert first[1] is not None
+    paused = best_paused(disk.search, disk.known())
+    assert paused is not None
+    assert (paused[0].run_id, paused[1]) == (first[1].spec.run_id, 4), "what `best` shows while none is complete"
     promoted = disk.next()
     assert promoted is not None
-    assert first[1] is not None
     assert (promoted.is_new, promoted.spec.run_id) == (False, first[1].spec.run_id)
     names = [path.name for path in disk.paths.run(promoted.spec.run_id).folder.iterdir()]
     assert promotions(names) == [16]
