@@ -64,6 +64,6 @@ def best(
         return
     at = "" if rung is None else f" at step {rung}; no trial is complete"
     say(f"{found.run_id} (trial {found.number}): {search.settings.metric} {value:.6g}{at}")
-    for key, value in found.params.items():
-        say(f"  {key} = {text_of(value)}")
+    for key, param in found.params.items():
+        say(f"  {key} = {text_of(param)}")
     print(as_typed(f"With other seeds: {command}"))
