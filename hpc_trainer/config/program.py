@@ -229,7 +229,7 @@ def is_one_a_node(config: TrainConfig) -> bool:
 # Keys that a program run uses, whether its command names them or not.
 _OF_EVERY_RUN = frozenset({
     "experiment", "experiment_name", "sweep_name", "seed", "hardware", "cluster", "params", "snapshot", "local",
-    "paths", "sweep", "budget", "pool", "trust", "debug", "after", "notify",
+    "paths", "sweep", "search", "budget", "pool", "trust", "debug", "after", "notify",
 })  # fmt: skip
 _KEYS = frozenset({
     "train.command", "train.command_per", "train.command_env", "train.command_signal", "train.command_dir",
