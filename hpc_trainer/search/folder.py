@@ -20,7 +20,6 @@ from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import FailedTrial, SearchConfig
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.journal import Journal, read_result
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -93,6 +92,8 @@ class Search:
         typed.search.rungs = list(rungs)
         validate(typed)
         axes = {key: text_of(value) for key, value in params.items()}
+        from hpc_trainer.launch.freeze import freeze  # it imports Hydra, which `status` does without
+
         return freeze(typed, axes=axes, overrides=tuple(lines))
 
 
@@ -121,6 +122,8 @@ def base_of(choices: Params, config: Mapping[str, Any], overrides: tuple[str, ..
     """
     typed = from_plain(config)
     validate(typed)
+    from hpc_trainer.launch.freeze import freeze
+
     return Base(
         choices=choices, config=config, overrides=overrides, spec=freeze(typed, axes={}, overrides=overrides)
     )  # fmt: skip

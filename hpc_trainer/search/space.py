@@ -10,10 +10,12 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.compose.search_axes import SearchAxis
 from hpc_trainer.errors import ConfigError
+
+if TYPE_CHECKING:  # it imports Hydra, which `status` does without
+    from hpc_trainer.config.compose.search_axes import SearchAxis
 
 Value = float | int | str | bool | None
 Params = Mapping[str, Value]

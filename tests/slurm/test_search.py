@@ -44,7 +44,7 @@ def test_slots_draw_each_trial_once_although_one_of_them_is_requeued(driver: Dri
     assert {row["job_id"] for row in rows.values()} <= {f"{made['job_id']}_{slot}" for slot in range(2)}
     best = driver.json("best", "tried")
     assert best["value"] == min(row["metrics"]["loss"] for row in rows.values())
-    driver.slurm.wait_for(lambda: not driver.slurm.run("squeue", "-h").stdout.strip(), 60, "the end of the slots")
+    driver.slurm.wait_for(lambda: not driver.slurm.run("squeue", "-h").stdout.strip(), 240, "the end of the slots")
     again = driver.submit(*words, "search.trials=10")
     assert again["job_id"] != made["job_id"]
     driver.slurm.wait_for(lambda: _search(driver, "tried")["is_over"], 300, "two more trials")

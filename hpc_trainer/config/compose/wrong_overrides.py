@@ -76,14 +76,14 @@ def _of_number(declared: Declared, kind: type, text: str) -> str:
         rule = "one number" if text.startswith("[") else WORDS[kind]
         several = "Separate several values by commas, without brackets or spaces."
         return f"{what} must be {rule}. {several} Use {name}={sweep}."
-    span = _SPAN.fullmatch(text) if kind is int else None
-    if span is not None:
-        first, last = span[1], span[2]
-        return f"{what} must be {WORDS[kind]}. Use '{name}=range({first},{int(last) + 1})' for {first} to {last}."
     with_unit = _of_unit(declared.field.name, text)
     if with_unit is not None:
         unit, value = with_unit
         return f"{what} must be {WORDS[kind]} of {unit}, without a unit. Use {name}={max(1, round(value))}."
+    span = _SPAN.fullmatch(text) if kind is int else None
+    if span is not None:
+        first, last = span[1], span[2]
+        return f"{what} must be {WORDS[kind]}. Use '{name}=range({first},{int(last) + 1})' for {first} to {last}."
     try:
         value = float(text)
     except ValueError:

@@ -278,7 +278,7 @@ def test_a_lost_successor_is_not_followed_by_another_job(tmp_path: Path, fake_sl
     (shown,) = read_status(sweep.paths).runs
     assert shown.job_id == "900"
     assert shown.state is RunState.UNKNOWN
-    assert "job 900 has it" in str(shown.cause)
+    assert "job 900 has the run" in str(shown.cause)
     cancel_runs(read_status(sweep.paths), [shown])
     assert fake_slurm.calls("scancel") == ["scancel --quiet 900"]
 
@@ -296,7 +296,7 @@ def test_a_local_queue_of_which_no_line_is_left_keeps_its_runs(tmp_path: Path) -
         sweep.paths.submissions.write_bytes(b"")
         (run,) = read_status(sweep.paths).runs
         assert run.state is RunState.UNKNOWN
-        assert f"the queue of process {queue.pid} has it" in str(run.cause)
+        assert f"the queue of process {queue.pid} has the run" in str(run.cause)
         assert submit(make_grid(sweep.paths.folder, specs, Executor.local)) == []
     finally:
         queue.kill()
@@ -318,7 +318,7 @@ def test_a_local_queue_whose_own_line_is_lost_keeps_its_runs(tmp_path: Path) -> 
         shutil.rmtree(sweep.paths.intents)
         sweep.paths.submissions.write_bytes(before)
         (run,) = read_status(sweep.paths).runs
-        assert f"the queue of process {queue.pid} has it" in str(run.cause)
+        assert f"the queue of process {queue.pid} has the run" in str(run.cause)
         assert submit(make_grid(sweep.paths.folder, specs, Executor.local)) == []
     finally:
         queue.kill()

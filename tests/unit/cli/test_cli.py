@@ -83,9 +83,11 @@ PLAN = {
     "arrays": [
         {
             "hardware": str, "runs": int, "nodes": int, "gpus_per_node": int, "partition": NULLABLE,
-            "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str,
+            "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str, "slots": int,
+            "per_node": int,
         }
     ],
+    "expected": list,
     "waiting": int,
     "no_longer_in_grid": list,
     "duplicates": int,
@@ -119,10 +121,12 @@ STATUS = {
             "run_id": str, "state": str, "step": int, "num_steps": int, "attempt": int, "job_id": NULLABLE,
             "cause": NULLABLE, "pending_reason": NULLABLE, "node": NULLABLE, "metrics": dict,
             "metrics_step": (int, type(None)), "speed": dict, "goodput": (float, type(None)),
-            "remarks": list, "axes": dict,
+            "remarks": list, "axes": dict, "wall_s": (int, float), "waiting_s": (float, type(None)),
+            "start": (float, type(None)),
         }
     ],
     "notes": list,
+    "pools": list,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ def test_each_state_is_active_failed_interrupted_or_none_of_these() -> None:
         state.value: [name for name in ("is_active", "has_failed", "is_interrupted") if getattr(state, name)]
         for state in RunState
     }
-    assert [state for state, names in sets.items() if not names] == ["NEW", "COMPLETED", "CANCELLED", "GONE"]
+    assert [state for state, names in sets.items() if not names] == ["NEW", "COMPLETED", "CANCELLED", "GONE", "PAUSED"]
     assert all(len(names) <= 1 for names in sets.values())
 
 

@@ -97,7 +97,7 @@ MISTAKES = [
     (["nope=1"], ["nope: no such key in the root", "hardware", "seed"]),
     (["sed=1"], ["sed: no such key", "Did you mean seed?"]),
     (["modl=cnn"], ["modl: no such key", "Did you mean model?"]),
-    (["lr=0.1"], ["lr: no such key in the root. Did you mean optim.lr?", "Valid: augment, "]),
+    (["lr=0.1"], ["lr: no such key in the root. Did you mean optim.lr?", "Valid: after, "]),
     (["steps=100"], ["steps: no such key in the root. Did you mean train.num_steps (the length of a run", "? Valid"]),
     (["epochs=3"], ["Did you mean train.num_steps (the length of a run in optimizer steps)?"]),
     (["optim.learning_rate=1"], ["no such key in optim (optim=adamw). Did you mean optim.lr? Valid"]),

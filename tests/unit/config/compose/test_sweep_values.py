@@ -21,11 +21,11 @@ def _message(*words: str) -> str:
 @pytest.mark.parametrize(
     ("word", "use"),
     [
-        ("optim.lr=interval(1e-4,1e-1)", "Use values, as optim.lr=0.0001,0.001,0.01,0.1."),
-        ("optim.lr=interval(-1,2)", "Use values, as optim.lr=-1,0,1,2."),
-        ("seed=interval(0,5)", "Use values, as seed=0,2,3,5."),
-        ("optim.lr=tag(interval(0,0))", "Use values, as optim.lr=0."),
-        ("tracker=interval(1,2)", "Use values, as tracker=mlflow,none,tensorboard,wandb."),
+        ("optim.lr=interval(1e-4,1e-1)", "Use values, as optim.lr=0.0001,0.001,0.01,0.1, or add search=random"),
+        ("optim.lr=interval(-1,2)", "Use values, as optim.lr=-1,0,1,2, or add search=random"),
+        ("seed=interval(0,5)", "Use values, as seed=0,2,3,5, or add search=random"),
+        ("optim.lr=tag(interval(0,0))", "Use values, as optim.lr=0, or add search=random"),
+        ("tracker=interval(1,2)", "Use values, as tracker=mlflow,none,tensorboard,wandb, or add search=random"),
         ("optim.lr=interval(1,2),3", "List all values, as optim.lr=1,2,3."),
         ("seed=range(1,3),range(4,6)", "range() cannot be one of several values."),
         ("seed=range(0,10,0)", "a STEP other than 0. Use range(1,4)."),

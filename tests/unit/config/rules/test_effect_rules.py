@@ -14,7 +14,7 @@ from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.cluster import Container, GpuLibraries
 from hpc_trainer.config.schema.key import APART, Declared
 from hpc_trainer.config.schema.task import RegressionConfig
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import SearchMode, TrainConfig
 from hpc_trainer.config.store import ALL_KEYS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
@@ -27,11 +27,14 @@ SET: dict[str, Any] = {
     "train.early_stop.patience": 2, "train.command": "python -V", "init_from.path": "w.safetensors",
     "prune.method": "unstructured", "qat.to": "int8", "train.lora.rank": 2, "augment.randaugment_ops": 2,
     "augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 0.2, "replay.share": 0.2, "hardware.gpus_per_node": 1,
+    "notify.command": "true", "notify.webhook_env": "HOOK", "search.sampler": "tpe", "pool.jobs": 2,
+    "after.runs": ["a"],
     "cluster.environment.conda": "train", "cluster.environment.container": Container.apptainer,
 }  # fmt: skip
 # Another value than the default of keys whose default does not tell of what type they are.
 OTHER: dict[str, Any] = {
     "train.command_dir": "/", "train.command_from": "/", "tracker.project": "a", "tracker.entity": "a", "tracker.uri": "https://a",
+    "notify.events": ["best"], "search.rungs": [4], "search.mode": SearchMode.max,
     "cluster.environment.conda_root": "/opt/conda", "cluster.environment.image": "/a.sif",
     "cluster.environment.view": "default", "cluster.environment.gpus": GpuLibraries.nv,
     "cluster.environment.binds": ["/data"], "cluster.environment.container_args": ["--cleanenv"],
@@ -87,7 +90,9 @@ def test_a_key_without_effect_is_refused_and_its_default_is_not(each: Declared) 
     (problem,) = [line for line in find_problems(config) if "has no effect with" in line]
     assert problem.startswith(f"{key}=")
     first = needs[0]
-    assert re.search(rf"\. Use {re.escape(key)}=\S+, its default, or (another value of )?[\w.=]+\.$", problem), problem
+    assert re.search(
+        rf"\. Use {re.escape(key)}=(\S+|\[[^]]*\]), its default, or (another value of )?[\w.=]+\.$", problem
+    ), problem
     assert first.partition("=")[2] in problem
     config.train.main = "mine.main"  # who reads the configuration in a loop of one's own, nobody knows here
     assert not [line for line in find_problems(config) if "has no effect with" in line]
